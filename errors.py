@@ -52,6 +52,10 @@ class TableFinished(EpochlogError):
     """The table's data has ended (end-of-data); it accepts no further writes."""
 
 
+class DeleteConflict(EpochlogError):
+    """Other commits of the table landed during each attempt of a DELETE … WHERE; nothing was deleted."""
+
+
 class TableInUse(EpochlogError):
     """The table cannot be dropped while a job reads or owns it."""
 
@@ -113,7 +117,7 @@ class JavaMissing(EpochlogError):
 
 
 class SparkLost(EpochlogError):
-    """The Spark session ended, or its JVM died, while a job was refreshed; nothing of that barrier was committed."""
+    """The Spark session ended, or its JVM died, during a job's barrier or a compaction, which was not committed."""
 
 
 # ---- store and catalog -------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from epochlog.checkpoint.job.drain import drain as drain_job
 from epochlog.checkpoint.job.job_ddl import JobInfo, alter_job, cancel_job, list_jobs
 from epochlog.checkpoint.job.runner import JobRunner, LocalRefresh
 from epochlog.checkpoint.job.running_queries import live
+from epochlog.errors import InvalidInput
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.metadata.definitions import TableOptions
 from epochlog.store.session.handle import Handle
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from epochlog.batch.check import CheckContext
     from epochlog.batch.differences import CheckReport
+    from epochlog.checkpoint.worker.worker import Worker
     from epochlog.spark.job import Refresh as SparkRefresh
 
 
@@ -35,6 +37,7 @@ class Job(OneProcess):
     def __init__(self, handle: Handle, job_id: int, name: str) -> None:
         self._handle = handle
         self._runner = JobRunner(handle, job_id, name)
+        self._is_plain = False  # known to be no view
 
     @property
     def name(self) -> str:
@@ -62,6 +65,7 @@ class Job(OneProcess):
         Fenced if another runner has claimed the job since this one did, JobParked, JobNotFound, and the errors of the
         refresh.
         """
+        self._require_plain()
         return self._runner.step_local(refresh, take_over=take_over)
 
     def step(self, spark: SparkSession, refresh: SparkRefresh, *, take_over: bool = False) -> int | None:
@@ -70,6 +74,7 @@ class Job(OneProcess):
         """
         from epochlog.spark.job import step
 
+        self._require_plain()
         return step(self._runner, spark, refresh, take_over=take_over)
 
     def start(
@@ -80,6 +85,7 @@ class Job(OneProcess):
         poll: str | timedelta = "100 milliseconds",
         *,
         take_over: bool = False,
+        coordinator: str | Worker | None = None,
     ) -> StreamingQuery:
         """Run the job as a StreamingQuery that commits barrier after barrier; a second live start raises JobRunning.
 
@@ -89,10 +95,36 @@ class Job(OneProcess):
         backoff of `Pipeline`, for "available_now" up to five times in a row; Fenced, JobParked, JobNotFound, SparkLost
         and StoreClosed end the query. While another process runs the job, the query waits for its end; take_over=True
         fences it at once.
+
+        coordinator: the location of a served store ("grpc://host:port"), or a `Worker` of it, for a token, TLS, or one
+        stream for many queries. The server then decides, times and commits the barriers, and this driver refreshes
+        them; a job with snapshot_rows takes in all rows at once. While the server does not answer and its
+        lease on the job has ended, the driver runs the job alone; when it answers again, the driver goes on under it.
+        Another driver of the job waits. `Worker.stop(job=…)` ends the query with Cancelled, or drains it. Raises
+        InvalidInput for another trigger than "continuous", AccessDenied, InsecureServer.
         """
         from epochlog.spark.job_query import start
 
-        return start(self._runner, spark, refresh, trigger=trigger, poll=poll, take_over=take_over)
+        self._require_plain()
+        return start(
+            self._runner,
+            spark,
+            refresh,
+            trigger=trigger,
+            poll=poll,
+            take_over=take_over,
+            coordinator=coordinator,
+        )
+
+    def _require_plain(self) -> None:
+        """Raise InvalidInput for a view, whose rows only its own query may make."""
+        if not self._is_plain:
+            if self._runner.record().view is not None:
+                raise InvalidInput(
+                    f"job {self.name!r} is a view, refreshed by its query: use store.view({self.name!r}), and its "
+                    "step() or start(spark)"
+                )
+            self._is_plain = True
 
     def alter(
         self,

@@ -25,7 +25,7 @@ from epochlog.checkpoint import JobSettings
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator import coordinator
 from epochlog.checkpoint.coordinator.coordinator import Coordinator
-from epochlog.checkpoint.coordinator.managed_jobs import Opened
+from epochlog.checkpoint.coordinator.managed_jobs import ManagedJob, Opened
 from epochlog.checkpoint.coordinator.state import Owner, key_of
 from epochlog.checkpoint.job.barrier import Barrier
 from epochlog.exchange.server import Server
@@ -52,7 +52,11 @@ class Watched:
         self.took_s = 0.0
         self.done = threading.Event()
 
-    def require_match(self, asked: wire.Attach) -> None: ...
+    def require_match(self, request: wire.Attach) -> None: ...
+
+    def check(self) -> None: ...
+
+    def leave(self) -> None: ...
 
     def open(self) -> Opened:
         return Opened(1, self._parts, frozenset(), SETTINGS.checkpoints)
@@ -75,6 +79,11 @@ class Watched:
         return PartRecord()
 
 
+def watch(handle: object, asked: wire.Attach, times: object) -> ManagedJob:
+    """Make the managed job of a request; its type shows that it has all that the coordinator calls."""
+    return Watched(asked)
+
+
 class Calling(Coordinator):
     """Coordinator that makes two calls to each actor, to inject and to collect, in place of the streamed messages."""
 
@@ -86,7 +95,7 @@ class Calling(Coordinator):
         self._executor._inject_one = self._call_each  # pyright: ignore[reportAttributeAccessIssue]: replaces a method
 
     def attach(self, part: wire.PartName) -> None:
-        self._open(key_of(part), wire.Attach(part, ACTORS, (), False, 0))
+        self._open(key_of(part), wire.Attach(part, ACTORS, (), False, 0, True), "bench")
         with self._executor.lock:
             incarnation, decided = self._executor.manager.attach(key_of(part), (part.name, part.number))
             self._executor.owners[part] = Owner("", incarnation, None)
@@ -201,9 +210,7 @@ def figures(scale: float, book: Book, tmp_path_factory: pytest.TempPathFactory) 
     cpu: Samples = {STREAM: [], PAIR: []}
     with ExitStack() as stack:
         store = stack.enter_context(el.open(tmp_path_factory.mktemp("control"), durability="os"))
-        stack.enter_context(
-            mock.patch.object(coordinator, "make_managed_job", lambda handle, asked, times: Watched(asked))
-        )
+        stack.enter_context(mock.patch.object(coordinator, "make_managed_job", watch))
         # the segments that are reported are there as little as their table
         stack.enter_context(mock.patch.object(coordinator, "check_reported"))
         crowds = {

@@ -35,7 +35,7 @@ def over_a_line(location: str, first: int, jobs: int, actors: int, workers: int)
     line = ClientStream(location, b"control", token=None, tls_roots=None)
     mine = [wire.PartName("job", f"job{job}", actor) for job in range(jobs) for actor in range(first, actors, workers)]
     line.send(wire.encode([wire.Hello(wire.VERSION, f"worker-{first}")]))
-    line.send(wire.encode([wire.Attach(part, actors, (), False, 0) for part in mine]))
+    line.send(wire.encode([wire.Attach(part, actors, (), False, 0, True) for part in mine]))
     print("ready", flush=True)
     while (frame := line.read()) is not None:
         injected = [message for message in wire.decode(frame) if isinstance(message, wire.Injected)]

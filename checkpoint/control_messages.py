@@ -20,7 +20,7 @@ from epochlog.store.env.paths import is_segment_path
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.schema import is_name
 
-VERSION = 1
+VERSION = 2
 MAX_TEXT = 4_000
 MAX_FRAME = 4_096
 """Most messages of a frame."""
@@ -193,13 +193,15 @@ class Hello:
 class Attach(PartMessage):
     """Request to own a part, one of `parts`. incarnation: the one to resume, or 0 for a new one.
 
-    tables and finish_tables declare a load; a job has none.
+    tables and finish_tables declare a load; a job has none. take_over: fence the part's owner; else the request is
+    refused with JobRunning while the part belongs to another worker.
     """
 
     parts: Number
     tables: Annotated[tuple[str, ...], _tables]
     finish_tables: Flag
     incarnation: Number
+    take_over: Flag
 
 
 @_message(3)

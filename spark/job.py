@@ -38,7 +38,7 @@ class SparkRefreshAdapter:
     def check(self, job: str) -> None:
         """Raise SparkLost if the session is lost: the state of its tasks' files is unknown."""
         if is_session_lost(self.session):
-            raise session_lost_error(job, self.session)
+            raise session_lost_error(f"job {job!r}", "this barrier", self.session)
 
     def translate_error(self, error: BaseException, job: str) -> BaseException:
         """Return the typed error of a Spark task; SparkLost if the session is lost and the error is not an epochlog
@@ -48,7 +48,7 @@ class SparkRefreshAdapter:
             return error
         typed_error = find_epochlog_error(error)
         if typed_error is None and not isinstance(error, EpochlogError) and is_session_lost(self.session):
-            return session_lost_error(job, self.session)
+            return session_lost_error(f"job {job!r}", "this barrier", self.session)
         return typed_error or error
 
 
@@ -72,19 +72,28 @@ def step(
 
 def check_arguments(runner: JobRunner, session: object, refresh: object) -> None:
     """Raise InvalidInput unless the session is a SparkSession and the refresh is a function."""
+    runner.check_refresh(refresh)
+    require_session(runner, session)
+
+
+def require_session(runner: JobRunner, session: object) -> None:
+    """Raise InvalidInput unless the session is a SparkSession."""
     from pyspark.sql import SparkSession
 
-    runner.check_refresh(refresh)
     if not isinstance(session, SparkSession):
         raise InvalidInput(f"job {runner.name!r}: spark must be a classic SparkSession, not {session!r}")
 
 
-def use_scheduler_pool(session: SparkSession, name: str) -> None:
-    """Put this thread's Spark jobs into their own scheduler pool, so that they share the cores with other threads if
-    the session's scheduler is fair.
+def begin_step_on_thread(session: SparkSession, name: str) -> None:
+    """Give this thread new local properties in Spark, for a step of a job: none that an earlier job's refresh has set
+    (job group, description, tags, its own), and a scheduler pool of the job's name. The jobs share the cores if the
+    session's scheduler is fair.
     """
     try:
-        session.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+        context: Any = session.sparkContext
+        properties = context._jvm.java.util.Properties()
+        properties.setProperty("spark.scheduler.pool", name)
+        context._jsc.sc().setLocalProperties(properties)
     except Exception:  # noqa: BLE001  # The session is lost; the step raises SparkLost.
         return
 
@@ -98,17 +107,17 @@ def is_session_lost(session: SparkSession) -> bool:
         return True
 
 
-def session_lost_error(job: str, session: SparkSession) -> SparkLost:
-    """Build the SparkLost error of a lost session."""
+def session_lost_error(subject: str, unit: str, session: SparkSession) -> SparkLost:
+    """Build the SparkLost error of a lost session. subject: the user of the session. unit: its uncommitted work."""
     if _jvm_died(session):
         cause = "its JVM has died"
-        advice = "PySpark cannot start another JVM in this Python process: start the program again, and the job in it"
+        advice = "PySpark cannot start another JVM in this Python process: start the program again, and repeat the call"
     else:
         cause = "it was stopped"
-        advice = "Make a new one, also in this process (epochlog.spark()), and step or start the job with it"
+        advice = "Make a new one, also in this process (epochlog.spark()), and repeat the call with it"
     return SparkLost(
-        f"the Spark session of job {job!r} is lost: {cause}, and this barrier was not committed. {advice}: it resumes "
-        "from the catalog"
+        f"the Spark session of {subject} is lost: {cause}, and {unit} was not committed. {advice}: it resumes from "
+        "the catalog"
     )
 
 

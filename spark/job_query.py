@@ -29,10 +29,12 @@ from epochlog.checkpoint.pipeline.step_scheduler import (
     succeeded,
     waiting,
 )
+from epochlog.checkpoint.worker.attached_job import AttachedJob, check_coordinator, reach_coordinator
+from epochlog.checkpoint.worker.worker import Worker
 from epochlog.errors import InvalidInput, JobRunning
 from epochlog.store.env.clock import monotonic_s
 
-from .job import Refresh, check_arguments, is_session_lost, session_lost_error, step
+from .job import Refresh, SparkRefreshAdapter, check_arguments, is_session_lost, session_lost_error, step
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,6 +50,7 @@ _UNITS_MS = {"m": 60_000, "s": 1_000, "h": 3_600_000, "d": 86_400_000}
 _MAX_MS = 36_500 * _UNITS_MS["d"]
 """Largest duration: Spark counts microseconds in 64 bits."""
 _log = logging.getLogger("epochlog")
+AttachTo = Callable[[JobRunner, RunnerLease], AttachedJob]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,13 @@ class Loop:
     """Micro-batch function of a query that steps its job. Spark makes one call at a time."""
 
     def __init__(
-        self, runner: JobRunner, session: SparkSession, refresh: Refresh, pace: TriggerPace, poll_ms: int
+        self,
+        runner: JobRunner,
+        session: SparkSession,
+        refresh: Refresh,
+        pace: TriggerPace,
+        poll_ms: int,
+        attach: AttachTo | None,
     ) -> None:
         self.runner = runner
         self.lease: RunnerLease = runner.new_lease("query")
@@ -111,6 +120,7 @@ class Loop:
         self.query: StreamingQuery | None = None
         self.idle_polls = 0
         """Number of steps that found no work."""
+        self._attached = None if attach is None else attach(runner, self.lease)
         self._session = session
         self._refresh = refresh
         self._pace = pace
@@ -136,11 +146,20 @@ class Loop:
         try:
             self.runner.acquire(self.lease, take_over=take_over)
         except JobRunning as error:
-            if self._schedule.state != "waiting":
-                _log.info("%s. The query waits for it to end", error)
-            self._schedule = waiting(self._schedule, _now_ms())
+            self._wait_for(error)
             return False
         return True
+
+    def leave(self) -> None:
+        """Release the job for other runners. A second call does nothing."""
+        if self._attached is not None:
+            self._attached.close()
+        self.runner.release(self.lease)
+
+    def _wait_for(self, error: JobRunning) -> None:
+        if self._schedule.state != "waiting":
+            _log.info("%s. The query waits for it to end", error)
+        self._schedule = waiting(self._schedule, _now_ms())
 
     def __call__(self, _frame: DataFrame, _batch: int) -> None:
         """Run one micro-batch."""
@@ -161,7 +180,7 @@ class Loop:
             has_committed = has_committed or epoch is not None
             if epoch and self._pace.kind == "every":
                 return
-        self.runner.release(self.lease)
+        self.leave()
 
     def _step_once(self) -> int | None:
         """Run one step and schedule the next; return the committed epoch or None. Raises errors that no retry can fix,
@@ -170,16 +189,26 @@ class Loop:
         was_waiting = self._schedule.state == "waiting"
         self._schedule = self._schedule if was_waiting else started(self._schedule)
         try:
-            if not self.runner.holds(self.lease) and not self.enter():
+            if self._attached is not None:
+                epoch = self._attached.step(self._refresh, SparkRefreshAdapter(self.runner.handle, self._session))
+            elif not self.runner.holds(self.lease) and not self.enter():
                 return None
-            epoch = step(self.runner, self._session, self._refresh, lease=self.lease)
+            else:
+                epoch = step(self.runner, self._session, self._refresh, lease=self.lease)
+            is_idle = epoch is None and (self._attached is None or not self.runner.has_work())
+        except JobRunning as error:
+            if self._attached is None:
+                self._handle_failure(error)
+            else:
+                self._wait_for(error)
+            return None
         except Exception as error:  # noqa: BLE001  # a refresh may raise any error
             self._handle_failure(error)
             return None
         self._schedule = succeeded(self._schedule, epoch, _now_ms(), finished=False)
         if epoch is None:
             self._schedule = replace(self._schedule, due_ms=_now_ms() + self._poll_ms)
-            self.idle_polls += 1
+            self.idle_polls += is_idle
         return epoch
 
     def _handle_failure(self, error: Exception) -> None:
@@ -189,7 +218,7 @@ class Loop:
         self._schedule = failed(self._schedule, error, _now_ms(), tries)
         name, failures = self.runner.name, self._schedule.failures
         if self._schedule.ended:
-            self.runner.release(self.lease)
+            self.leave()
             raise error
         self.runner.fail(error)
         _log.warning(
@@ -222,7 +251,7 @@ class JobQuery(StreamingQuery):
         """Stop the query after the current barrier, and release the job for other runners."""
         self._loop.halt()  # Otherwise Spark interrupts the step, which counts as a failure of the job.
         super().stop()
-        self._loop.runner.release(self._loop.lease)
+        self._loop.leave()
 
 
 def start(
@@ -233,6 +262,7 @@ def start(
     trigger: str | timedelta = "continuous",
     poll: str | timedelta = "100 milliseconds",
     take_over: bool = False,
+    coordinator: str | Worker | None = None,
 ) -> StreamingQuery:
     """Run the job as a StreamingQuery that commits barrier after barrier.
 
@@ -240,21 +270,46 @@ def start(
     query. Raises JobRunning if the job has a live query in this process; the query waits for a runner in another one.
     """
     check_arguments(runner, session, refresh)
-    loop = Loop(runner, session, refresh, make_pace(trigger), span_ms("poll", poll))
+    pace = make_pace(trigger)
+    poll_ms = span_ms("poll", poll)
     live.claim(runner, take_over=take_over)
     runner.repeat_step = lambda: step(runner, session, refresh)
+    loop = None
     try:
-        loop.enter(take_over=take_over)
-        query = JobQuery(
-            _start_with_retries(runner, session, lambda: _start_query(loop, session, make_pace(trigger))), loop
-        )
+        attach = _attach_to(runner, coordinator, pace, take_over=take_over)
+        loop = Loop(runner, session, refresh, pace, poll_ms, attach)
+        if coordinator is None:
+            loop.enter(take_over=take_over)
+        query = JobQuery(_start_with_retries(runner, session, lambda: _start_query(loop, session, pace)), loop)
     except BaseException:
-        runner.release(loop.lease)
+        if loop is not None:
+            loop.leave()
         live.set(runner, None)
         raise
     loop.query = query
     live.set(runner, query)
     return query
+
+
+def _attach_to(
+    runner: JobRunner, coordinator: str | Worker | None, pace: TriggerPace, *, take_over: bool
+) -> AttachTo | None:
+    """Return the function that attaches a runner to the coordinator; None without one.
+
+    Raises InvalidInput for a bad coordinator, and for a trigger with one; AccessDenied if it wants a token.
+    """
+    if coordinator is None:
+        return None
+    if pace.kind != "continuous":
+        raise InvalidInput(
+            f"job {runner.name!r}: a coordinator decides the barriers, so leave out trigger=; set the job's interval "
+            "with job.alter(interval=…)"
+        )
+    check_coordinator(coordinator, runner.handle, f"job {runner.name!r}")
+    worker = reach_coordinator(coordinator, runner.handle)
+    return lambda runner, lease: AttachedJob(
+        runner, lease, worker, take_over=take_over, owns_worker=worker is not coordinator
+    )
 
 
 def _start_query(loop: Loop, session: SparkSession, pace: TriggerPace) -> StreamingQuery:
@@ -274,7 +329,9 @@ def _start_with_retries(
         try:
             return start_query()
         except Exception as error:
-            cause = session_lost_error(runner.name, session) if is_session_lost(session) else error
+            cause = error
+            if is_session_lost(session):
+                cause = session_lost_error(f"job {runner.name!r}", "this barrier", session)
             runner.fail(cause)
             if cause is not error:
                 raise cause from error

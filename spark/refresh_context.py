@@ -83,6 +83,10 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         """Return the session of the frames."""
         return self._session
 
+    def use_session(self, session: SparkSession) -> None:
+        """Make all later frames in another session of the same Spark context."""
+        self._session = session
+
     def changes(
         self,
         upstream: str,

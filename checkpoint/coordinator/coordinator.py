@@ -14,7 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
 from epochlog.checkpoint.manager import commands
-from epochlog.errors import BadMessage, EpochlogError, Fenced, JobNotFound, LoadNotFound, SegmentUnknown
+from epochlog.errors import (
+    BadMessage,
+    EpochlogError,
+    Fenced,
+    JobNotFound,
+    JobRunning,
+    LoadNotFound,
+    SegmentUnknown,
+)
 from epochlog.exchange.transport.duplex import DuplexStream
 from epochlog.exchange.transport.errors import encode_error
 from epochlog.store.commit.reported_segments import check_reported
@@ -100,6 +108,8 @@ class Coordinator:
         self._timer.join(timeout_s)
         self._checks.shutdown(wait=True, cancel_futures=True)
         self._executor.close()
+        for running in self._executor.running.values():
+            running.managed_job.leave()  # so that other runners do not wait for a coordinator that has ended
 
     # ---- one worker's stream -------------------------------------------------------------------------------------
 
@@ -215,13 +225,14 @@ class Coordinator:
             return
         try:
             with self._opening:
-                self._open(key, request)
+                self._open(key, request, connection.worker)
             with self._executor.lock:
                 if connection not in self._connections:
                     return
                 self._executor.require_running(key).managed_job.require_match(request)
-                incarnation, decided = self._executor.manager.attach(key, actor_of(part))
                 before = self._executor.owners.get(part)
+                _refuse_second(request, before, connection.worker)
+                incarnation, decided = self._executor.manager.attach(key, actor_of(part))
                 self._executor.owners[part] = Owner(connection.worker, incarnation, connection)
                 if before is not None and before.connection is not None and before.worker != connection.worker:
                     before.connection.send(
@@ -254,8 +265,11 @@ class Coordinator:
                 connection.send(message)
         self._executor.inject_again(actor_of(part), running)
 
-    def _open(self, key: str, request: wire.Attach) -> None:
+    def _open(self, key: str, request: wire.Attach, worker: str) -> None:
         """Claim the load or job in the catalog and register it at the manager, unless it runs here already."""
+        running = self._executor.running.get(key)
+        if running is not None:  # its worker may have run it alone since, while it had lost this coordinator
+            self._check(key, running, attaching=worker)
         with self._executor.lock:
             running = self._executor.running.get(key)
             ended = running is not None and self._executor.manager.status(key).state in ENDED
@@ -314,14 +328,19 @@ class Coordinator:
             for key, running in self._executor.running.items():
                 self._executor.submit(self._check, key, running)
 
-    def _check(self, key: str, running: Running) -> None:
-        """Abandon a load or job that another coordinator has claimed, or that was dropped."""
+    def _check(self, key: str, running: Running, *, attaching: str | None = None) -> None:
+        """Abandon a load or job that another runner has claimed, or that was dropped. attaching: a worker that begins
+        again with a new attach, so that its part is not stopped.
+        """
         try:
             running.managed_job.check()
         except (Fenced, JobNotFound, LoadNotFound) as error:
             with self._executor.lock:
                 if self._executor.running.get(key) is running:
-                    self._executor.abandon(key, running, error)
+                    for part, owner in list(self._executor.owners.items()):
+                        if key_of(part) == key and owner.worker == attaching:
+                            del self._executor.owners[part]
+                self._executor.abandon(key, running, error)
 
     def _fail_part(self, part: PartName, owner: Owner, reason: str) -> None:
         running = self._executor.running.get(key_of(part))
@@ -330,3 +349,12 @@ class Coordinator:
             running.has_changes = True
             self._executor.note_part_left(part, running)
             self._executor.execute(self._executor.manager.fail(key_of(part), actor_of(part), owner.incarnation, reason))
+
+
+def _refuse_second(request: wire.Attach, owner: Owner | None, worker: str) -> None:
+    """Raise JobRunning if the part belongs to another worker, which the request does not take over."""
+    if owner is not None and owner.worker != worker and not request.take_over:
+        raise JobRunning(
+            f"{request.part.kind} {request.part.name!r} is run already, by worker {owner.worker} under this "
+            "coordinator. Wait for its end, or take the job over with take_over=True, which fences it"
+        )

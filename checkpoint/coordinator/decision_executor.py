@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
+from epochlog.checkpoint.job.next_step import ENDINGS
 from epochlog.checkpoint.manager import commands
 from epochlog.checkpoint.manager.manager import CheckpointManager
-from epochlog.errors import EpochlogError, Fenced, JobNotFound, JobParked, OutcomeUnknown, by_name
+from epochlog.errors import EpochlogError, JobNotFound, OutcomeUnknown, by_name
 from epochlog.exchange.transport.errors import encode_error
 from epochlog.store.commit.failures import DEFINITE_FAILURES
 from epochlog.store.env.backoff import Backoff
@@ -79,7 +80,7 @@ class DecisionExecutor:
         key = decision.job
         try:
             barrier, last = running.managed_job.decide(has_changes=has_changes or decision.drain, drain=decision.drain)
-        except (Fenced, JobNotFound, JobParked) as error:
+        except tuple(ENDINGS) as error:
             with self.lock:
                 self.abandon(key, running, error)
             return
@@ -235,7 +236,12 @@ class DecisionExecutor:
         self.submit(running.managed_job.leave)
 
     def abandon(self, key: str, running: Running, error: EpochlogError) -> None:
-        """Stop the parts of a load or job that was taken over, dropped or parked, or can never commit again."""
+        """Stop the parts of a load or job that was taken over, dropped or parked, or can never commit again.
+
+        Do nothing if it was opened again since.
+        """
+        if self.running.get(key) is not running:
+            return
         self._stop_parts(running, ": ".join(encode_error(error)))
         self.execute(self.manager.unregister(key))
         self.running.pop(key, None)

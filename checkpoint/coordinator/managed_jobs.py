@@ -223,6 +223,7 @@ class JobTask:
         self._runner = JobRunner(handle, record.id, record.name)
         self._lease = self._runner.new_lease("coordinator")
         self._plan: RefreshPlan | None = None
+        self._rest_version: int | None = None
         self.tables: Collection[str] = handle.catalog.read(
             lambda view: tuple(get_table(view, table, f"output of {record.name}").name for table in record.outputs)
         )
@@ -256,14 +257,24 @@ class JobTask:
         self._runner.release(self._lease)
 
     def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier | None, bool]:
-        end = record_drain(self._runner) if drain else None
+        if drain:
+            record_drain(self._runner)
+        elif self._is_at_rest():
+            return None, False
         self._plan = self._runner.begin(unchunked=True, lease=self._lease)
         job = self._runner.record() if self._plan is None else self._plan.job
         self.interval_ms = self._handle.interval_ms * job.interval  # it may have been altered
         if self._plan is None:
+            self._rest_version = self._runner.rest_version()
             return None, False
         # Barriers at earlier boundaries may precede the barrier that ends the drain.
-        return self._plan.barrier, end is not None and self._plan.barrier.curr >= end
+        return self._plan.barrier, drain and job.ends_at(self._plan.barrier.curr)
+
+    def _is_at_rest(self) -> bool:
+        """Return True if this runner holds the job, and the catalog has not changed since the job was at rest."""
+        if self._rest_version is None or not self._runner.holds(self._lease):
+            return False
+        return self._handle.catalog.read(lambda view: view.version) == self._rest_version
 
     def commit(self, commit: CommitBarrier) -> tuple[int, bool]:
         assert self._plan is not None and self._plan.barrier == commit.barrier

@@ -13,6 +13,12 @@ from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.lookups import all_tables, get_version
 from epochlog.store.session.handle import Handle
 
+_PHASES: dict[type, str] = {
+    commands.Decide: "decision",
+    commands.Inject: "collection",
+    commands.CommitBarrier: "commit",
+}
+"""Phases of an attempt, by the decision that begins each."""
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -37,12 +43,21 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._latency: dict[str, _Latency] = defaultdict(_Latency)
+        self._phases: dict[tuple[str, str], _Latency] = defaultdict(_Latency)
+        # By job: barrier id, phase and begin in ms of the attempt in flight.
+        self._began: dict[str, tuple[int, str, int]] = {}
         self._injected: dict[tuple[str, int], int] = {}
         self._stale: dict[str, int] = defaultdict(int)
 
     def note(self, decision: commands.Decision, now_ms: int) -> None:
         """Count a decision that is executed now."""
         with self._lock:
+            if isinstance(decision, commands.Inject | commands.CommitBarrier | commands.Announce):
+                barrier_id, phase, began_ms = self._began.pop(decision.job, (0, "", 0))
+                if barrier_id == decision.barrier_id:
+                    self._phases[decision.job, phase].observe(max(0, now_ms - began_ms) / 1000)
+            if isinstance(decision, commands.Decide | commands.Inject | commands.CommitBarrier):
+                self._began[decision.job] = decision.barrier_id, _PHASES[type(decision)], now_ms
             if isinstance(decision, commands.Inject):
                 self._injected[decision.job, decision.barrier_id] = now_ms
             elif isinstance(decision, commands.Announce):
@@ -63,7 +78,10 @@ class Metrics:
         with self._lock:
             lines = [*_head("epochlog_barrier_latency_seconds", "histogram", "From inject to commit.")]
             for job, latency in sorted(self._latency.items()):
-                lines += _histogram(job, latency)
+                lines += _histogram("barrier_latency_seconds", f'job="{job}"', latency)
+            lines += _head("epochlog_barrier_phase_seconds", "histogram", "Phases: decision, collection, commit.")
+            for (job, phase), latency in sorted(self._phases.items()):
+                lines += _histogram("barrier_phase_seconds", f'job="{job}",phase="{phase}"', latency)
             stale = dict(self._stale)
         gauges = (
             ("barrier_in_flight_age_seconds", "gauge", "Age of the attempt in flight.", _ages(statuses, now_ms)),
@@ -124,10 +142,10 @@ def _values(name: str, label: str, values: Mapping[str, float]) -> Iterator[str]
         yield f'{name}{{{label}="{owner}"}} {value}'
 
 
-def _histogram(job: str, latency: _Latency) -> Iterator[str]:
-    name = "epochlog_barrier_latency_seconds"
+def _histogram(metric: str, labels: str, latency: _Latency) -> Iterator[str]:
+    name = f"epochlog_{metric}"
     for bound, count in zip(BUCKETS_S, latency.counts, strict=True):
-        yield f'{name}_bucket{{job="{job}",le="{bound}"}} {count}'
-    yield f'{name}_bucket{{job="{job}",le="+Inf"}} {latency.total}'
-    yield f'{name}_sum{{job="{job}"}} {latency.sum_s:.6f}'
-    yield f'{name}_count{{job="{job}"}} {latency.total}'
+        yield f'{name}_bucket{{{labels},le="{bound}"}} {count}'
+    yield f'{name}_bucket{{{labels},le="+Inf"}} {latency.total}'
+    yield f"{name}_sum{{{labels}}} {latency.sum_s:.6f}"
+    yield f"{name}_count{{{labels}}} {latency.total}"

@@ -15,11 +15,12 @@ A drained job ends with its first stop at or past the drain epoch, even without 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from epochlog.store.epochs.view import EpochView
+from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.types.epoch import newest_index, width
 from epochlog.store.types.epoch_set import FAR, Intervals, Ints, clip, ints
 
@@ -116,13 +117,20 @@ class InputPosition:
 
 
 def next_barrier(
-    view: EpochView, position: InputPosition, *, max_lag: int, first: bool, snapshot: bool, drain: int | None = None
+    view: EpochView,
+    position: InputPosition,
+    *,
+    max_lag: int,
+    first: bool,
+    snapshot: bool,
+    oldest: bool = False,
+    drain: int | None = None,
 ) -> Barrier | None:
     """Return the next barrier of a job at a position; None if there is nothing to do yet.
 
     max_lag: in boundaries of the position's interval. first: return a barrier even without a change, at the newest
-    stop. snapshot, with first: always take the newest stop. drain: take in everything through that epoch, with a last
-    barrier.
+    stop. snapshot, with first: take the newest stop, or the oldest one if `oldest`. drain: take in everything through
+    that epoch, with a last barrier.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"
     after, valid_stops = position.after, position.stops(view)
@@ -130,7 +138,7 @@ def next_barrier(
     if last is not None:
         valid_stops = valid_stops.within(0, last)
     if first and snapshot:
-        curr = valid_stops.newest()
+        curr = valid_stops.first() if oldest else valid_stops.newest()
         return None if curr is None else Barrier(after, curr, kind)
     changed_stops = position.past_first_change(view, valid_stops)
     curr = changed_stops.first()
@@ -142,6 +150,40 @@ def next_barrier(
         merged = changed_stops.newest_multiple(1 << (lag.bit_length() - 1))
         curr = curr if merged is None else merged
     return Barrier(after, curr, kind)
+
+
+def input_position(
+    job: JobRecord, store_interval_ms: int, forced: Sequence[int], log_starts: Iterable[int] = ()
+) -> InputPosition:
+    """Return the position of a job in its upstreams. forced: the forced boundaries past the job's position, ascending.
+    log_starts: the first epochs of the upstreams' logs.
+    """
+    logs_from = max(job.rebuild or 0, max(log_starts, default=0))
+    return InputPosition(job.upstreams, job.position, store_interval_ms * job.interval, forced, logs_from)
+
+
+def due_barrier(
+    view: EpochView, job: JobRecord, position: InputPosition, *, max_lag: int | None = None
+) -> Barrier | None:
+    """Return `next_barrier` of a job at its `input_position`. max_lag: replaces the job's own."""
+    return next_barrier(
+        view,
+        position,
+        max_lag=job.max_lag if max_lag is None else max_lag,
+        first=job.reads_all_rows or job.position == 0,
+        snapshot=job.reads_all_rows,
+        oldest=job.view is not None and job.rebuilding,  # views that are replaced together are rebuilt at one epoch
+        drain=job.drain,
+    )
+
+
+def is_caught_up(view: EpochView, job: JobRecord, store_interval_ms: int, position: int, forced: Sequence[int]) -> bool:
+    """Return True if no upstream is creating, and the job's lag at epoch `position` is within its `max_lag`.
+
+    forced: the forced boundaries past that epoch, ascending.
+    """
+    behind = lag_in_boundaries(view, InputPosition(job.upstreams, position, store_interval_ms * job.interval, forced))
+    return behind <= job.max_lag and all(view.table(up).state != "creating" for up in job.upstreams)
 
 
 def lag_in_boundaries(view: EpochView, position: InputPosition) -> int:

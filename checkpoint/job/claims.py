@@ -7,7 +7,7 @@ runner only with take_over.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -93,6 +93,11 @@ class JobClaims:
         with suppress(EpochlogError):
             self.handle.runners.release(lease.holder)
 
+    def give_back(self, lease: RunnerLease) -> None:
+        """Release the lease to a runner that will claim the job; this handle then counts as having claimed nothing."""
+        self.release(lease)
+        self.incarnation = lease.incarnation = None
+
     def check(self, job: JobRecord, lease: RunnerLease) -> None:
         """Raise Fenced or JobParked if the lease may not continue, JobRunning if another lease of its handle runs the
         job.
@@ -136,6 +141,12 @@ class JobClaims:
             position,
             predecessor,
         )
+
+
+def release_all(handle: Handle, leases: Iterable[RunnerLease]) -> None:
+    """Release leases of one open store in one transaction, as `JobClaims.release` does for one of them."""
+    with suppress(EpochlogError):
+        handle.runners.release_all([lease.holder for lease in leases])
 
 
 def inputs_of(view: ReadTxn, handle: Handle, job: JobRecord) -> EpochView:

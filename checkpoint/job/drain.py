@@ -8,11 +8,12 @@ refresh that drains its own job ends it with the commit in flight or the next on
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
-from epochlog.errors import DrainPending, JobParked, JobRunning
+from epochlog.errors import DrainPending, Fenced, JobNotFound, JobParked, JobRunning
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.boundaries import force_within
@@ -20,6 +21,7 @@ from epochlog.store.commit.job_commit import check_incarnation
 from epochlog.store.env.clock import Deadline
 from epochlog.store.metadata.definitions import Counters, JobRecord
 from epochlog.store.metadata.lookups import get_job
+from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import show_epoch
 
 from .claims import inputs_of
@@ -77,9 +79,7 @@ def record_drain(runner: JobRunner) -> int | None:
     """
 
     def body(tx: Txn) -> int | None:
-        job = get_job(tx, runner.job_id, runner.name)
-        if runner.incarnation is not None:
-            check_incarnation(job, runner.incarnation)
+        job = _claimed_job(tx, runner)
         if job.state == "parked":
             raise JobParked(
                 f"job {job.name!r} cannot be drained: it was parked at epoch {show_epoch(job.position)}, and the logs "
@@ -93,6 +93,40 @@ def record_drain(runner: JobRunner) -> int | None:
         return boundary
 
     return runner.handle.catalog.transact(body)
+
+
+def record_drains(handle: Handle, runners: Collection[JobRunner]) -> int | None:
+    """Force one boundary and record it as the end of all these jobs, in one transaction. Return the last end of any.
+
+    Return None if no job is to end. Leave jobs unchanged that are finished, dropped, parked or taken over by another
+    runner, or whose end is recorded.
+    """
+
+    def body(tx: Txn) -> int | None:
+        boundary: int | None = None
+        ends: list[int] = []
+        for runner in runners:
+            with suppress(JobNotFound, Fenced):
+                job = _claimed_job(tx, runner)
+                if job.state in ("parked", "finished"):
+                    continue
+                if job.drain is None:
+                    # Readers may have read the outputs as complete through the newest epoch.
+                    boundary = boundary or force_within(tx, handle, above=Counters.read(tx).last_epoch)
+                    job = replace(job, drain=boundary)
+                    tx.put(job_key(job.id), job.to_record())
+                ends.append(job.drain or 0)
+        return max(ends, default=None)
+
+    return handle.catalog.transact(body)
+
+
+def _claimed_job(tx: Txn, runner: JobRunner) -> JobRecord:
+    """Return the runner's job. Raises JobNotFound, and Fenced if another runner has claimed it since."""
+    job = get_job(tx, runner.job_id, runner.name)
+    if runner.incarnation is not None:
+        check_incarnation(job, runner.incarnation)
+    return job
 
 
 def _finished(runner: JobRunner) -> bool:

@@ -16,8 +16,8 @@ from epochlog.store.commit.table_ddl import add_table, altered, remove_table
 from epochlog.store.epochs.global_membership import outside_by_interval
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
-from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions
-from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_job, get_table, get_version
+from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions, ViewDefinition
+from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_job, get_store, get_table, get_version
 from epochlog.store.metadata.table_differences import table_differences
 from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.session.handle import Handle
@@ -69,7 +69,8 @@ class JobInfo:
     with the changes or rows that retention removed. snapshot_rows: rows that the backfill chunks have taken in so far.
     rebuilding: the next commit rebuilds the outputs. interval: in boundaries of the store; interval_ms: in
     milliseconds. max_lag: in boundaries of the job; max_lag_ms: in milliseconds. outside: the reason for which reads
-    under `global` leave the job's tables out now, or None. runner: the live runner, or None.
+    under `global` leave the job's tables out now, or None. runner: the live runner, or None. sql: the query of a view,
+    or None.
     """
 
     name: str
@@ -90,6 +91,7 @@ class JobInfo:
     max_lag_ms: int = 0
     outside: str | None = None
     runner: RunnerInfo | None = None
+    sql: str | None = None
 
 
 def create_job(
@@ -103,16 +105,15 @@ def create_job(
     max_lag: MaxLag | None = None,
     snapshot_rows: int | None = None,
     exist_ok: bool = False,
+    view: ViewDefinition | None = None,
 ) -> JobRecord:
     """Create a job and its output tables in one transaction. exist_ok: return an existing job with equal arguments.
+    view: the definition, if the job is a view.
 
     Raises JobExists, JobCycle, OutputOwned, TableNotFound, InvalidInput.
     """
     declared = _checked_outputs(name, upstreams, outputs)
-    if backfill not in ("snapshot", "log"):
-        raise InvalidInput(f"job {name!r}: backfill must be 'snapshot' or 'log', not {backfill!r}")
-    if snapshot_rows is not None and (type(snapshot_rows) is not int or snapshot_rows < 1):
-        raise InvalidInput(f"job {name!r}: snapshot_rows is a number of rows >= 1 or None, not {snapshot_rows!r}")
+    _check_backfill(name, backfill, snapshot_rows)
     pace = make_pace(name, interval, max_lag, handle.interval_ms)
 
     def body(tx: Txn) -> JobRecord:
@@ -123,7 +124,7 @@ def create_job(
             now = Pace(existing.interval, existing.max_lag, existing.max_lag_ms)
             requested_pace = make_pace(name, interval, max_lag, handle.interval_ms, now)
             return _require_same_job(
-                tx, existing, _JobRequest(upstreams, declared, backfill, snapshot_rows, requested_pace)
+                tx, existing, _JobRequest(upstreams, declared, backfill, snapshot_rows, requested_pace, view)
             )
         upstream_tables = _checked_upstreams(tx, handle, name, upstreams, [*outputs], backfill)
         job_id, now_ms = Counters.read(tx).next_job, handle.catalog.now_ms()
@@ -140,6 +141,7 @@ def create_job(
             snapshot_rows=snapshot_rows,
             progress_ms=now_ms,
             created_ms=now_ms,
+            view=view,
         )
         counters = replace(Counters.read(tx), next_job=job_id + 1)
         tx.put(HEAD, counters.to_record())
@@ -150,6 +152,13 @@ def create_job(
     job = handle.catalog.transact(body)
     _warn_of_intervals(handle, job)
     return job
+
+
+def _check_backfill(name: str, backfill: str, snapshot_rows: int | None) -> None:
+    if backfill not in ("snapshot", "log"):
+        raise InvalidInput(f"job {name!r}: backfill must be 'snapshot' or 'log', not {backfill!r}")
+    if snapshot_rows is not None and (type(snapshot_rows) is not int or snapshot_rows < 1):
+        raise InvalidInput(f"job {name!r}: snapshot_rows is a number of rows >= 1 or None, not {snapshot_rows!r}")
 
 
 def _checked_upstreams(
@@ -166,8 +175,20 @@ def _checked_upstreams(
 
 
 def _warn_of_intervals(handle: Handle, job: JobRecord) -> None:
-    """Log a warning for each job that is outside of `global` because of this job's interval."""
-    epochs = handle.catalog.read(lambda view: read_epoch_view(view, handle.memory, handle.catalog.now_ms()))
+    """Log a warning for each job that is outside of `global` because of this job's interval.
+
+    The store's own interval divides that of every job, so it leaves none out, and no other job is read.
+    """
+
+    def body(view: ReadTxn) -> EpochView | None:
+        store = get_store(view)
+        if job.interval == 1 and store.interval_ms <= store.max_lag_ms // 2:
+            return None
+        return read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+
+    epochs = handle.catalog.read(body)
+    if epochs is None:
+        return
     tables = epochs.closure(epochs.tables)
     outside_before = outside_by_interval(
         [table for table in tables if table.job_id != job.id], epochs.global_max_lag_ms
@@ -187,6 +208,7 @@ class _JobRequest:
     backfill: str
     snapshot_rows: int | None
     pace: Pace
+    view: ViewDefinition | None
 
 
 def _require_same_job(tx: Txn, job: JobRecord, request: _JobRequest) -> JobRecord:
@@ -195,7 +217,7 @@ def _require_same_job(tx: Txn, job: JobRecord, request: _JobRequest) -> JobRecor
     existing = {table.name: table for table in (get_table(tx, table, f"output of {job.name}") for table in job.outputs)}
     requested = {schema.name: (schema, settings) for schema, settings in request.outputs}
     differences = []
-    if set(upstreams) != set(request.upstreams):
+    if request.view is None and set(upstreams) != set(request.upstreams):  # a replaced view keeps its old upstreams
         differences.append(f"its upstreams are {sorted(upstreams)}, not {sorted(request.upstreams)}")
     if set(existing) != set(requested):
         differences.append(f"its outputs are {sorted(existing)}, not {sorted(requested)}")
@@ -209,12 +231,24 @@ def _require_same_job(tx: Txn, job: JobRecord, request: _JobRequest) -> JobRecor
     ):
         if current != wanted:
             differences.append(f"its {field} is {current!r}, not {wanted!r}")
+    if job.view != request.view:
+        differences.append(_view_difference(job.view, request.view))
     if differences:
         raise JobExists(
             f"job {job.name!r} exists already and differs: {'; '.join(differences)}. Take another name, give matching "
             f"arguments, change the job with store.job({job.name!r}).alter(…), or drop it"
         )
     return job
+
+
+def _view_difference(existing: ViewDefinition | None, requested: ViewDefinition | None) -> str:
+    if existing is None:
+        return "it is no view"
+    if requested is None:
+        return "it is a view"
+    if existing.sql != requested.sql:
+        return f"its query is {existing.sql!r}, not {requested.sql!r}"
+    return f"its refresh is {existing.refresh!r}, not {requested.refresh!r}"
 
 
 def alter_job(
@@ -332,6 +366,7 @@ def job_info(view: ReadTxn, handle: Handle, job: JobRecord, epochs: EpochView) -
             (reason for table in outputs if (reason := epochs.membership.left_out.get(table)) is not None), None
         ),
         runner=runner_of(view, handle, job),
+        sql=None if job.view is None else job.view.sql,
     )
 
 

@@ -40,24 +40,32 @@ def request_rebuild(handle: Handle, job_id: int, name: str) -> None:
 
     def body(tx: Txn) -> None:
         job = get_job(tx, job_id, name)
-        _refuse_ended(tx, job)
-        discard_staged(tx, job.outputs, handle.catalog.now_ms())
         last_read = Counters.read(tx).last_epoch  # readers may have read the outputs as complete through it
         boundary = force_within(tx, handle, above=last_read)
-        rebuilding = replace(
-            job,
-            state="creating" if job.state == "parked" else job.state,
-            barrier=None,
-            cursor=None,
-            rebuild=boundary,
-            progress_ms=handle.catalog.now_ms(),
-            lost=None,
-            last_error=None,
-            failed_ms=None,
-        )
-        tx.put(job_key(job.id), rebuilding.to_record())
+        tx.put(job_key(job.id), rebuilding(tx, handle, job, boundary).to_record())
 
     handle.catalog.transact(body)
+
+
+def rebuilding(tx: Txn, handle: Handle, job: JobRecord, boundary: int) -> JobRecord:
+    """Return the job's record with a rebuild at or after `boundary`, and without its barrier in flight.
+
+    Raises TableFinished. Call inside a transaction.
+    """
+    _refuse_ended(tx, job)
+    now_ms = handle.catalog.now_ms()
+    discard_staged(tx, job.outputs, now_ms)
+    return replace(
+        job,
+        state="creating" if job.state == "parked" else job.state,
+        barrier=None,
+        cursor=None,
+        rebuild=boundary,
+        progress_ms=now_ms,
+        lost=None,
+        last_error=None,
+        failed_ms=None,
+    )
 
 
 def _refuse_ended(tx: Txn, job: JobRecord) -> None:

@@ -23,19 +23,25 @@ from epochlog.store.commit.job_commit import JobCommit, check_incarnation, commi
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
 from epochlog.store.epochs.view import EpochView
-from epochlog.store.epochs.view_reader import forced_boundaries
 from epochlog.store.metadata.definitions import Counters, Cursor, JobRecord
-from epochlog.store.metadata.lookups import get_job, get_version
+from epochlog.store.metadata.lookups import get_job
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.job_runners import new_runner, require_free
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import show_epoch
-from epochlog.store.types.epoch_set import FAR
 
-from .barrier import Barrier, InputPosition, lag_in_boundaries, next_barrier
 from .claims import JobClaims, RunnerLease, inputs_of
 from .local_context import LocalRefreshContext
+from .next_step import (
+    NextStep,
+    depends_on_time,
+    has_caught_up,
+    may_join,
+    read_clockwork,
+    read_next_step,
+    read_sealed_step,
+)
 from .rebuild import difference, request_rebuild
 from .refresh_context import RefreshContext
 from .refresh_plan import RefreshPlan, plan_barrier, plan_chunk
@@ -212,7 +218,10 @@ class JobRunner(JobClaims):
         request_rebuild(self.handle, self.job_id, self.name)
 
     def fail(self, error: BaseException, plan: RefreshPlan | None = None) -> None:
-        """Record the error of a failed barrier on the job, unless this runner is fenced."""
+        """Record the error of a failed barrier on the job, unless this runner is fenced.
+
+        A view's barrier is dropped: its query may have no valid rows at that epoch, and may have them at a later one.
+        """
         incarnation = self.incarnation if plan is None else plan.job.incarnation
 
         def body(tx: Txn) -> None:
@@ -220,7 +229,9 @@ class JobRunner(JobClaims):
             if job.incarnation == incarnation:
                 failed_ms = self.handle.catalog.now_ms() if job.failed_ms is None else job.failed_ms
                 message = f"{type(error).__name__}: {error}"
-                failed = replace(job, last_error=message, failed_ms=failed_ms, runner=job.runner_after_step)
+                barrier = None if job.view is not None else job.barrier
+                runner = job.runner_after_step
+                failed = replace(job, last_error=message, failed_ms=failed_ms, runner=runner, barrier=barrier)
                 tx.put(job_key(job.id), failed.to_record())
 
         with suppress(EpochlogError):  # the caller raises the refresh's error
@@ -299,70 +310,71 @@ class JobRunner(JobClaims):
             del self.refreshing[lease.holder]
 
     def _refresh(self, plan: RefreshPlan, refresh: Callable[[Any], Any], adapter: RefreshAdapter) -> int:
-        """Refresh and commit. Record an error of the refresh on the job."""
+        """Refresh and commit."""
         context = adapter.context(plan)
         try:
-            try:
-                refresh(context)
-                segments = context._finish()
-                adapter.check(self.name)
-            except BaseException as error:
-                context._discard()
-                typed_error = adapter.translate_error(error, self.name)
-                self.fail(typed_error, plan)
-                typed_error = self._find_cause(typed_error, plan)
-                if typed_error is error:
-                    raise
-                raise typed_error from error
-            finally:
-                context._ended = True
-            return self.commit(plan, segments)
+            return self.commit(plan, self.run_refresh(plan, context, refresh, adapter))
         finally:
             context._end()
 
+    def run_refresh(
+        self,
+        plan: RefreshPlan,
+        context: RefreshContext[Any, Any, Any],
+        refresh: Callable[[Any], Any],
+        adapter: RefreshAdapter,
+    ) -> dict[str, list[Segment]]:
+        """Refresh and return the segments by output; the caller commits them, and then ends the context.
+
+        Record an error of the refresh on the job, discard its writes, and raise its typed error.
+        """
+        try:
+            refresh(context)
+            segments = context._finish()
+            adapter.check(self.name)
+        except BaseException as error:
+            context._discard()
+            typed_error = adapter.translate_error(error, self.name)
+            self.fail(typed_error, plan)
+            typed_error = self._find_cause(typed_error, plan)
+            if typed_error is error:
+                raise
+            raise typed_error from error
+        finally:
+            context._ended = True
+        return segments
+
+    def has_work(self) -> bool:
+        """Return True if the job has a barrier in flight, or would get one at the boundaries that are past."""
+        return self.handle.catalog.read(lambda view: read_sealed_step(view, self.handle, self._get_job(view)).refreshes)
+
+    def rest_version(self) -> int | None:
+        """Return the version of the catalog if the job has no work until the catalog changes; else None."""
+
+        def body(view: ReadTxn) -> int | None:
+            job = self._get_job(view)
+            rests = read_next_step(view, self.handle, job).kind == "rest"
+            return view.version if rests and not depends_on_time(inputs_of(view, self.handle, job), job) else None
+
+        return self.handle.catalog.read(body)
+
     def _record_next_barrier(self, job: JobRecord, lease: RunnerLease) -> JobRecord | None:
         """Record the job's next barrier and return the job; None if there is nothing to do."""
-        if self._may_have_barrier(job):
+        if depends_on_time(self._read_inputs(job), job):
             seal(self.handle, job.interval)
-            if self.handle.catalog.read(self._decide) is not None:
+            if self._read_step().refreshes:
                 recorded = self._record_barrier(lease)
                 if recorded.barrier is not None:
                     return recorded
-        self._mark_caught_up(job, job.incarnation)
+        if may_join(job) and self._read_step().kind == "caught_up":
+            self._mark_caught_up(job)
         return None
 
-    def _may_have_barrier(self, job: JobRecord) -> bool:
-        """Return True if the job could get a barrier once a boundary is sealed.
+    def _get_job(self, view: ReadTxn) -> JobRecord:
+        return get_job(view, self.job_id, self.name)
 
-        That needs an upstream change that the job does not reflect, or a due first commit, rebuild or drain.
-        """
-        if not job.position or job.rebuilding or job.drain is not None:
-            return True
-        epochs = self._read_inputs(job)
-        return any(epochs.table(upstream).first_change(job.position) < FAR for upstream in job.upstreams)
-
-    def _decide(self, view: ReadTxn) -> Barrier | None:
-        handle = self.handle
-        job = get_job(view, self.job_id, self.name)
-        epochs = inputs_of(view, handle, job)
-        position = InputPosition(
-            job.upstreams,
-            job.position,
-            handle.interval_ms * job.interval,
-            forced=forced_boundaries(view, job.position, epochs.last_epoch),
-            logs_from=max(
-                job.rebuild or 0,
-                *(get_version(view, up, f"upstream of {job.name}").log_start for up in job.upstreams),
-            ),
-        )
-        return next_barrier(
-            epochs,
-            position,
-            max_lag=job.max_lag,
-            first=job.reads_all_rows or job.position == 0,
-            snapshot=job.reads_all_rows,
-            drain=job.drain,
-        )
+    def _read_step(self) -> NextStep:
+        return self.handle.catalog.read(lambda view: read_next_step(view, self.handle, self._get_job(view)))
 
     def _record_barrier(self, lease: RunnerLease) -> JobRecord:
         """Decide and record the barrier in one transaction. A runner that comes later gets the recorded barrier.
@@ -375,7 +387,7 @@ class JobRunner(JobClaims):
             assert lease.incarnation is not None
             check_incarnation(job, lease.incarnation)
             require_free(tx, self.handle, job, lease.holder)
-            barrier = None if job.barrier else self._decide(tx)
+            barrier = read_next_step(tx, self.handle, job).barrier
             if barrier is not None:
                 planned = Counters.read(tx).version
                 job = replace(job, barrier=(barrier.prev, barrier.curr, barrier.kind), planned_version=planned)
@@ -387,18 +399,15 @@ class JobRunner(JobClaims):
         self.handle.runners.share(lease.holder, [job_key(self.job_id)], at_end="vacate", alive=lease.alive)
         return self.handle.catalog.transact(body)
 
-    def _mark_caught_up(self, job: JobRecord, incarnation: int) -> None:
+    def _mark_caught_up(self, job: JobRecord) -> None:
         """Set a caught-up job without a barrier to running, and inside of `global`.
 
         A job that has nothing to commit would stay creating, or outside of `global`.
         """
-        waiting = job.state == "creating" or job.outside_ms is not None
-        if not waiting or not job.position or job.rebuilding or not self._caught_up(job, job.position):
-            return
 
         def body(tx: Txn) -> None:
-            current = get_job(tx, self.job_id, self.name)
-            check_incarnation(current, incarnation)
+            current = self._get_job(tx)
+            check_incarnation(current, job.incarnation)
             if current.state in ("creating", "running") and current.position == job.position:
                 tx.put(job_key(job.id), replace(current, state="running", outside_ms=None).to_record())
 
@@ -432,18 +441,11 @@ class JobRunner(JobClaims):
         return "running" if job.state == "creating" and caught_up else job.state, caught_up
 
     def _caught_up(self, job: JobRecord, position: int) -> bool:
-        """Return True if no upstream is creating, and the job's lag at epoch `position` is within its `max_lag`."""
-        handle = self.handle
+        def body(view: ReadTxn) -> bool:
+            epochs = inputs_of(view, self.handle, job)
+            return has_caught_up(epochs, job, read_clockwork(view, self.handle, epochs, [job]), position)
 
-        def lag(view: ReadTxn) -> tuple[EpochView, int]:
-            epochs = inputs_of(view, handle, job)
-            forced = forced_boundaries(view, position, epochs.last_epoch)
-            return epochs, lag_in_boundaries(
-                epochs, InputPosition(job.upstreams, position, handle.interval_ms * job.interval, forced)
-            )
-
-        epochs, behind = handle.catalog.read(lag)
-        return behind <= job.max_lag and all(epochs.table(up).state != "creating" for up in job.upstreams)
+        return self.handle.catalog.read(body)
 
 
 def _is_runner(job: JobRecord, lease: RunnerLease) -> bool:

@@ -1,35 +1,30 @@
 """Reasons that keep jobs from their next commits: a pure function of one EpochView and the jobs' records.
 
-It calls `next_barrier` as a runner would after sealing the past boundaries. A job that waits for an upstream waits for
+It takes the `next_step` of a runner that has sealed the past boundaries. A job that waits for an upstream waits for
 the upstream's job, which may wait in turn. The chain ends at the job that is the cause: it has failed, or waits for a
 boundary or a runner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.lag import oldest_unreflected
 from epochlog.store.epochs.view import EpochView
-from epochlog.store.epochs.view_reader import forced_boundaries
 from epochlog.store.metadata.definitions import JobRecord
-from epochlog.store.metadata.lookups import get_version
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import (
     boundary,
-    boundary_index,
     first_index_at_or_above,
-    from_unix_ms,
-    newest_index,
     to_unix_ms,
 )
 from epochlog.store.types.epoch_set import FAR
 
-from .barrier import InputPosition, next_barrier
+from .barrier import due_barrier
+from .next_step import Clockwork, after_sealing, next_step, read_clockwork, seen_by_runner
 
 MOST_BOUNDARIES = 1 << 60
 """Value of max_lag with which no job merges boundaries."""
@@ -57,19 +52,9 @@ class Wait:
     since_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Clockwork:
-    """Boundaries of a store: interval, forced boundaries (epochs, ascending), and first log epochs by table id."""
-
-    interval_ms: int
-    forced: Sequence[int] = ()
-    log_starts: Mapping[int, int] | None = None  # by table id
-
-
 def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork) -> dict[str, Wait]:
     """Return the reason for which each job waits, by the job's name."""
-    sealed_view, clockwork = _after_sealing(view, clockwork)
-    forced = set(clockwork.forced)
+    sealed_view, clockwork = after_sealing(view, clockwork)
     writer = {output: job for job in jobs for output in job.outputs}
     waits: dict[str, Wait] = {}
     for table in sealed_view.closure(
@@ -77,8 +62,7 @@ def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork)
     ):  # in the order of the lineage, so that the upstreams' causes are known
         job = writer.get(table.table_id)
         if job is not None and job.name not in waits:
-            settled = _is_stop(view.last_epoch, clockwork.interval_ms * job.interval, forced)
-            wait = _wait(view if settled else sealed_view, job, clockwork)
+            wait = _wait(seen_by_runner(view, sealed_view, job, clockwork), job, clockwork)
             if wait.kind == "upstream":
                 upstream_job = writer[sealed_view.ids[str(wait.upstream)]].name
                 wait = replace(wait, writer=upstream_job, cause=waits[upstream_job].cause or upstream_job)
@@ -88,56 +72,23 @@ def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork)
 
 def read_waits(view: ReadTxn, handle: Handle, epochs: EpochView, jobs: Sequence[JobRecord]) -> dict[str, Wait]:
     """Read the boundaries, and return `waits_of`. `epochs` and `jobs` were read from this state of the catalog."""
-    position = min((job.position for job in jobs if job.state != "finished"), default=epochs.last_epoch)
-    upstreams = {up for job in jobs for up in job.upstreams}
-    clockwork = Clockwork(
-        handle.interval_ms,
-        forced_boundaries(view, position, epochs.last_epoch),
-        {up: get_version(view, up, epochs.table(up).name).log_start for up in upstreams},
-    )
-    return waits_of(epochs, jobs, clockwork)
-
-
-def _after_sealing(view: EpochView, clockwork: Clockwork) -> tuple[EpochView, Clockwork]:
-    """Return the view and boundaries after a runner has sealed through the newest boundary in the past."""
-    now, interval_ms = from_unix_ms(view.clock_ms), clockwork.interval_ms
-    passed = boundary(newest_index(now - 1, interval_ms), interval_ms)
-    if view.last_epoch > now + (interval_ms << 12):  # the clock was set back, so the next runner forces a boundary
-        clockwork = replace(clockwork, forced=[*clockwork.forced, view.last_epoch])
-    return replace(view, last_epoch=max(view.last_epoch, passed)), clockwork
-
-
-def _is_stop(epoch: int, interval_ms: int, forced: Collection[int]) -> bool:
-    """Return True if the job may commit at that epoch, without sealing a boundary."""
-    return epoch > 0 and (epoch in forced or boundary_index(epoch, interval_ms) is not None)
+    return waits_of(epochs, jobs, read_clockwork(view, handle, epochs, jobs))
 
 
 def _wait(view: EpochView, job: JobRecord, clockwork: Clockwork) -> Wait:
-    if job.state == "finished":
+    step, position = next_step(view, job, clockwork), clockwork.position_of(job)
+    if step.kind == "over":
         return Wait("over")
-    if job.state == "parked":
+    if step.kind == "parked":
         return Wait("rebuild")
     if job.last_error is not None:
         return Wait("failed", job.barrier[1] if job.barrier else None)
     if job.barrier is not None:
         return Wait("runner", job.barrier[1], since_ms=_due_since(job, job.barrier[1]))
-    starts = clockwork.log_starts or {}
-    forced = [epoch for epoch in clockwork.forced if epoch > job.position]
-    interval_ms = clockwork.interval_ms * job.interval
-    logs_from = max(job.rebuild or 0, *(starts.get(up, 0) for up in job.upstreams))
-    barrier = partial(
-        next_barrier,
-        view,
-        InputPosition(job.upstreams, job.position, interval_ms, forced, logs_from),
-        first=job.reads_all_rows or job.position == 0,
-        snapshot=job.reads_all_rows,
-        drain=job.drain,
-    )
-    due = barrier(max_lag=job.max_lag)
-    if due is not None:
-        unmerged = barrier(max_lag=MOST_BOUNDARIES) or due
-        return Wait("runner", due.curr, since_ms=_due_since(job, unmerged.curr))
-    return _explain_no_barrier(view, job, interval_ms, forced)
+    if step.barrier is not None:
+        unmerged = due_barrier(view, job, position, max_lag=MOST_BOUNDARIES) or step.barrier
+        return Wait("runner", step.barrier.curr, since_ms=_due_since(job, unmerged.curr))
+    return _explain_no_barrier(view, job, position.interval_ms, position.forced)
 
 
 def _due_since(job: JobRecord, stop: int) -> int:

@@ -50,7 +50,8 @@ class CheckpointManager:
 
         vertices: name -> number of subtasks. edges: `Edge`s between them. incarnation: the one that the caller has
         claimed in the catalog. finished: the actors recorded as finished; if they are all actors, the job has finished.
-        forced: a requested checkpoint has not been served. Raises JobExists, InvalidInput.
+        forced: a requested checkpoint has not been served. Raises JobExists, InvalidInput, and RestoreRejected if a
+        finished actor reads from one that has not finished.
         """
         if job in self._jobs:
             raise JobExists(f"job {job!r} is registered already; recover or unregister it")
@@ -73,7 +74,7 @@ class CheckpointManager:
         """Roll the job back to its last commit, from any state: all its actors are fenced and start again.
 
         incarnation: newly claimed in the catalog, which fences commits of the earlier one. A forced checkpoint that was
-        not served stays forced. Raises JobNotFound, InvalidInput.
+        not served stays forced. Raises JobNotFound, InvalidInput, RestoreRejected.
         """
         return self._reschedule(job, self._require_job(job).begin(self._now(), incarnation, finished))
 

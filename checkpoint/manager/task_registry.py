@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from epochlog.errors import CheckpointRejected, InvalidInput
 
-from .checkpoint_plan import Edge, TaskState, Vertex, components, plan_checkpoint
+from .checkpoint_plan import Edge, TaskState, Vertex, VertexStatus, check_restore, components, plan_checkpoint
 from .commands import Actor, Start
 
 
@@ -46,13 +46,17 @@ class TaskRegistry:
         self._component = {actor: group for group in components(self._vertex_states(), self.edges) for actor in group}
 
     def renew(self, incarnation: int, finished: Collection[Actor]) -> dict[Actor, int]:
-        """Begin a new incarnation of the job for all actors; return the incarnations that ended, by actor."""
+        """Begin a new incarnation of the job for all actors; return the incarnations that ended, by actor.
+
+        Raises RestoreRejected if the finished actors contradict the edges, InvalidInput.
+        """
         if incarnation <= self.incarnation:
             raise InvalidInput(
                 f"job {self.job!r}: incarnation {incarnation} is not newer than {self.incarnation}; claim one first"
             )
         for actor in finished:
             self.require(actor)
+        check_restore({vertex: self._status(vertex, frozenset(finished)) for vertex in self.vertices}, self.edges)
         attached = self.tasks.items() if self.incarnation else ()
         fenced = {actor: task.newest_incarnation for actor, task in attached if actor not in finished}
         self.incarnation, self._attaches = incarnation, 0
@@ -169,6 +173,10 @@ class TaskRegistry:
         except CheckpointRejected as error:
             return error.reason
         return None
+
+    def _status(self, vertex: str, finished: Collection[Actor]) -> VertexStatus:
+        ended = sum((vertex, index) in finished for index in range(self.vertices[vertex]))
+        return "running" if not ended else "fully" if ended == self.vertices[vertex] else "partially"
 
     def _vertex_states(self) -> list[Vertex]:
         return [

@@ -1,109 +1,48 @@
-"""Pipeline: runs many jobs in one process, each in its own thread and unaffected by failures of the others."""
+"""Pipeline: runs many jobs in one process, on a bounded pool of threads, each unaffected by failures of the others.
+
+One thread schedules. It looks at all due jobs with one read of the catalog, and gives those with work to the pool. So a
+job without work needs no step.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from epochlog.checkpoint.job.claims import RunnerLease
-from epochlog.checkpoint.job.job_ddl import JobInfo, list_jobs
-from epochlog.checkpoint.job.runner import JobRunner
+from epochlog.checkpoint.job.claims import release_all
+from epochlog.checkpoint.job.drain import record_drains
+from epochlog.checkpoint.job.job_ddl import list_jobs
+from epochlog.checkpoint.job.runner import JobRunner, LocalRefreshAdapter, RefreshAdapter
 from epochlog.checkpoint.job.running_queries import live
-from epochlog.errors import EpochlogError, InvalidInput, JobRunning
-from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, JobRunning, StoreClosed
 from epochlog.store.commit.boundaries import force_boundary
-from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.process_local import OneProcess
-from epochlog.store.epochs.view_reader import read_epoch_view
-from epochlog.store.metadata.lookups import get_job, get_table
 from epochlog.store.session.handle import HasHandle
 
+from .job_looks import UNKNOWN_JOB, look_at
+from .member import HasRunner, JobStatus, Member, job_status
+from .pauses import Pauses, RealPauses
+from .step_pool import StepPool, checked_threads
 from .step_scheduler import TRIES, JobStep, failed, notified, quiescent, started, succeeded, waiting
 
+if TYPE_CHECKING:
+    from epochlog.checkpoint.worker.attached_job import AttachedJob
+    from epochlog.checkpoint.worker.worker import Worker
+
+REST_MS = 60_000
+"""Longest wait of the scheduler, which every end of a step ends."""
 _log = logging.getLogger("epochlog")
 
 
-class HasRunner(Protocol):
-    """Interface of a job with a runner."""
-
-    _runner: JobRunner
-
-
-class Pauses(Protocol):
-    """Interface of the clock and the waits of the pipeline's threads; tests replace it."""
-
-    def now_ms(self) -> int:
-        """Return the milliseconds of a clock that never jumps."""
-        ...
-
-    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
-        """Wait until the event is set (True) or the time is over (False)."""
-        ...
-
-
-class RealPauses:
-    """Pauses in real monotonic time."""
-
-    def now_ms(self) -> int:
-        return int(monotonic_s() * 1000)
-
-    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
-        return event.wait(timeout_ms / 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class JobStatus:
-    """Current status of a job of a pipeline.
-
-    state: running | idle | backing off | waiting | given up | parked | finished | fenced | dropped | stopped. waiting:
-    another runner is alive, and the pipeline continues when it has ended. restarts: number of tries after a failure.
-    last_error: the newest failure, also of a job that has recovered. next_try_ms: milliseconds until the next try of a
-    job that backs off, else None. lag_ms: that of JobInfo; None if the job or the catalog is not available.
-    """
-
-    name: str
-    state: str
-    committed_epoch: int
-    restarts: int
-    last_error: str | None
-    next_try_ms: int | None
-    lag_ms: int | None
-
-
-@dataclass(slots=True)
-class _Member:
-    """Job of the pipeline, with the state of its thread."""
-
-    runner: JobRunner
-    refresh: Callable[[Any], Any]
-    upstreams: frozenset[int]
-    outputs: frozenset[int]
-    take_over: bool
-    lease: RunnerLease
-    step: JobStep = field(default_factory=JobStep)
-    committed_epoch: int = 0
-    wake: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread | None = None
-    halted: bool = False
-    logged_wait: bool = False  # the wait for another runner is in the log
-
-    @property
-    def isActive(self) -> bool:  # noqa: N802  # registered among the live queries, so that only one of them runs a job
-        return self.thread is not None and self.thread.is_alive() and not self.step.ended
-
-    def stop(self) -> None:
-        """End this job after its current barrier, for `job.stop`; the other jobs continue."""
-        self.halted = True
-        self.wake.set()
-        if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join()
-
-
 class PipelineRunner(OneProcess):
-    """Runner of several jobs in parallel, each in its own thread. pauses: a clock for tests.
+    """Runner of several jobs in parallel. threads: short steps at a time. pauses: a clock for tests. coordinator: a
+    served store that decides the jobs' barriers.
 
     A job that raises is tried again after a delay that doubles each time, up to 30 seconds; the other jobs are not
     affected. A job that finishes, is parked or dropped, or is taken over by another runner ends, and `status` shows its
@@ -112,15 +51,33 @@ class PipelineRunner(OneProcess):
 
     _instead = "send store.root, open the store there, and add its jobs to a new Pipeline"
 
-    def __init__(self, store: HasHandle, *, pauses: Pauses | None = None) -> None:
+    def __init__(
+        self,
+        store: HasHandle,
+        *,
+        threads: int | None = None,
+        pauses: Pauses | None = None,
+        coordinator: str | Worker | None = None,
+    ) -> None:
         self._handle = store._handle
+        self._coordinator = coordinator
+        self._worker: Worker | None = None  # in a run under a coordinator
+        self._heard: deque[int] = deque()  # ids of the jobs for which the worker has got a message
+        if coordinator is not None:
+            from epochlog.checkpoint.worker.attached_job import check_coordinator
+
+            check_coordinator(coordinator, self._handle, "Pipeline")
+        self._threads = checked_threads(threads)
         self._pauses: Pauses = pauses or RealPauses()
         self._lock = threading.Lock()
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, Member] = {}
+        self._readers: dict[int, set[int]] = {}  # jobs by the tables that they read
         self._running = False
         self._stopping = False
         self._target: int | None = None  # the epoch that a run until idle waits for
-        self._progress = threading.Event()
+        self._wake = threading.Event()
+        self._over = threading.Event()  # the threads of the run have ended
+        self._pool = StepPool(self._threads, self._pauses.now_ms)
 
     def __repr__(self) -> str:
         states = ", ".join(f"{status.name}: {status.state}" for status in self.status())
@@ -134,8 +91,10 @@ class PipelineRunner(OneProcess):
         runner.check_refresh(refresh)
         record = runner.record()
         lease = runner.new_lease("pipeline")
-        member = _Member(runner, refresh, frozenset(record.upstreams), frozenset(record.outputs), take_over, lease)
+        upstreams, outputs = frozenset(record.upstreams), frozenset(record.outputs)
+        member = Member(runner, refresh, upstreams, outputs, take_over, lease, self._wake.set)
         member.committed_epoch = record.position
+        member.left.set()
         with self._lock:
             existing = self._members.get(runner.job_id)
             if existing is not None and not (existing.step.ended and self._running):
@@ -143,6 +102,9 @@ class PipelineRunner(OneProcess):
             if self._running and not self._stopping:
                 self._start(member)
             self._members[runner.job_id] = member
+            for upstream in upstreams:
+                self._readers.setdefault(upstream, set()).add(runner.job_id)
+        self._wake.set()
 
     def run(self, until: Literal["idle"] | None = None) -> None:
         """Step all jobs until `stop` is called or all have ended.
@@ -159,23 +121,36 @@ class PipelineRunner(OneProcess):
             if self._running:
                 raise InvalidInput("this pipeline is running already; add more jobs with add(), or stop() it first")
             self._running, self._stopping, self._target = True, False, target
+            self._pool = StepPool(self._threads, self._pauses.now_ms)
+            self._over.clear()
+        errors: list[BaseException] = []
+        scheduler = threading.Thread(target=self._schedule, args=(errors,), name="epochlog pipeline", daemon=True)
         try:
+            self._reach_coordinator()
             with self._lock:
                 for member in self._members.values():
                     self._start(member)
-            while not self._is_done():
-                self._progress.wait()
-                self._progress.clear()
+            scheduler.start()
+            self._over.wait()  # an interrupted `join` would count the thread as ended
         finally:
-            self._join_threads()
+            self._end_run(scheduler)
+        if errors:
+            raise errors[0]
 
-    def stop(self) -> None:
-        """Let `run` return after the barriers in flight, without waiting for it. It ends no job's data."""
+    def stop(self, drain: bool = False) -> None:
+        """Let `run` return after the barriers in flight, without waiting for it. It ends no job's data.
+
+        drain: end the data of all jobs instead, at one epoch, as `job.stop(drain=True)` does for one job. The jobs take
+        in all changes so far, and `run` (or the next one) returns when all have finished, which `status` shows. A job
+        that fails is tried again; `stop()` ends the run without it, and its end stays recorded. Jobs that were dropped,
+        parked or taken over by another runner are left as they are. Raises the errors of the catalog; then no job ends.
+        """
+        if drain:
+            self._drain()
+            return
         with self._lock:
             self._stopping = True
-            for member in self._members.values():
-                member.wake.set()
-        self._progress.set()
+        self._wake.set()
 
     def status(self) -> tuple[JobStatus, ...]:
         """Return the status of each job, in the order in which they were added."""
@@ -185,101 +160,291 @@ class PipelineRunner(OneProcess):
             infos = {}
         with self._lock:
             now_ms = self._pauses.now_ms()
-            return tuple(
-                _job_status(member, infos.get(member.runner.name), now_ms) for member in self._members.values()
-            )
+            return tuple(job_status(member, infos.get(member.runner.name), now_ms) for member in self._members.values())
 
-    # ---- threads -------------------------------------------------------------------------------------------------
+    def _drain(self) -> None:
+        """Record one boundary as the end of all jobs; a run until idle then waits for that boundary."""
+        with self._lock:
+            runners = [member.runner for member in self._members.values()]
+        end = record_drains(self._handle, runners)
+        with self._lock:
+            if self._target is not None and end is not None:
+                self._target = max(self._target, end)
+            for member in self._members.values():
+                member.idle_at, member.look = None, replace(member.look, reached=False)
+                member.step = notified(replace(member.step, settled=False), self._pauses.now_ms())
+        self._wake.set()
 
-    def _start(self, member: _Member) -> None:
-        """Start the job's thread. Call under the lock. Only restarts and last_error outlive an earlier run."""
+    # ---- a run -----------------------------------------------------------------------------------------------------
+
+    def _start(self, member: Member) -> None:
+        """Let the job take part in the run. Call under the lock. Only restarts and last_error outlive a run."""
         live.claim(member.runner, take_over=member.take_over)
         member.halted, member.lease = False, member.runner.new_lease("pipeline")
         member.step = JobStep(
             due_ms=self._pauses.now_ms(), restarts=member.step.restarts, last_error=member.step.last_error
         )
-        member.wake.clear()
-        member.thread = threading.Thread(
-            target=self._run_thread, args=(member,), name=f"epochlog {member.runner.name}", daemon=True
-        )
-        member.thread.start()
+        member.look, member.idle_at, member.notified = UNKNOWN_JOB, None, False
+        member.attached = self._attach(member)
+        member.left.clear()
         live.set(member.runner, member)
 
-    def _join_threads(self) -> None:
+    def _attach(self, member: Member) -> AttachedJob | None:
+        """Return the job as it runs under the coordinator; None without one."""
+        if self._worker is None:
+            return None
+        from epochlog.checkpoint.worker.attached_job import AttachedJob
+
+        notify = partial(self._hear, member.runner.job_id)
+        return AttachedJob(member.runner, member.lease, self._worker, take_over=member.take_over, notify=notify)
+
+    def _hear(self, job_id: int) -> None:
+        """Note a message for a job, in a thread of the worker."""
+        self._heard.append(job_id)
+        self._wake.set()
+
+    def _reach_coordinator(self) -> None:
+        if self._coordinator is not None:
+            from epochlog.checkpoint.worker.attached_job import reach_coordinator
+
+            self._worker = reach_coordinator(self._coordinator, self._handle)
+
+    def _end_run(self, scheduler: threading.Thread) -> None:
         self.stop()
+        if scheduler.ident is not None:
+            self._over.wait()
+            scheduler.join()
+        worker, self._worker = self._worker, None
+        if worker is not None and worker is not self._coordinator:
+            worker.close()
         with self._lock:
-            threads = [member.thread for member in self._members.values()]
-        for thread in threads:
-            if thread is not None:
-                thread.join()
-        with self._lock:
+            for member in self._members.values():
+                member.left.set()
             self._running = False
 
-    def _is_done(self) -> bool:
-        with self._lock:
-            jobs = {job_id: member.step for job_id, member in self._members.items()}
-            idle = self._target is not None and quiescent(jobs)
-            return self._stopping or idle or all(step.ended for step in jobs.values())
-
-    def _run_thread(self, member: _Member) -> None:
-        """Step a job when it is due, in the job's own thread."""
+    def _schedule(self, errors: list[BaseException]) -> None:
+        """Schedule the steps of all jobs until the run is over, in a thread of its own. errors: gets those of the
+        scheduler itself, which `run` raises.
+        """
         try:
-            self._step_until_ended(member)
+            try:
+                while self._advance():
+                    pass
+            finally:
+                self._close_run()
+        except BaseException as error:  # noqa: BLE001  # `run` waits in another thread, and raises it there
+            errors.append(error)
         finally:
-            member.runner.release(member.lease)
+            self._over.set()
 
-    def _step_until_ended(self, member: _Member) -> None:
-        while True:
-            with self._lock:
-                if member.halted and not member.step.ended:
-                    member.step = replace(member.step, state="stopped")
-                now_ms = self._pauses.now_ms()
-                if member.wake.is_set():
-                    member.wake.clear()
-                    member.step = notified(member.step, now_ms)
-                if self._stopping or member.step.ended:
-                    if member.step.state == "running":  # the next run continues it
-                        member.step = replace(member.step, state="idle")
-                    self._progress.set()
-                    return
-                wait_ms = member.step.due_ms - now_ms
-                if wait_ms <= 0:
-                    member.step = started(member.step)
-            if wait_ms > 0:
-                self._pauses.wait(member.wake, wait_ms)
-            else:
-                self._step(member)
-                self._progress.set()
-
-    def _step(self, member: _Member) -> None:
-        """Step the job once, and schedule its next step by the outcome."""
-        runner = member.runner
-        try:
-            if not self._enter(member):
-                return
-            epoch = self._run_once(member)
-            finished = runner.record().state == "finished"
-            settled, missing = self._read_target_state(member, idle=epoch is None)
-        except BaseException as error:  # noqa: BLE001  # any error ends or delays this job alone
-            tries = TRIES if self._target is not None else None
-            next_step = failed(member.step, error, self._pauses.now_ms(), tries)
-            if next_step.ended:  # release before the state shows, so that another runner may enter
-                runner.release(member.lease)
-            with self._lock:
-                member.step = next_step
-            return
-        if finished:
-            runner.release(member.lease)
+    def _advance(self) -> bool:
+        """Look at the due jobs, or wait for one; return False when the run is over."""
+        self._wake.clear()
+        wait_ms = self._pool.release_long()
         with self._lock:
-            next_step = succeeded(member.step, epoch, self._pauses.now_ms(), finished=finished)
-            member.step = replace(next_step, settled=settled, missing=missing)
+            if self._is_done():
+                return False
+            due: list[Member] = []
+            halted = self._take_halted()
+            self._notify_heard()
+            if wait_ms is None:  # no step waits for a slot
+                now_ms = self._pauses.now_ms()
+                active = [m for m in self._members.values() if not (m.queued or m.halted or m.step.ended)]
+                due = [member for member in active if member.step.due_ms <= now_ms]
+                wait_ms = min((m.step.due_ms for m in active), default=now_ms + REST_MS) - now_ms
+            for member in due:
+                member.notified = False
+        self._end(halted)
+        if due:
+            self._look(due)
+        elif not halted:
+            self._pauses.wait(self._wake, wait_ms)
+        return True
+
+    def _notify_heard(self) -> None:
+        """Let the jobs that got a message from the coordinator be due. Call under the lock."""
+        while self._heard:
+            member = self._members[self._heard.popleft()]
+            member.notified, member.step = True, notified(member.step, self._pauses.now_ms())
+
+    def _is_done(self) -> bool:
+        """Return True if the run is over. Call under the lock."""
+        jobs = {job_id: member.step for job_id, member in self._members.items()}
+        idle = self._target is not None and quiescent(jobs)
+        return self._stopping or idle or all(step.ended for step in jobs.values())
+
+    def _take_halted(self) -> list[Member]:
+        """Return the jobs that `job.stop` ends and that are not in a step. Call under the lock."""
+        halted = [m for m in self._members.values() if m.halted and not m.left.is_set()]
+        for member in halted:
+            member.queued = member.queued and not self._pool.cancel(member.runner.job_id)
+        return [member for member in halted if not member.queued]
+
+    def _end(self, members: Collection[Member]) -> None:
+        """End the part of jobs that `job.stop` ends, as finished if their data has ended."""
+        self._finish_unseen(members)
+        with self._lock:
+            for member in members:
+                if not member.step.ended:
+                    member.step = replace(member.step, state="stopped")
+        self._leave(members)
+
+    def _close_run(self) -> None:
+        """End the run: release the jobs that are not in a step at once, the others after it."""
+        with self._lock:
+            self._stopping = True
+            for job_id in self._pool.close():
+                assert isinstance(job_id, int)
+                self._members[job_id].queued = False
+            rest = [member for member in self._members.values() if not member.queued and not member.left.is_set()]
+            for member in rest:
+                self._end_part(member)
+        self._leave(rest)
+        self._pool.join()
+        self._finish_unseen([member for member in self._members.values() if not member.halted])
+        self._end([member for member in self._members.values() if member.halted])
+
+    def _finish_unseen(self, members: Collection[Member]) -> None:
+        """Finish those of the jobs that have finished with a commit since their newest look."""
+        unseen = [member for member in members if member.unseen and not member.step.ended]
+        requests = [m.request for m in unseen]
+        with suppress(EpochlogError):
+            looks = look_at(self._handle, requests, None, {}) if requests else {}
+            self._finish([member for member in unseen if looks[member.runner.job_id].finished])
+
+    def _end_part(self, member: Member) -> None:
+        """Settle the state of a job whose part in the run is over. Call under the lock."""
+        if member.step.state == "running":  # the next run continues it
+            member.step = replace(member.step, state="idle")
+
+    def _leave(self, members: Collection[Member]) -> None:
+        """Release the jobs, all in one transaction."""
+        if members:
+            release_all(self._handle, [member.lease for member in members])
+            for member in members:
+                if member.attached is not None:
+                    member.attached.close()
+                member.left.set()
+
+    # ---- looks -----------------------------------------------------------------------------------------------------
+
+    def _look(self, due: Collection[Member]) -> None:
+        """Look at the due jobs, and queue the steps of those with work."""
+        target = self._target
+        requests = [m.request for m in due]
+        unchanged = {m.runner.job_id: m.idle_at for m in due if m.idle_at is not None}
+        try:
+            looks = look_at(self._handle, requests, target, unchanged)
+        except (CatalogUnavailable, StoreClosed) as error:
+            for member in due:
+                self._fail(member, error)
+            return
+        except Exception:  # noqa: BLE001  # each job's own step raises its own error
+            looks = dict.fromkeys((m.runner.job_id for m in due), UNKNOWN_JOB)
+        with self._lock:
+            current = [m for m in due if target == self._target and not m.step.ended]
+            for member in current:
+                member.look, member.unseen = looks.get(member.runner.job_id, member.look), False
+            finished = [member for member in current if self._apply_look(member)]
+        self._finish(finished)
+
+    def _apply_look(self, member: Member) -> bool:
+        """Queue the job's step, or let it rest; return True for a job that has finished. Call under the lock."""
+        look, holds = member.look, member.led or member.runner.holds(member.lease)
+        member.idle_at = look.state if holds else None
+        if look.finished and member.led:
+            return True
+        if look.blocked and member.step.state == "waiting" and not member.take_over:
+            member.step = replace(
+                waiting(member.step, self._pauses.now_ms()), settled=look.settled(idle=False), missing=look.missing
+            )
+        elif member.has_step or not holds:
+            member.queued, member.step = True, started(member.step)
+            self._pool.submit(member.runner.job_id, partial(self._run_step, member))
+        elif look.finished:
+            return True
+        else:
+            self._rest(member)
+        return False
+
+    def _finish(self, members: Collection[Member]) -> None:
+        """End the part of jobs that have finished."""
+        self._leave(members)
+        with self._lock:
+            for member in members:
+                step = succeeded(member.step, None, self._pauses.now_ms(), finished=True)
+                member.step = replace(step, settled=step.settled or member.look.reached)
+
+    def _rest(self, member: Member) -> None:
+        """Let a job without work rest until the next look. Call under the lock."""
+        now_ms, look = self._pauses.now_ms(), member.look
+        step = succeeded(started(member.step), None, now_ms, finished=False)
+        settled = step.settled or look.settled(idle=not member.led)  # a coordinator ends the creation later
+        member.step = replace(step, settled=settled, missing=look.missing)
+        if member.notified:
+            member.step = notified(member.step, now_ms)
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def _run_step(self, member: Member) -> None:
+        """Step the job in a thread of the pool, and wake the scheduler if the pool has nothing else to do."""
+        threading.current_thread().name = f"epochlog {member.runner.name}"
+        member.thread_id = threading.get_ident()
+        try:
+            if not self._stopping and not member.halted:
+                self._step(member)
+        finally:
+            with self._lock:
+                member.thread_id, member.queued = None, False
+                leaves = self._stopping
+                if leaves:
+                    self._end_part(member)
+            if leaves:
+                self._leave([member])
+            if leaves or member.halted or not self._pool.queued:
+                self._wake.set()
+
+    def _step(self, member: Member) -> None:
+        """Enter the job and step it once, and schedule its next step by the outcome."""
+        try:
+            if member.attached is None and not self._enter(member):
+                return
+            if member.look.finished:
+                self._finish([member])
+                return
+            epoch = self._run_once(member) if member.has_step else None
+            if member.attached is not None:
+                member.take_over = member.logged_wait = False
+        except BaseException as error:  # noqa: BLE001  # any error ends or delays this job alone
+            if member.attached is not None and isinstance(error, JobRunning):
+                self._await_runner(member, error)
+            else:
+                self._fail(member, error)
+            return
+        with self._lock:
+            now_ms = self._pauses.now_ms()
+            if epoch is None:
+                self._rest(member)
+                return
+            member.unseen = True
+            settled = member.step.settled or member.look.settled(idle=False)
+            member.step = replace(succeeded(member.step, epoch, now_ms, finished=False), settled=settled)
             if epoch:
                 member.committed_epoch = epoch
-                for other in self._members.values():
-                    if other.upstreams & member.outputs:
-                        other.wake.set()
+                for job_id in {reader for output in member.outputs for reader in self._readers.get(output, ())}:
+                    other = self._members[job_id]
+                    other.notified, other.step = True, notified(other.step, now_ms)
 
-    def _enter(self, member: _Member) -> bool:
+    def _fail(self, member: Member, error: BaseException) -> None:
+        """Schedule the next try of a job that failed, or end its part in the run."""
+        tries = TRIES if self._target is not None else None
+        next_step = failed(member.step, error, self._pauses.now_ms(), tries)
+        if next_step.ended:  # release before the state shows, so that another runner may enter
+            self._leave([member])
+        with self._lock:
+            member.step = next_step
+
+    def _enter(self, member: Member) -> bool:
         """Claim the job for the pipeline; return False if another live runner has it, so that the pipeline waits."""
         runner = member.runner
         if runner.holds(member.lease):
@@ -287,49 +452,28 @@ class PipelineRunner(OneProcess):
         try:
             runner.acquire(member.lease, take_over=member.take_over)
         except JobRunning as error:
-            if not member.logged_wait:
-                _log.info("%s. The pipeline waits for it to end", error)
-            member.logged_wait = True
-            settled, missing = self._read_target_state(member, idle=False)
-            with self._lock:
-                next_step = waiting(member.step, self._pauses.now_ms())
-                member.step = replace(next_step, settled=settled, missing=missing)
+            self._await_runner(member, error)
             return False
         member.take_over = member.logged_wait = False
         return True
 
-    def _run_once(self, member: _Member) -> int | None:
-        return self._step_runner(member.runner, member.refresh, member.lease)
+    def _await_runner(self, member: Member, error: JobRunning) -> None:
+        """Let the job wait for its other, live runner to end."""
+        if not member.logged_wait:
+            _log.info("%s. The pipeline waits for it to end", error)
+        member.logged_wait = True
+        look = member.look
+        with self._lock:
+            next_step = waiting(member.step, self._pauses.now_ms())
+            settled = member.step.settled or look.settled(idle=False)
+            member.step = replace(next_step, settled=settled, missing=look.missing)
 
-    def _step_runner(self, runner: JobRunner, refresh: Callable[[Any], Any], lease: RunnerLease) -> int | None:
-        return runner.step_local(refresh, lease=lease)
+    def _run_once(self, member: Member) -> int | None:
+        adapter = self._begin_step(member.runner)
+        if member.attached is not None:
+            return member.attached.step(member.refresh, adapter, 0.0)
+        return member.runner.step(member.refresh, adapter, lease=member.lease)
 
-    def _read_target_state(self, member: _Member, *, idle: bool) -> tuple[bool, frozenset[int]]:
-        """Return (job has taken in everything through the target, ids of its upstream jobs that have not)."""
-        target, runner = self._target, member.runner
-        if target is None or member.step.settled:
-            return member.step.settled, frozenset()
-
-        def body(view: ReadTxn) -> tuple[bool, frozenset[int]]:
-            job = get_job(view, runner.job_id, runner.name)
-            now_ms = self._handle.catalog.now_ms()
-            epochs = read_epoch_view(view, self._handle.memory, now_ms, above=[*job.upstreams, *job.outputs])
-            incomplete = [get_table(view, up, "an upstream") for up in job.upstreams if not epochs.complete(up, target)]
-            reached = all(epochs.complete(output, target) for output in job.outputs)
-            settled = reached and (idle or job.state != "creating")  # an idle step ends the creation
-            return settled, frozenset(table.job_id for table in incomplete if table.job_id is not None)
-
-        return self._handle.catalog.read(body)
-
-
-def _job_status(member: _Member, info: JobInfo | None, now_ms: int) -> JobStatus:
-    step = member.step
-    return JobStatus(
-        name=member.runner.name,
-        state=step.state,
-        committed_epoch=member.committed_epoch if info is None else info.committed_epoch,
-        restarts=step.restarts,
-        last_error=step.last_error,
-        next_try_ms=max(0, step.due_ms - now_ms) if step.state == "backing off" else None,
-        lag_ms=None if info is None else info.lag_ms,
-    )
+    def _begin_step(self, runner: JobRunner) -> RefreshAdapter:
+        """Prepare this thread for a step of the job, and return the adapter of its refresh."""
+        return LocalRefreshAdapter(runner.handle)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from epochlog.errors import Fenced, JobNotFound, JobParked, SparkLost, StoreClosed
+from epochlog.checkpoint.job.next_step import ENDINGS
+from epochlog.errors import AccessDenied, Cancelled, SparkLost, StoreClosed
 from epochlog.store.env.backoff import Backoff
 
 LOOK_MS = 100
@@ -21,9 +22,9 @@ TRIES = 5
 """Failures in a row after which a job is given up, in a run until idle."""
 
 HOPELESS = {
-    Fenced: "fenced",
-    JobParked: "parked",
-    JobNotFound: "dropped",
+    **ENDINGS,
+    AccessDenied: "given up",
+    Cancelled: "stopped",
     StoreClosed: "given up",
     SparkLost: "given up",
 }
@@ -37,9 +38,9 @@ ENDED = frozenset({"given up", "parked", "finished", "fenced", "dropped", "stopp
 class JobStep:
     """Scheduling state of one job. due_ms: monotonic time of its next step.
 
-    state: running | idle | backing off | waiting (for another runner to end), or one of ENDED. restarts: number of
-    tries after a failure. settled: the job has taken in everything through the target epoch. missing: ids of the
-    upstream jobs that had not reached the target epoch at the last check.
+    state: running (also while queued) | idle | backing off | waiting (for another runner to end), or one of ENDED.
+    restarts: number of tries after a failure. settled: the job has taken in everything through the target epoch.
+    missing: ids of the upstream jobs that had not reached the target epoch at the last check.
     """
 
     state: str = "running"
@@ -100,12 +101,18 @@ def quiescent(jobs: Mapping[int, JobStep]) -> bool:
 
     Then each job has reached it, has ended, or waits for a job that will not reach it.
     """
-
-    def stuck(job_id: int) -> bool:
-        step = jobs.get(job_id)
-        if step is None:  # not a job of this pipeline
-            return True
-        waits = step.ended or (step.state == "idle" and any(stuck(up) for up in step.missing))
-        return waits and not step.settled
-
-    return all(step.settled or stuck(job_id) for job_id, step in jobs.items())
+    unsettled = {job_id: step for job_id, step in jobs.items() if not step.settled}
+    if any(not step.ended and (step.state != "idle" or not step.missing) for step in unsettled.values()):
+        return False
+    readers: dict[int, list[int]] = {}  # idle jobs by the jobs that they miss
+    for job_id, step in unsettled.items():
+        for up in () if step.ended else step.missing:
+            readers.setdefault(up, []).append(job_id)
+    stuck = {job_id for job_id, step in unsettled.items() if step.ended}
+    stack = [*stuck, *(up for up in readers if up not in jobs)]
+    while stack:
+        for reader in readers.pop(stack.pop(), ()):
+            if reader not in stuck:
+                stuck.add(reader)
+                stack.append(reader)
+    return len(stuck) == len(unsettled)

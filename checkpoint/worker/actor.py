@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
+from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.refresh_plan import barrier_of, plan_barrier
+from epochlog.checkpoint.job.runner import JobRunner, RefreshAdapter
 from epochlog.checkpoint.manager.unacked_reports import Outbox
-from epochlog.errors import Cancelled, EpochlogError, Fenced, InvalidInput, RolledBack, by_name
+from epochlog.errors import Cancelled, EpochlogError, Fenced, InvalidInput, RolledBack, ServerUnavailable, by_name
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.loads import MAX_STATE
 from epochlog.store.commit.root_commit import refuse_unwritable
@@ -22,7 +25,7 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter
 from epochlog.store.types.epoch import show_epoch
 
-from .row_partitioning import PartRefreshContext
+from .row_partitioning import PartRefreshAdapter, PartRefreshContext
 
 AGAIN_S = 60.0
 """Longest time in seconds that a part that rolls back waits for its coordinator."""
@@ -53,9 +56,13 @@ class Part:
         tables: tuple[str, ...] = (),
         *,
         finish_tables: bool = False,
+        take_over: bool = True,
     ) -> None:
         self._worker = worker
-        self._request = wire.Attach(name, parts, tables, finish_tables, 0)
+        self._request = wire.Attach(name, parts, tables, finish_tables, 0, take_over)
+        self.alive: Callable[[], bool] = lambda: True
+        self.gives_up: Callable[[], bool] = lambda: False
+        self.notify: Callable[[], None] = lambda: None
         self.name = name
         self.of = parts
         self._incarnation = 0
@@ -77,7 +84,9 @@ class Part:
 
     @property
     def state(self) -> bytes | None:
-        """Return the state of the part's newest commit at its (latest) start; None if it had no commit."""
+        """Return the state of the part's newest commit at its (latest) start; None without a commit, and if the part
+        had finished.
+        """
         return None if self._started is None else self._started.state
 
     @property
@@ -101,9 +110,13 @@ class Part:
         self._worker.send(self._request)
 
     def _await_start(self, deadline: Deadline | None) -> None:
-        self._worker.wait(lambda: self._started or self._final_error, deadline, f"attach of {self!r}")
+        self._worker.wait(
+            lambda: self._started or self._final_error or self.gives_up(), deadline, f"attach of {self!r}"
+        )
         if self._final_error is not None:
             raise self._final_error
+        if self._started is None:
+            raise ServerUnavailable(f"the coordinator was lost before {self!r} could begin")
 
     # ---- messages, under `changed` -------------------------------------------------------------------------------
 
@@ -121,10 +134,7 @@ class Part:
                 "the coordinator was restarted; the part's uncommitted work is dropped",
             )
         elif self._restarted is None:
-            request = self._request
-            self._worker.send(
-                wire.Attach(request.part, request.parts, request.tables, request.finish_tables, self._incarnation)
-            )
+            self._worker.send(replace(self._request, incarnation=self._incarnation))
             self._resend_notices()
 
     def handle_message(self, message: wire.Message) -> None:
@@ -153,6 +163,12 @@ class Part:
             self._close_attempt(message.barrier_id)
         elif isinstance(message, wire.Restarted):
             self._restarted = message
+
+    def fence(self) -> None:
+        """End the part, because another driver on this worker takes over. Call under `changed`."""
+        if not self.over:
+            self._final_error = Fenced(f"{self!r} was taken over by another driver of this process")
+            self._worker.changed.notify_all()
 
     def detach(self, reason: str) -> None:
         """Tell the coordinator that the part leaves, because its worker is being closed."""
@@ -360,6 +376,7 @@ class JobPart(Part):
     """Part of a job: refreshes its share of each barrier."""
 
     _reported: tuple[int, int] | None = None
+    _context: RefreshContext[Any, Any, Any] | None = None  # of the newest refresh, until its segments are committed
 
     def step(self, refresh: PartRefresh, timeout: float | None = None) -> int | None:
         """Run the next barrier; return its epoch, or None after `timeout` seconds or when the job has finished.
@@ -367,29 +384,42 @@ class JobPart(Part):
         refresh(ctx) is that of `job.step_local`; ctx also has `part`, `parts` and `share`, see PartRefreshContext. An
         error of the refresh aborts the attempt and is raised; the next call tries the barrier again.
         """
+        return self.step_with(refresh, PartRefreshAdapter(self._worker.handle, self.name.number, self.of), timeout)
+
+    def step_with(
+        self, refresh: Callable[[Any], Any], adapter: RefreshAdapter, timeout: float | None = None
+    ) -> int | None:
+        """Run the next barrier with this adapter, as `step` does. Return None also once `gives_up` returns True."""
         deadline = None if timeout is None else Deadline.after(timeout)
         while True:
             with self._worker.changed:
                 self._raise_pending()
                 committed = self._committed
+                has_landed = self._report is not None and committed[0] >= self._report.barrier_id
+            if has_landed:
+                self.end_context()
+            with self._worker.changed:
                 if not self._wait(lambda committed=committed: self._inject or self._committed != committed, deadline):
                     return None
                 if self.finished:
                     return self._committed[1] if self._committed != committed else None
                 inject = self._inject
-            if inject is not None and (epoch := self._refresh_and_report(inject, refresh)) is not None:
+            if inject is not None and (epoch := self._refresh_and_report(inject, refresh, adapter)) is not None:
                 return epoch
 
-    def _refresh_and_report(self, inject: wire.Injected, refresh: PartRefresh) -> int | None:
-        """Refresh and report; return the epoch of the commit, or None if the attempt was aborted."""
+    def _refresh_and_report(
+        self, inject: wire.Injected, refresh: Callable[[Any], Any], adapter: RefreshAdapter
+    ) -> int | None:
+        """Refresh and report; return the epoch of the commit, or None if the attempt was aborted or given up."""
         sealed: dict[str, list[Segment]] = {}
         if self._reported != (
             inject.prev,
             inject.curr,
         ):  # else only the attempt failed, and the outbox has its segments
             try:
-                segments = self._refresh(inject, refresh)
+                segments = self._refresh(inject, refresh, adapter)
             except BaseException as error:
+                self.end_context()
                 self._decline(inject, f"{type(error).__name__}: {error}")
                 raise
             if segments is None:
@@ -399,11 +429,14 @@ class JobPart(Part):
             self._report_barrier(inject, sealed, None)
             self._reported = (inject.prev, inject.curr)
             self._wait(lambda: self._committed[0] >= inject.barrier_id or self._aborted >= inject.barrier_id, None)
-            if self._committed[0] >= inject.barrier_id or self.finished:
-                return self._committed[1]
-        return None
+            epoch = self._committed[1] if self._committed[0] >= inject.barrier_id or self.finished else None
+        if epoch is not None:
+            self.end_context()
+        return epoch
 
-    def _refresh(self, inject: wire.Injected, refresh: PartRefresh) -> dict[str, list[Segment]] | None:
+    def _refresh(
+        self, inject: wire.Injected, refresh: Callable[[Any], Any], adapter: RefreshAdapter
+    ) -> dict[str, list[Segment]] | None:
         """Return the segments of this part; None if the catalog has recorded another barrier."""
         handle = self._worker.handle
         handle.intents.store_intent()  # the write intent must exist before the catalog read that plans the writers
@@ -413,12 +446,22 @@ class JobPart(Part):
             self._decline(inject, f"the job is at {show_epoch(job.position)}, and this is not its recorded barrier")
             return None
         plan = handle.catalog.read(lambda view: plan_barrier(view, handle, job))
-        context = PartRefreshContext(handle, plan, self.name.number, self.of)
-        try:
-            refresh(context)
-            return context._finish()
-        finally:
-            context._ended = True
+        self.end_context()
+        self._context = context = adapter.context(plan)
+        return JobRunner(handle, job.id, job.name).run_refresh(plan, context, refresh, adapter)
+
+    @property
+    def has_step(self) -> bool:
+        """Return True if a step would refresh, roll back, raise, or release what the newest refresh holds."""
+        report = self._report
+        has_landed = self._context is not None and report is not None and self._committed[0] >= report.barrier_id
+        return bool(self._inject or self._restarted or self._rollback_reason or self._final_error or has_landed)
+
+    def end_context(self) -> None:
+        """Release the resources of the newest refresh, whose segments this part does not report any more."""
+        context, self._context = self._context, None
+        if context is not None:
+            context._end()
 
     def _decline(self, inject: wire.Injected, reason: str) -> None:
         with self._worker.changed:
@@ -428,12 +471,12 @@ class JobPart(Part):
                 self._inject = None
 
     def _wait(self, condition: Callable[[], object], deadline: Deadline | None) -> bool:
-        """Wait until the condition is true or the part has finished; return False after the deadline.
+        """Wait until the condition is true or the part has finished; return False after the deadline or on giving up.
 
         Call under `changed`. Raises the error that ends the part.
         """
         while not (condition() or self.finished or self._restarted or self._final_error):
-            if deadline is not None and deadline.passed:
+            if (deadline is not None and deadline.passed) or self.gives_up():
                 return False
             self._worker.changed.wait(None if deadline is None else deadline.remaining_s)
         if not self.finished:
@@ -442,6 +485,7 @@ class JobPart(Part):
 
     def _discard_uncommitted(self) -> None:
         self._reported = None
+        self.end_context()
 
 
 def checked_state(state: object) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,24 @@ class PartRefreshContext(LocalRefreshContext):
                 f"recompute({output!r}, by=[]) replaces the whole output, and {self.parts} parts refresh it side by "
                 "side; name the columns that identify a part's share"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class PartRefreshAdapter:
+    """Adapter for refreshes of one part with pyarrow tables."""
+
+    handle: Handle
+    part: int
+    parts: int
+
+    def context(self, plan: RefreshPlan) -> PartRefreshContext:
+        return PartRefreshContext(self.handle, plan, self.part, self.parts)
+
+    def check(self, job: str) -> None:
+        """Accept the writes, because this process made them."""
+
+    def translate_error(self, error: BaseException, job: str) -> BaseException:
+        return error
 
 
 def split(data: pa.Table, by: Sequence[str], part: int, parts: int) -> pa.Table:

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -47,12 +47,13 @@ class Worker:
 
     with el.Worker(location, store, token=token) as worker:
         part = worker.attach("clicks_load", index=0, of=4, tables=["clicks"])
-        writer = part.writer("clicks")
-        for offset, batch in source(start=part.state):
-            writer.upsert(batch)
-            if not part.poll(state=offset):
-                break
-        part.finish()
+        if not part.finished:  # in an earlier run
+            writer = part.writer("clicks")
+            for offset, batch in source(start=part.state):
+                writer.upsert(batch)
+                if not part.poll(state=offset):
+                    break
+            part.finish()
     """
 
     def __init__(
@@ -132,16 +133,7 @@ class Worker:
             part: Part = JobPart(self, part_name, of)
         else:
             part = LoadPart(self, part_name, of, tuple(tables), finish_tables=finish_tables)
-        with self.changed:
-            if part.name in self._parts and not self._parts[part.name].over:
-                raise InvalidInput(f"this worker has attached part {index} of {kind} {name!r} already; attach it once")
-            self._parts[part.name] = part
-        try:
-            part.attach(Deadline.after(timeout))
-        except BaseException:
-            with self.changed:
-                self._parts.pop(part.name, None)
-            raise
+        self._add(part, timeout)
         return part
 
     def checkpoint(self, load: str | None = None, *, job: str | None = None, timeout: float = ATTACH_S) -> None:
@@ -191,6 +183,63 @@ class Worker:
         with closing(client):
             body = wire.encode_request(kind, name, drain=drain)
             run_action(client, self.location, action, body, token=self._token, timeout_s=timeout)
+
+    # ---- for drivers of whole jobs -------------------------------------------------------------------------------
+
+    def attach_driver(
+        self,
+        job: str,
+        *,
+        alive: Callable[[], bool],
+        gives_up: Callable[[], bool],
+        take_over: bool,
+        notify: Callable[[], None],
+    ) -> JobPart:
+        """Attach the only part of a job for a driver, and return it as soon as it may begin.
+
+        alive: returns False once nobody steps the part any more; the worker then detaches it. gives_up: returns True to
+        end a wait for the coordinator. notify: called after each message for the part. Raises JobRunning if the part
+        belongs to another worker, unless take_over, and the errors of `attach`.
+        """
+        part = JobPart(self, PartName("job", job, 0), 1, take_over=take_over)
+        part.alive, part.gives_up, part.notify = alive, gives_up, notify
+        with self.changed:
+            earlier = self._parts.get(part.name)
+            if take_over and earlier is not None:
+                earlier.fence()
+        self._add(part, ATTACH_S)
+        return part
+
+    def _add(self, part: Part, timeout_s: float) -> None:
+        """Attach a new part; keep it only if it may begin."""
+        with self.changed:
+            if part.name in self._parts and not self._parts[part.name].over:
+                raise InvalidInput(f"this worker has attached {self._parts[part.name]!r} already; attach it once")
+            self._parts[part.name] = part
+        try:
+            part.attach(Deadline.after(timeout_s))
+        except BaseException:
+            self.forget(part, "its attach failed")
+            raise
+
+    def forget(self, part: Part, reason: str) -> None:
+        """Detach a part, whose uncommitted work is then dropped. A second call does nothing."""
+        with self.changed:
+            if self._parts.get(part.name) is part:
+                del self._parts[part.name]
+                part.detach(reason)
+
+    def await_answer(self, timeout: float = ATTACH_S) -> None:
+        """Wait until the coordinator has answered, or cannot be reached now. Raises AccessDenied."""
+        with self.changed:
+            with suppress(ServerUnavailable):
+                self.wait(lambda: self.connected or self._error is not None, Deadline.after(timeout), "the connection")
+            self.check_access()
+
+    def check_access(self) -> None:
+        """Raise AccessDenied if the coordinator has refused this worker's token."""
+        if isinstance(self._error, AccessDenied):
+            raise self._error
 
     # ---- for parts, under `changed` ------------------------------------------------------------------------------
 
@@ -256,6 +305,7 @@ class Worker:
             with self.changed:
                 self._stream = None
                 self._coordinator_run = self._coordinator_run or self._previous_run
+                self.changed.notify_all()
             if stream.reason is not None:
                 self._note_error(stream.reason)
             stream.close()
@@ -273,6 +323,7 @@ class Worker:
             part = self._parts.get(getattr(message, "part", None))  # pyright: ignore[reportArgumentType]: None is no key
             if part is not None:
                 part.handle_message(message)
+                part.notify()
         return False
 
     def _note_error(self, error: Exception) -> None:
@@ -294,6 +345,8 @@ class Worker:
                 if self._closed.is_set():
                     return
                 continue
+            for part in [] if frame else [part for part in list(self._parts.values()) if not part.alive()]:
+                self.forget(part, "nobody steps it any more")
             if silent_s > self._timeout_s:
                 _log.warning("the coordinator at %s was silent for %.1f s", self.location, silent_s)
                 stream.abort()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from epochlog.checkpoint.coordinator.state import CoordinatorSettings
 from epochlog.checkpoint.manager.commands import JobSettings
 from epochlog.cli.session import CommandSession
+from epochlog.cli.signals import stop_signals
 from epochlog.errors import InvalidInput, ReadFailed
 from epochlog.exchange.transport.connections import allow_open_files
 from epochlog.exchange.transport.tokens import load_token
@@ -33,7 +30,7 @@ def serve(session: CommandSession) -> None:
     place = f"{scheme}://{options.bind}"
     allow_open_files()
     settings = {"coordinator": options.coordinator, "control": coordinator_settings, "metrics": options.metrics}
-    with _stop_signals() as stopped:
+    with stop_signals() as stopped:
         server = serve_store(session.store, place, token=token, read_token=read_token, tls=tls, **settings)
         try:
             place = session.handle.files.place
@@ -48,27 +45,6 @@ def serve(session: CommandSession) -> None:
             stopped.recv(1)
         finally:
             server.shutdown(SHUTDOWN_S)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[socket.socket]:
-    """Yield a socket that becomes readable on SIGINT or SIGTERM.
-
-    The system may deliver a signal to any thread, gRPC's too, and then it does not wake the main thread, in which
-    Python's handler runs, from a lock. The thread that gets it writes to the descriptor of `set_wakeup_fd`.
-    """
-    reading, writing = socket.socketpair()
-    writing.setblocking(False)
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    with reading, writing:
-        wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-        try:
-            yield reading
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(wakeup)
 
 
 def _coordinator_settings(options: argparse.Namespace) -> CoordinatorSettings:

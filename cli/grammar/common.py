@@ -8,10 +8,19 @@ CATALOG_VARIABLE = "EPOCHLOG_CATALOG"
 
 
 def add_command(
-    commands: argparse._SubParsersAction, name: str, help: str, details: str = ""
+    commands: argparse._SubParsersAction,
+    name: str,
+    help: str,
+    details: str = "",
+    before_root: tuple[str, str, str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command. `help` is its line in the list of commands; `details` follows in the command's own help."""
+    """Add a command. `help` is its line in the list of commands; `details` follows in the command's own help.
+    before_root: name, metavar and help of an argument that stands before the store's root.
+    """
     parser = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}. {details}")
+    if before_root is not None:
+        argument, metavar, text = before_root
+        parser.add_argument(argument, metavar=metavar, help=text)
     parser.add_argument("root", metavar="ROOT", help="the store's folder, or its URI (s3://…)")
     parser.add_argument(
         "--catalog",

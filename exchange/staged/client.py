@@ -18,7 +18,7 @@ from . import messages
 from .batch_file import as_batch, encode_batch
 from .pull_client import WINDOW, StageReader
 from .push_client import BACKOFF, RETRIED, Pusher
-from .state import Cursor, check_name
+from .state import ChannelProgress, Cursor, check_name
 
 TIMEOUT_S = 60.0
 ATTEMPT_S = 10.0
@@ -185,6 +185,12 @@ class ExchangeClient(Closeable):
         answer = self._run_action("staged.stage", messages.pack(query=self.query), None)
         return messages.unpack(answer, messages.STAGE)["stage"]
 
+    @property
+    def progress(self) -> dict[str, ChannelProgress]:
+        """Return the progress of each channel of the query: {channel: ChannelProgress}."""
+        answer = self._run_action("staged.progress", messages.pack(query=self.query), None)
+        return messages.unpack(answer, messages.PROGRESS)["channels"]
+
     # ---- consumers -----------------------------------------------------------------------------------------------
 
     def consume(
@@ -196,17 +202,35 @@ class ExchangeClient(Closeable):
         Fenced for a lower incarnation, InvalidInput for an undeclared consumer, QueryNotFound, ChannelUnknown,
         SequenceReleased when a needed batch was acknowledged by all consumers and deleted, ServerUnavailable.
         """
-        name, number = check_name("a consumer", consumer), _checked_int("incarnation", incarnation, 0)
+        return self._open_reader(consumer, _checked_int("incarnation", incarnation, 0), cursor, timeout)
+
+    def read(
+        self, consumer: str, cursor: Cursor | None = None, *, timeout: float | timedelta | None = None
+    ) -> StageReader:
+        """Read the batches of a consumer in stage order, without a claim: any number of readers may do so at once, and
+        each gets all batches. Nobody is fenced, and such a reader cannot acknowledge.
+
+        cursor: {channel: next sequence}; None begins at the acknowledged cursor. Raises the errors of `consume`.
+        """
+        return self._open_reader(consumer, None, cursor, timeout)
+
+    def _open_reader(
+        self, consumer: str, incarnation: int | None, cursor: Cursor | None, timeout: float | timedelta | None
+    ) -> StageReader:
+        name = check_name("a consumer", consumer)
         if cursor is not None:
             cursor = {check_name("a channel", key): _checked_int("cursor", seq, 0) for key, seq in cursor.items()}
 
-        hello = {"query": self.query, "consumer": name, "incarnation": number, "cursor": cursor, "window": WINDOW}
-        reader = StageReader(
-            lambda: self._open_stream(messages.PULL),
-            lambda durable: self.acknowledge(name, number, durable),
-            hello,
-            self._seconds(timeout),
-        )
+        def acknowledge(durable: Cursor) -> None:
+            if incarnation is None:
+                raise InvalidInput(
+                    f"a reader without a claim of consumer {name!r} acknowledges nothing; use `consume` with an "
+                    "incarnation, or `acknowledge`"
+                )
+            self.acknowledge(name, incarnation, durable)
+
+        hello = {"query": self.query, "consumer": name, "incarnation": incarnation, "cursor": cursor, "window": WINDOW}
+        reader = StageReader(lambda: self._open_stream(messages.PULL), acknowledge, hello, self._seconds(timeout))
         try:
             reader.begin()
         except BaseException:

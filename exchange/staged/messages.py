@@ -17,7 +17,7 @@ import pyarrow as pa
 from epochlog.errors import BadMessage, EpochlogError, InvalidInput, by_name
 from epochlog.exchange.transport.errors import encode_error
 
-from .state import MAX_CHANNELS, MAX_SEQ, is_name
+from .state import MAX_CHANNELS, MAX_SEQ, ChannelProgress, is_name
 
 MAX_BATCH = 64 << 20
 """Bytes of a batch's file."""
@@ -116,6 +116,18 @@ def stages(value: Any) -> dict[int, tuple[str, ...]]:
     return dict(sorted(channels_by_stage.items()))
 
 
+def progress(value: Any) -> dict[str, ChannelProgress]:
+    """Check a list of [channel, stage, next sequence, last sequence or None]. Raises BadMessage."""
+    if type(value) is not list or len(value) > MAX_CHANNELS:
+        raise BadMessage("the channels of a query are not a list, or too many")
+    if any(type(channel) is not list or len(channel) != 4 for channel in value):
+        raise BadMessage("a channel is not a list of its name, stage, next and last sequence")
+    return {
+        name(channel): ChannelProgress(stage(number), seq(next_seq), optional(last)(last_seq))
+        for channel, number, next_seq, last_seq in value
+    }
+
+
 # ---- messages ------------------------------------------------------------------------------------------------------
 
 DECLARE: Mapping[str, Check] = {
@@ -128,8 +140,9 @@ DECLARE: Mapping[str, Check] = {
 END: Mapping[str, Check] = {"query": name, "channel": name, "last": last, "attempt": number, "rows": optional(number)}
 ACK: Mapping[str, Check] = {"query": name, "consumer": name, "incarnation": number, "cursor": cursor}
 QUERY: Mapping[str, Check] = {"query": name}
-"""Of the actions that read the stage counter, or drop a query."""
+"""Of the actions that read the stage counter or the channels, or drop a query."""
 STAGE: Mapping[str, Check] = {"stage": stage}
+PROGRESS: Mapping[str, Check] = {"channels": progress}
 PUSH_HELLO: Mapping[str, Check] = {"query": name}
 PUSHED: Mapping[str, Check] = {
     "id": number,
@@ -147,14 +160,14 @@ answer with id 0 is a heartbeat of the server.
 PULL_HELLO: Mapping[str, Check] = {
     "query": name,
     "consumer": name,
-    "incarnation": number,
+    "incarnation": optional(number),
     "cursor": optional(cursor),
     "window": number,
     "mail": text,
     "line": number,
 }
-"""First message of a stage reader. `mail` is the reader's id, `line` the number of its stream: a stream that arrives
-late does not replace a later one.
+"""First message of a stage reader. Without an incarnation it reads and does not claim the consumer. `mail` is the
+reader's id, `line` the number of its stream: a stream that arrives late does not replace a later one.
 """
 CREDIT: Mapping[str, Check] = {"bytes": number}
 """Bytes that the consumer has taken from the reader, by which the server may send more."""

@@ -38,19 +38,25 @@ class StageSender:
     """Sender to one stream of a consumer, until all batches are sent or the stream ends."""
 
     def __init__(self, service: ExchangeServices, stream: DuplexStream, hello: messages.Fields) -> None:
-        """Claim the incarnation. Raises the errors of `transactions.claim`."""
+        """Claim the incarnation, if there is one. Raises the errors of `transactions.claim`."""
         self._service = service
         self._stream = stream
         self._reader_id, self._stream_number = hello["mail"], hello["line"]
         self._query, self._consumer, self._incarnation = hello["query"], hello["consumer"], hello["incarnation"]
-        self.key = (self._query, self._consumer)
+        self.key: tuple[str, ...] = (self._query, self._consumer)
         self._claim_number = 0
 
         def claim(tx: Txn) -> StageConsumer:
             self._claim_number = next(service.claim_numbers)
             return transactions.claim(tx, self._query, self._consumer, self._incarnation, hello["cursor"])
 
-        consumer = service.transact(self._query, claim)
+        if self._incarnation is None:  # any number of readers without a claim, beside the claimed incarnation
+            self.key = (*self.key, self._reader_id)
+            consumer = service.handle.catalog.read(
+                lambda view: transactions.begin_read(view, self._query, self._consumer, hello["cursor"])
+            )
+        else:
+            consumer = service.transact(self._query, claim)
         self._stages = consumer.stages
         start = {name: consumer.start.get(name, 0) for name in consumer.channels}
         self._gate = StageGate(consumer.stages, start)
@@ -130,7 +136,7 @@ class StageSender:
         backlog = self._service.handle.catalog.read(
             lambda view: transactions.read_backlog(view, self._query, self._consumer, cursor, names, LOOKAHEAD)
         )
-        if backlog.incarnation != self._incarnation:
+        if self._incarnation is not None and backlog.incarnation != self._incarnation:
             raise Fenced(
                 f"consumer {self._consumer!r}: incarnation {self._incarnation} was replaced by {backlog.incarnation}; "
                 "end it"

@@ -57,7 +57,7 @@ class StagedExchange:
         self._stage_counter = stage_counter
         self._commit_counts: dict[str, int] = {}
         self.claim_numbers: Iterator[int] = itertools.count(1)  # of consumers, in the order of their commits
-        self._senders: dict[tuple[str, str], StageSender] = {}
+        self._senders: dict[tuple[str, ...], StageSender] = {}
         self._commits = GroupCommit(handle.catalog)
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="epochlog-exchange-writes")
         self._to_delete: list[str] = []
@@ -84,6 +84,7 @@ class StagedExchange:
             "staged.end": Action(self._end, about=about + "set the end mark of a channel"),
             "staged.drop": Action(self._drop, about=about + "drop a query"),
             "staged.stage": Action(self._stage, Role.READ, about=about + "return the stage counter"),
+            "staged.progress": Action(self._progress, Role.READ, about=about + "return the progress of all channels"),
             "staged.ack": Action(self._ack, about=about + "acknowledge a consumer's durable cursor"),
         }
 
@@ -203,6 +204,13 @@ class StagedExchange:
         name = messages.unpack(body, messages.QUERY)["query"]
         query = self.handle.catalog.read(lambda view: transactions.find_query(view, name))
         return messages.pack(stage=query.stage if self._stage_counter is None else self._stage_counter.stage(name))
+
+    def _progress(self, body: bytes) -> bytes:
+        name = messages.unpack(body, messages.QUERY)["query"]
+        channels = self.handle.catalog.read(lambda view: transactions.channels_of(view, name))
+        return messages.pack(
+            channels=[[channel.name, channel.stage, channel.next, channel.last] for channel in channels]
+        )
 
     def _drop(self, body: bytes) -> bytes:
         name = messages.unpack(body, messages.QUERY)["query"]

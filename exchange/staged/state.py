@@ -140,6 +140,22 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelProgress:
+    """Progress of one channel's producer. next: the first sequence that was not pushed; sequences above it may have
+    been. last: the sequence of the end mark, -1 for an empty channel; None while unknown.
+    """
+
+    stage: int
+    next: int
+    last: int | None
+
+    @property
+    def passed(self) -> bool:
+        """Return True if the end mark is known and all sequences up to it were pushed."""
+        return self.last is not None and self.next > self.last
+
+
+@dataclass(frozen=True, slots=True)
 class StageConsumer:
     """Consumer of a staged exchange. incarnation: the highest that has claimed it, -1 before the first. cursor: the
     acknowledged position of its durable state. start: the cursor at which the present incarnation began.

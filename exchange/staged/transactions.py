@@ -146,6 +146,12 @@ def find_digest(view: ReadTxn, query: str, channel: Channel, seq: int) -> tuple[
     return None if record is None else DIGEST.unpack_from(record["digests"], offset)
 
 
+def channels_of(view: ReadTxn, query_name: str) -> list[Channel]:
+    """Read all channels of a query. Raises QueryNotFound."""
+    query = find_query(view, query_name)
+    return [find_channel(view, query, name) for names in query.stages.values() for name in names]
+
+
 # ---- declaring -----------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +253,16 @@ def claim(tx: Txn, query_name: str, consumer_name: str, incarnation: int, cursor
     if after != consumer:
         tx.put(consumer_key(query.name, consumer.name), after.to_record())
     return after
+
+
+def begin_read(view: ReadTxn, query_name: str, consumer_name: str, cursor: Cursor | None) -> StageConsumer:
+    """Return a consumer as a claim by its newest incarnation would leave it, and change nothing. Raises the errors of
+    `with_claim`.
+    """
+    query = find_query(view, query_name)
+    consumer = find_consumer(view, query, consumer_name)
+    channels = {name: find_channel(view, query, name) for name in consumer.channels}
+    return with_claim(consumer, consumer.incarnation, cursor, channels)
 
 
 def acknowledge(tx: Txn, query_name: str, consumer_name: str, incarnation: int, cursor: Cursor) -> list[str]:

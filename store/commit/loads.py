@@ -54,7 +54,10 @@ class LoadRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """State that a part of a load reported with its newest commit. finished: its data has ended."""
+    """State that a part of a load reported with its newest commit; None if it has finished.
+
+    finished: its data has ended.
+    """
 
     state: bytes | None = None
     finished: bool = False
@@ -179,7 +182,9 @@ def advance_load(tx: Txn, commit: LoadCommit) -> None:
     for index in sorted({*commit.states, *commit.finished}):
         key = load_part_key(load.name, index)
         before = PartRecord(**(tx.get(key) or {}))
-        after = PartRecord(commit.states.get(index, before.state), before.finished or index in commit.finished)
+        finished = before.finished or index in commit.finished
+        # Nobody resumes a finished part, so its flag is enough.
+        after = PartRecord(None if finished else commit.states.get(index, before.state), finished)
         if after != before:
             tx.put(key, after.to_record())
     state = "finished" if commit.final else "running"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ class SystemClock:
     def __call__(self) -> int:
         return time.time_ns() // 1_000_000
 
+
+UNITS_S = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+"""Seconds of each unit of a length of time, as text."""
 
 FOR_EVER = timedelta(days=365_000)
 """The longest span that is accepted: a thousand years."""
@@ -59,3 +63,14 @@ class Deadline:
     @property
     def passed(self) -> bool:
         return self.remaining_s == 0.0
+
+
+def parse_seconds(text: str) -> float:
+    """Parse a length of time into seconds: a decimal number and a unit of UNITS_S (default: seconds), without a sign.
+    Raises InvalidInput.
+    """
+    match = re.fullmatch(r"(\d+\.?\d*)([a-z]*)", text, re.ASCII)
+    value = float(match[1]) * UNITS_S.get(match[2], math.nan) if match else math.nan
+    if not 0 <= value < math.inf:
+        raise InvalidInput(f"a length of time is needed, such as 30 (seconds), 500ms, 30m, 12h or 7d, not {text!r}")
+    return value

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def live_runner(view: ReadTxn, handle: Handle, job: JobRecord) -> Runner | None:
     """Return the job's runner if it is alive by its lease and, on this machine, by its process; else None."""
     runner = job.runner
-    if runner is None or runner.holder in handle.runners.live:
+    if runner is None or handle.runners.is_live(runner.holder):
         return runner
     if is_this(runner.process) or has_died(runner.process):
         return None

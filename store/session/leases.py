@@ -10,11 +10,11 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from epochlog.errors import EpochlogError
+from epochlog.errors import Corrupt, EpochlogError
 from epochlog.store.catalog.keys import lease_key
 from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn
 from epochlog.store.catalog.records import Record
@@ -42,7 +42,9 @@ AtEnd = Literal["remove", "leave", "mark", "vacate"]
 
 @dataclass(frozen=True, slots=True)
 class _HeldLease:
-    """Lease records of one holder. A record that names another `holder` was taken over, and is not touched."""
+    """Lease records of one holder. A record that names another `holder` or `owner` was taken over, and is not
+    touched.
+    """
 
     holder: str
     keys: tuple[bytes, ...]
@@ -54,7 +56,7 @@ class _HeldLease:
         """Yield the records that are still the holder's."""
         for key in self.keys:
             record = view.get(key)
-            if record is not None and record.get("holder", self.holder) == self.holder:
+            if record is not None and record.get("holder", record.get("owner", self.holder)) == self.holder:
                 yield key, record
 
 
@@ -81,6 +83,10 @@ class Leases:
     def live(self) -> frozenset[str]:
         """Return the holders that live in this process, including those of its other open stores."""
         return frozenset(_alive_holders)
+
+    def is_live(self, holder: str) -> bool:
+        """Return True if the holder is in `live`, at a cost that does not grow with the number of holders."""
+        return holder in _alive_holders
 
     def count(self, kind: str) -> int:
         """Count the holders of a kind whose leases this open store renews."""
@@ -150,28 +156,35 @@ class Leases:
 
     def release(self, holder: str) -> None:
         """End the holder's leases; a second call does nothing."""
+        self.release_all([holder])
+
+    def release_all(self, holders: Iterable[str]) -> None:
+        """End the leases of several holders, in one transaction. A second call does nothing."""
         self._reset_after_fork()
         with self._lock:
-            lease = self._held.pop(holder, None)
-            _alive_holders.pop(holder, None)
-            last = lease is not None and lease.shared and not self._has_shared()
-        if lease is None or lease.at_end == "leave":
+            popped = [(holder, self._held.pop(holder, None)) for holder in holders]
+            for holder, _ in popped:
+                _alive_holders.pop(holder, None)
+            leases = [lease for _, lease in popped if lease is not None]
+            last = any(lease.shared for lease in leases) and not self._has_shared()
+        ending = [lease for lease in leases if lease.at_end != "leave"]
+        if not ending:
             return
 
         def body(tx: Txn) -> None:
             if last:  # a hold that is just being taken is valid until its own expiry, and renewed before that
                 tx.delete(lease_key(self._store_lease))
-            self._end_lease(tx, lease)
+            for lease in ending:
+                self._end_lease(tx, lease)
 
         try:
             self._catalog.transact(body)
             self._written = self._written and not last
         except EpochlogError:
-            if lease.at_end != "vacate":
+            # Retried at the renewals: other processes would wait while this store has other runners.
+            self._ended.update({lease.holder: lease for lease in ending if lease.at_end == "vacate"})
+            if any(lease.at_end != "vacate" for lease in ending):
                 raise
-            self._ended[holder] = (
-                lease  # retried at the renewals: other processes would wait while this store has other runners
-            )
 
     def _end_lease(self, tx: Txn, lease: _HeldLease) -> None:
         """Delete or change the records of a released holder. Call inside a transaction."""
@@ -183,7 +196,11 @@ class Leases:
                 tx.put(key, {**record, "expires_ms": self._catalog.now_ms()})
         elif lease.at_end == "vacate":
             for key in lease.keys:
-                record = tx.get(key)
+                try:
+                    record = tx.get(key)
+                except Corrupt as error:  # the other leases of this transaction must end all the same
+                    _log.warning("a runner is not taken out of a damaged record; others wait for its expiry: %s", error)
+                    continue
                 if record is not None and (record.get("runner") or {}).get("holder") == lease.holder:
                     tx.put(key, {**record, "runner": None})
 

@@ -369,11 +369,11 @@ def test_c13_drained_while_the_final_commit_is_pending(lab: Lab) -> None:
     lab.store.table("r").finish()
     lab.tick()
 
-    def told_meanwhile(ctx) -> None:
+    def drain_meanwhile(ctx) -> None:
         mirror("r", "j_out")(ctx)
         lab.store.job("j").stop(drain=True)  # it has no runner of its own, so it only records
 
-    end = job.step_local(told_meanwhile)
+    end = job.step_local(drain_meanwhile)
     assert states(lab)["j"] == "finished" and lab.entries("j_out")[-1][0] == end
     job.stop(drain=True)
     assert lab.entries("j_out")[-1][0] == end
@@ -385,11 +385,11 @@ def test_c13_drained_while_the_barrier_of_its_end_is_pending(lab: Lab) -> None:
     job = lab.job("j", ["r"])
     at = lab.store.checkpoint()
 
-    def told_meanwhile(ctx) -> None:
+    def drain_meanwhile(ctx) -> None:
         mirror("r", "j_out")(ctx)
         lab.store.job("j").stop(drain=True)
 
-    assert job.step_local(told_meanwhile) == at
+    assert job.step_local(drain_meanwhile) == at
     assert states(lab)["j_out"] == "finished" and lab.entries("j_out") == [(at, 1)]
 
 
@@ -398,12 +398,12 @@ def test_c13_drained_while_an_earlier_barrier_is_pending(lab: Lab) -> None:
     job = lab.job("j", ["r"])
     at = lab.store.checkpoint()
 
-    def told_meanwhile(ctx) -> None:
+    def drain_meanwhile(ctx) -> None:
         mirror("r", "j_out")(ctx)
         lab.put({2: (0, 20)})
         lab.store.job("j").stop(drain=True)
 
-    assert job.step_local(told_meanwhile) == at
+    assert job.step_local(drain_meanwhile) == at
     assert states(lab)["j"] == "running"
     job.stop(drain=True)
     assert states(lab)["j"] == "finished" and lab.rows("j_out") == {1: (0, 10), 2: (0, 20)}

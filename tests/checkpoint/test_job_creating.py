@@ -118,15 +118,7 @@ def test_history_let_go_between_deciding_and_recording_is_decided_again(
     lab.root_table("brief", options=el.TableOptions(history_retention=timedelta(0)))
     lab.put({1: (0, 1)}, "brief")
     lab.tick()
-    job, decide, meanwhile = lab.job("j", ["brief"]), job_module.JobRunner._decide, [True]
-
-    def decided(runner: Any, view: Any) -> Any:
-        decision = decide(runner, view)
-        if meanwhile:
-            meanwhile.clear()
-        return decision
-
-    record = job_module.JobRunner._record_barrier
+    job, record = lab.job("j", ["brief"]), job_module.JobRunner._record_barrier
 
     def recorded(runner: Any, incarnation: int) -> Any:
         lab.put({1: (0, 2)}, "brief")
@@ -135,7 +127,6 @@ def test_history_let_go_between_deciding_and_recording_is_decided_again(
         lab.store.compact("brief", full=True)
         return record(runner, incarnation)
 
-    monkeypatch.setattr(job_module.JobRunner, "_decide", decided)
     monkeypatch.setattr(job_module.JobRunner, "_record_barrier", recorded)
     assert job.step_local(mirror("brief", "j_out")) is not None
     assert lab.rows("j_out") == {1: (0, 2)}

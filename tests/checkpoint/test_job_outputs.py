@@ -15,7 +15,7 @@ from epochlog.store.sst.segment_writer import SegmentWriter
 from lab import KEY, SCHEMA, Lab, keys_of, mirror, table_of
 
 SHORT = el.TableOptions(history_retention=timedelta(0))
-Told = list[tuple[str, int, int]]
+KeyChanges = list[tuple[str, int, int]]
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made.store.close()
 
 
-def changes_since(lab: Lab, after: int, name: str = "out") -> Told:
+def changes_since(lab: Lab, after: int, name: str = "out") -> KeyChanges:
     changes = lab.store.table(name).changes(after, pre_images=True).read_all()
     return list(zip(*(changes[column].to_pylist() for column in ("_change_type", "k", "v")), strict=True))
 
 
-def update(key: int, old: int, new: int) -> Told:
+def update(key: int, old: int, new: int) -> KeyChanges:
     return [("update_preimage", key, old), ("update_postimage", key, new)]
 
 

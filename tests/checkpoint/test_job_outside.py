@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,10 @@ import duckdb
 import pytest
 
 import epochlog as el
+from epochlog.checkpoint.job import job_ddl
 from epochlog.store.catalog.keys import STORE
+from epochlog.store.epochs.global_membership import outside_by_interval
+from epochlog.store.epochs.table_epochs import TableEpochs
 from epochlog.store.metadata.definitions import StoreRecord
 from epochlog.store.metadata.lookups import find_job
 from lab import Lab, sums
@@ -343,3 +348,32 @@ def test_create_job_and_alter_say_whom_the_intervals_keep_out(lab: Lab, caplog: 
         assert not caplog.records and "it is creating" in str(lab.store.job("slow").info.outside)
         lab.store.job("slow").alter(interval=timedelta(minutes=7))
         assert "leave out slow_out" in caplog.text
+
+
+def test_a_job_of_the_store_s_interval_reads_no_other_job(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check what keeps the cost of creating a thousand jobs in proportion to their number."""
+    lab.job("slow", ["r"], interval=timedelta(minutes=3))
+    monkeypatch.setattr(job_ddl, "read_epoch_view", lambda *args, **options: pytest.fail("all jobs were read"))
+    lab.job("plain", ["r"])
+    lab.store.job("plain").alter(max_lag=10)
+
+
+@pytest.mark.rule("3.10")
+def test_a_job_of_the_store_s_interval_keeps_none_out() -> None:
+    """Random intervals of the others, and random places among them."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(300):
+        tables = [TableEpochs(0, "r")]
+        for number in range(1, rng.randrange(2, 9)):
+            ups = tuple(rng.sample(range(number), rng.randrange(1, min(3, number) + 1)))
+            interval_ms = 1000 * rng.choice([1, 1, 2, 3, 5, 7, 30, 400])
+            tables.append(
+                TableEpochs(number, f"t{number}", derived=True, upstreams=ups, job_id=number, interval_ms=interval_ms)
+            )
+        plain = rng.choice(tables[1:])
+        tables = [replace(table, interval_ms=1000) if table is plain else table for table in tables]
+        others = [table for table in tables if table.job_id != plain.job_id]
+        bound = rng.choice([2_000, 10_000, 60_000, 600_000])
+        assert outside_by_interval(tables, bound).keys() <= outside_by_interval(others, bound).keys(), tables

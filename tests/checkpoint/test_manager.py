@@ -8,7 +8,7 @@ import pytest
 
 from epochlog.checkpoint import CheckpointManager, Edge, JobSettings, Outbox
 from epochlog.checkpoint.manager.commands import Abort, Decide, Inject
-from epochlog.errors import InvalidInput, JobExists, JobNotFound
+from epochlog.errors import InvalidInput, JobExists, JobNotFound, RestoreRejected
 from manager_driver import START_MS, ManagerDriver
 
 pytestmark = pytest.mark.local_only
@@ -138,6 +138,35 @@ def test_finished_actors_stop_a_job_that_does_not_allow_them(driver: ManagerDriv
     driver.job("j", {"v": 2}, allow_finished=False, finished=[A])
     driver.to(5_000)
     assert driver.of(Decide, "j") == []
+
+
+@pytest.mark.rule("5.29")
+@pytest.mark.parametrize("pattern, finished, refused", [
+    ("all", [("b", 0)], True),  # one of two consumers, while all producers go on
+    ("all", [("a", 0), ("b", 0)], True),
+    ("all", [("a", 0), ("a", 1), ("b", 0)], False),
+    ("pointwise", [("a", 0), ("b", 0)], False),
+    ("pointwise", [("a", 0), ("b", 0), ("b", 1)], True),  # all consumers, and a producer goes on
+    ("pointwise", [], False),
+])  # fmt: skip
+def test_finished_actors_that_contradict_the_edges_are_not_restored(
+    pattern: Any, finished: list[tuple[str, int]], refused: bool
+) -> None:
+    """At the start of a job, and at its recovery, which then changes nothing."""
+    vertices, edges = {"a": 2, "b": 2}, [Edge("a", "b", pattern)]
+    manager = CheckpointManager(clock=lambda: START_MS)
+    if not refused:
+        manager.register("j", vertices, edges, incarnation=1, finished=finished)
+        manager.recover("j", incarnation=2, finished=finished)
+        return
+    with pytest.raises(RestoreRejected, match="'b'.*'a'"):
+        manager.register("j", vertices, edges, incarnation=1, finished=finished)
+    assert manager.jobs() == []
+    manager.register("j", vertices, edges, incarnation=1)
+    before = manager.status("j")
+    with pytest.raises(RestoreRejected):
+        manager.recover("j", incarnation=2, finished=finished)
+    assert manager.status("j") == before
 
 
 def test_bad_input_leaves_nothing_behind() -> None:

@@ -399,10 +399,9 @@ def ticks(folder: Path, trouble: str, rounds: int = 115) -> tuple[Ticks, el.JobS
     pipe.add(lab.job("b", ["a_out", "r"], interval=2), noted)
     if trouble:
         pipe.add(lab.job("c", ["other"]), fails if trouble == "fails" else hangs)
-    members = 3 if trouble else 2
     with running(pipe, lambda: (go_on.set(), time.let_go())):
         for number in range(rounds):
-            time.advance(700 if number < 10 else 31_000, lambda: members - hanging.is_set())
+            time.advance(700 if number < 10 else 31_000, lambda: pipe._pool.busy == hanging.is_set())
             if number % 2:
                 lab.put({0: (0, number)})
         status = next((row for row in pipe.status() if row.name == "c"), None)

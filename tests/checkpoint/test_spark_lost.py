@@ -31,12 +31,12 @@ def stopped() -> Any:
 
 def test_a_stopped_session_is_made_anew() -> None:
     assert is_session_lost(stopped())
-    message = str(session_lost_error("days", stopped()))
+    message = str(session_lost_error("job 'days'", "this barrier", stopped()))
     assert "job 'days' is lost: it was stopped" in message and "Make a new one, also in this process" in message
 
 
 def test_a_dead_jvm_wants_another_process() -> None:
     session: Any = SimpleNamespace(sparkContext=Dead())
     assert is_session_lost(session)
-    message = str(session_lost_error("days", session))
+    message = str(session_lost_error("job 'days'", "this barrier", session))
     assert "its JVM has died" in message and "start the program again" in message and "Make a new one" not in message

@@ -10,6 +10,8 @@ import pytest
 
 import epochlog as el
 from epochlog.__main__ import main
+from epochlog.checkpoint.job.claims import RunnerLease
+from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.types.epoch import to_unix_ms
 from lab import Lab, mirror, refuse
@@ -54,6 +56,23 @@ def test_parked_when_its_log_goes_and_not_before(lab: Lab) -> None:
     assert info.lost is not None and "'r'" in info.lost and "kept for 1 d and the job" in info.lost
     assert lab.store.table("j_out").info.state == "parked"
     assert lab.store.table("r").info.log_start_epoch > info.committed_epoch
+    assert lab.store.verify().ok
+
+
+def test_a_job_that_is_parked_while_its_step_decides_gets_no_barrier(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, record = running(lab), JobRunner._record_barrier
+    lab.put({2: (0, 2)})
+    lab.now_ms += 30 * HOUR_MS
+
+    def recorded(runner: JobRunner, lease: RunnerLease) -> Any:
+        lab.store.compact()
+        return record(runner, lease)
+
+    monkeypatch.setattr(JobRunner, "_record_barrier", recorded)
+    assert job.step_local(refuse) is None
+    assert (lab.state("j"), job._runner.record().barrier) == ("parked", None)
+    with pytest.raises(el.JobParked):
+        job.step_local(refuse)
     assert lab.store.verify().ok
 
 

@@ -19,7 +19,7 @@ PATH = f"{'a' * 32}/t00000001/{'b' * 32}-{'c' * 32}.arrow"
 SEGMENT = Segment(PATH, 1, 10, 2, 400, 7, b"a", b"z", {"id": (b"a", b"z")}, None, (b"a", b"m"))
 MESSAGES = [
     wire.Hello(wire.VERSION, "worker:1"),
-    wire.Attach(PART, 4, ("clicks", "users"), True, 0),
+    wire.Attach(PART, 4, ("clicks", "users"), True, 0, True),
     wire.Reported(PART, 1 << 40, 5, {"clicks": (SEGMENT, SEGMENT)}, b"state", False),
     wire.Reported(PART, 1, 5, {}, None, True),
     wire.Declined(PART, 1, 5, "cannot"),

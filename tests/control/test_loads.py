@@ -33,6 +33,7 @@ from epochlog.store.commit.loads import get_load, load_parts
 from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.env.clock import Deadline
 from epochlog.testing.tcp_proxy import TcpProxy
+from ports import fixed_location
 from wait_until import WAIT_LIMIT_S, wait_until
 
 
@@ -84,12 +85,13 @@ def test_all_parts_finish_and_the_tables_end(tmp_path: Path) -> None:
         done.start()
         wait_until(lambda: first.finished, second)  # a part may finish long before the others
         assert store.table("clicks").info.state == "created"
+        assert parts_of(store)[0] == (None, True)
         assert second.finish(b"too", timeout=WAIT_LIMIT_S) == store.table("clicks").info.max_committed_epoch
         done.join(WAIT_LIMIT_S)
         assert ids(store) == [1, 2] and store.table("clicks").info.state == "finished"
-        assert parts_of(store) == {0: (b"end", True), 1: (b"too", True)}
+        assert parts_of(store) == {0: (None, True), 1: (None, True)}  # flags, not states
         again = attach(second_worker, 0, 2, finish_tables=True)
-        assert again.finished and again.state == b"end" and again.finish() == 0
+        assert again.finished and again.state is None and again.finish() == 0
         with pytest.raises(TableFinished):
             store.table("clicks").upsert(rows(3))
 
@@ -168,7 +170,7 @@ def test_cancel_and_drain(tmp_path: Path, drain: bool) -> None:
         if drain:
             wait_until(lambda: not part.poll(state=b"end"))
             part.finish(timeout=WAIT_LIMIT_S)
-            assert ids(store) == [1] and parts_of(store) == {0: (b"end", True)}
+            assert ids(store) == [1] and parts_of(store) == {0: (None, True)}
         else:
             with pytest.raises(Cancelled):
                 wait_until(lambda: False, part)
@@ -292,7 +294,7 @@ def test_a_commit_of_unknown_outcome_is_resolved(tmp_path: Path, landed: bool, m
             part.writer("clicks").upsert(rows(number))
             wait_until(lambda number=number: number in ids(store), part)
         part.finish(b"end", timeout=WAIT_LIMIT_S)
-        assert ids(store) == [0, 1, 2] and failures_left == [0] and parts_of(store) == {0: (b"end", True)}
+        assert ids(store) == [0, 1, 2] and failures_left == [0] and parts_of(store) == {0: (None, True)}
         numbers = [txn["id"] for txn in store.table("clicks").history()["txn"].to_pylist()]
         assert len(set(numbers)) == len(numbers) == 3
         if not landed:
@@ -384,8 +386,8 @@ def test_repeated_and_stale_reports_change_nothing(tmp_path: Path) -> None:
 def test_a_server_that_comes_back_on_its_port_rolls_its_parts_back(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os") as store:
         store.create_table("clicks", SCHEMA, ["id"])
-        server = el.serve(store, token=TOKEN, control=settings())
-        location = server.location
+        location = fixed_location()
+        server = el.serve(store, location, token=TOKEN, control=settings())
         with open_worker(server, store) as worker:
             part = attach(worker)
             part.writer("clicks").upsert(rows(1))
@@ -400,7 +402,7 @@ def test_a_server_that_comes_back_on_its_port_rolls_its_parts_back(tmp_path: Pat
                 assert part.state == b"1"
                 part.writer("clicks").upsert(rows(3))
                 part.finish(b"3", timeout=WAIT_LIMIT_S)
-            assert ids(store) == [1, 3] and parts_of(store) == {0: (b"3", True)}
+            assert ids(store) == [1, 3] and parts_of(store) == {0: (None, True)}
             assert store._handle.catalog.read(lambda view: get_load(view, "ld")).incarnation == 2
 
 
@@ -653,7 +655,7 @@ def test_what_was_asked_over_a_line_that_has_ended_is_void(tmp_path: Path, monke
         line = ClientStream(server.location, b"control", token=TOKEN, tls_roots=None)
         part = wire.PartName("load", "ld", 0)
         line.send(wire.encode([wire.Hello(wire.VERSION, "w")]))
-        line.send(wire.encode([wire.Attach(part, 1, ("clicks",), False, 0)]))
+        line.send(wire.encode([wire.Attach(part, 1, ("clicks",), False, 0, True)]))
         assert requested.wait(WAIT_LIMIT_S)
         line.close()
         wait_until(lambda: here[0].workers == 0)

@@ -18,6 +18,7 @@ import epochlog as el
 from control_fixture import SCHEMA, TOKEN, attach, ids, open_worker, rows, served, settings
 from epochlog.checkpoint import JobSettings
 from epochlog.store.env.clock import SystemClock
+from ports import free_port
 from wait_until import WAIT_LIMIT_S, wait_until
 
 HERE = Path(__file__).parent
@@ -111,7 +112,7 @@ def serving(store: el.Store, folder: Path, bind: str) -> tuple[subprocess.Popen[
 def test_a_coordinator_that_is_killed_and_comes_back_on_its_port(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os") as store:
         store.create_table("clicks", SCHEMA, ["id"])
-        killed, location = serving(store, tmp_path, "127.0.0.1:0")
+        killed, location = serving(store, tmp_path, f"127.0.0.1:{free_port()}")
         with open_worker(location, store) as worker:
             part = attach(worker)
             part.writer("clicks").upsert(rows(1))

@@ -241,7 +241,7 @@ def an_attempt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def content_not_compared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transactions, "check_repeat", lambda *given: None)
+    patch.setattr(transactions, "check_repeat", lambda *args: None)
 
 
 def released_content_is_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.exchange import ExchangeClient
+from epochlog.exchange import ChannelProgress, ExchangeClient
 from epochlog.exchange.staged import messages, push_handler, service, transactions
 from epochlog.exchange.staged import pull_client as mails
 from epochlog.exchange.staged import push_client as pushers
@@ -683,3 +683,47 @@ def test_lines_leave_no_threads_behind(tmp_path: Path) -> None:
                 fill(ex, "build", -1, range(2))
                 taken(ex.consume("join", incarnation=1), 1)
     wait_until(lambda: ours() <= before)
+
+
+# ---- reads without a claim -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("6.13")
+@local
+def test_reads_without_a_claim_get_all_batches_beside_the_claimed_incarnation(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, server), client(server) as ex, client(server) as other:
+        ex.declare("join", JOIN)
+        fill(ex, "probe", 0, range(3))
+        fill(ex, "build", -1, range(2), end=False)
+        claimed, readers = ex.consume("join", incarnation=5), [ex.read("join"), other.read("join")]
+        assert taken(claimed, 2) == taken(readers[0], 2) == taken(readers[1], 2) == run_of("build", range(2))
+        assert [reader.poll(0) for reader in (claimed, *readers)] == [None, None, None]
+        ex.end("build", 1)
+        whole = run_of("build", range(2)) + run_of("probe", range(3))
+        for reader in (claimed, *readers):
+            assert taken(reader) == whole[2:]
+        assert taken(ex.read("join")) == whole
+        assert taken(ex.read("join", {"build": 1, "probe": 2})) == [("build", 1), ("probe", 2)]
+        with pytest.raises(el.InvalidInput, match="without a claim"):
+            readers[0].ack()
+        claimed.ack({"build": 2})
+        with pytest.raises(el.SequenceReleased):
+            ex.read("join", {"build": 1})
+        assert taken(ex.read("join")) == whole[2:]
+        with pytest.raises(el.InvalidInput, match="declare it first"):
+            ex.read("another")
+
+
+@local
+def test_progress_tells_pushed_and_ended_channels(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, server), client(server) as ex:
+        ex.declare("join", JOIN)
+        fill(ex, "build", -1, [0, 1, 3], end=False)
+        assert ex.progress == {"build": ChannelProgress(-1, 2, None), "probe": ChannelProgress(0, 0, None)}
+        ex.end("build", 3)
+        ex.end("probe", -1)
+        assert not ex.progress["build"].passed and ex.progress["probe"] == ChannelProgress(0, 0, -1)
+        ex.push("build", -1, 2, batch("build", 2))
+        assert ex.progress["build"] == ChannelProgress(-1, 4, 3) and ex.progress["build"].passed
+        with client(server, "another") as unknown, pytest.raises(el.QueryNotFound):
+            _ = unknown.progress

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from redis_server import free_port
+from ports import fixed_location
 from subscription_fixture import SCHEMA, TOKEN, Replica, rows
 from wait_until import wait_until
 
@@ -85,7 +85,7 @@ class ChildProcess:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Iterator[tuple[el.Table, str]]:
-    location = f"grpc://127.0.0.1:{free_port()}"
+    location = fixed_location()
     with el.open(tmp_path / "store") as store:
         yield store.create_table("t", SCHEMA, ["id"]), location
 

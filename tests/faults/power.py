@@ -130,14 +130,14 @@ class Again:
 
 def calls(base: Path) -> int:
     """Count the system calls of the story that can fail."""
-    steps = told_on(base, Again(), lambda operation, path: None).steps
+    steps = run_with_faults(base, Again(), lambda operation, path: None).steps
     return sum(step.split()[0] in FAILING for step in steps)
 
 
-def told_on(
+def run_with_faults(
     base: Path, again: Again, fail: Callable[[str, str], OSError | None], most_bytes: int | None = None
 ) -> PowerLossDisk:
-    """The story on a disk with faults; then its power fails, and what survives is checked."""
+    """Run the workload on a disk with faults; then its power fails, and what survives is checked."""
     (base / "disk").mkdir(parents=True)
     disk, ledger, clock = PowerLossDisk(base / "disk"), Ledger(), Ticks()
     disk.fail, disk.most_bytes = fail, most_bytes
@@ -158,7 +158,7 @@ def fail_once(base: Path, number: int, code: int) -> None:
         seen.append(f"{operation} {path}")
         return OSError(code, os.strerror(code), path) if len(seen) == number else None
 
-    told_on(base, again, fail)
+    run_with_faults(base, again, fail)
     operation, path = seen[number - 1].split(" ", 1)
     if operation == "unlink" and not again.failures:
         return  # what cannot be removed is left to vacuum

@@ -10,7 +10,7 @@ import pytest
 import epochlog as el
 from epochlog.store.env.local_folder import LocalFiles
 from faults.ledger import SCHEMA, rows, shown
-from faults.power import Again, calls, fail_once, seeded, told_on
+from faults.power import Again, calls, fail_once, run_with_faults, seeded
 
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
@@ -31,7 +31,7 @@ def test_each_call_fails_once(tmp_path: Path, code: int) -> None:
 
 @pytest.mark.parametrize("most_bytes", [1, 100])
 def test_short_writes(tmp_path: Path, most_bytes: int) -> None:
-    told_on(tmp_path, Again(), lambda operation, path: None, most_bytes)
+    run_with_faults(tmp_path, Again(), lambda operation, path: None, most_bytes)
 
 
 def test_a_writer_whose_write_failed_gives_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,9 @@ from epochlog.testing.power_loss_disk import File, PowerLossDisk
 from faults import mutants_compaction, mutants_log, mutants_vacuum
 from faults.damage import check_damage
 from faults.mutant import Mutant
-from faults.power import Again, cut_everywhere, fail_once, told_on
+from faults.power import Again, cut_everywhere, fail_once, run_with_faults
 
-pytestmark = [pytest.mark.local_only, pytest.mark.slow]
+pytestmark = [pytest.mark.local_only, pytest.mark.long]
 
 
 # ---- checks ------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def fail_sync_of(base: Path, number: int) -> None:
         return None
 
     again = Again()
-    told_on(base, again, fail)
+    run_with_faults(base, again, fail)
     assert len(again.failures) == 1
 
 
@@ -68,7 +68,7 @@ def a_full_disk(base: Path) -> None:
 
 
 def short_writes(base: Path) -> None:
-    told_on(base, Again(), lambda operation, path: None, most_bytes=100)
+    run_with_faults(base, Again(), lambda operation, path: None, most_bytes=100)
 
 
 def damage(base: Path) -> None:
@@ -266,7 +266,6 @@ def test_a_mutant_is_caught(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.
         shutil.rmtree(entry)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("check", list(dict.fromkeys(mutant.caught_by for mutant in MUTANTS)))
 def test_without_a_bug_each_check_passes(check: Callable[[Path], object], tmp_path: Path) -> None:
     check(tmp_path)

@@ -71,8 +71,8 @@ def some_turns(tmp_path: Path, name: str, count: int) -> None:
         fail_and_go_on(tmp_path / str(turn), call, injection, turn)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("turns", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("turns", [1, 3])
 @pytest.mark.parametrize("name", CALLS, ids=[f"{name.strip()}-{what}" for name, what in CALLS.items()])
 def test_calls_fail(tmp_path: Path, name: str, turns: int) -> None:
     some_turns(tmp_path, name, turns)

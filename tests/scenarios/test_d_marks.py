@@ -17,6 +17,7 @@ from epochlog.exchange.staged import stage_counter_redis
 from epochlog.exchange.staged.stage_counter_scripts import marks_key
 from epochlog.store.env.backoff import Backoff
 from epochlog.testing.tcp_proxy import TcpProxy
+from ports import free_port
 from redis_server import RedisProcess
 from wait_until import WAIT_LIMIT_S, wait_until
 
@@ -272,7 +273,7 @@ def test_d8_epochlog_serve_and_its_redis_are_killed_together(store: el.Store, se
         assert child.stdout is not None
         return child, json.loads(child.stdout.readline())["location"]
 
-    child, location = started("127.0.0.1:0")
+    child, location = started(f"127.0.0.1:{free_port()}")
     try:
         with ExchangeClient(location, query="q") as ex:
             declare(ex)

@@ -16,7 +16,7 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
-from endpoints import TOKEN, Stranger, bearer, check_told, error_of, every_method, services
+from endpoints import TOKEN, Stranger, bearer, check_no_internals, error_of, every_method, services
 
 pytestmark = pytest.mark.local_only
 
@@ -98,7 +98,7 @@ def stranger(server: el.StoreServer, caplog: pytest.LogCaptureFixture) -> Iterat
 
 
 def check_refused(error: Exception | None, what: str) -> None:
-    text = check_told(error, what)
+    text = check_no_internals(error, what)
     assert "own log" not in text, f"{what}: a defect, not a refusal"
 
 
@@ -122,7 +122,7 @@ def test_noise_for_every_service(server: el.StoreServer, stranger: Stranger) -> 
 def test_noise_for_every_method(server: el.StoreServer, stranger: Stranger) -> None:
     for noise in NOISE:
         about, text = flight.FlightDescriptor.for_command(noise), noise.decode("latin-1")[:2_000]
-        for call, given in (
+        for call, args in (
             (stranger.get, [noise]),
             (stranger.info, [about]),
             (stranger.schema, [about]),
@@ -131,7 +131,7 @@ def test_noise_for_every_method(server: el.StoreServer, stranger: Stranger) -> N
             (stranger.action, [text, noise]),
             (stranger.exchange, [noise, [noise]]),
         ):
-            check_refused(error_of(call, *given), f"{call.__name__} {noise[:20]}")
+            check_refused(error_of(call, *args), f"{call.__name__} {noise[:20]}")
     assert len(every_method(stranger)) == 8, "list_actions takes nothing"
     honest(server)
 
@@ -198,10 +198,10 @@ def test_messages_at_and_past_the_limit(server: el.StoreServer, stranger: Strang
     exchanges, actions = services(server)
     for kind in actions:
         error = error_of(stranger.action, kind, bytes((1 << 20) + 1))
-        assert "at most" in check_told(error), kind
+        assert "at most" in check_no_internals(error), kind
     for name in exchanges:
         error = error_of(stranger.exchange, name + b":" + bytes(1 << 16))
-        assert "no exchange" in check_told(error), name
+        assert "no exchange" in check_no_internals(error), name
 
 
 def random_message(rng: random.Random) -> bytes:
@@ -223,14 +223,14 @@ def talk(server: el.StoreServer, stranger: Stranger, seed: int, rounds: int) -> 
     for _ in range(rounds):
         message = random_message(rng)
         about = flight.FlightDescriptor.for_command(message)
-        for call, given in (
+        for call, args in (
             (stranger.action, [rng.choice(list(actions)), message]),
             (stranger.exchange, [rng.choice(list(exchanges)) + b":" + message, [message, message]]),
             (stranger.info, [about]),
             (stranger.put, [about]),
             (stranger.get, [message]),
         ):
-            check_refused(error_of(call, *given), f"seed {seed}, {call.__name__} {given}"[:300])
+            check_refused(error_of(call, *args), f"seed {seed}, {call.__name__} {args}"[:300])
     honest(server)
 
 

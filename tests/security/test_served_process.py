@@ -24,7 +24,7 @@ import pytest
 from pyarrow import flight
 
 import epochlog as el
-from endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_told, error_of
+from endpoints import READ_TOKEN, ROWS, TOKEN, Stranger, bearer, check_no_internals, error_of
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.staged import messages
 from epochlog.exchange.staged.batch_file import encode_batch
@@ -114,7 +114,7 @@ def test_of_two_tokens_one_may_only_read(served: Served) -> None:
     for token, denied in ((READ_TOKEN, True), (TOKEN, False)):
         with Stranger(served.location, bearer(token)) as stranger:
             assert stranger.actions()
-            assert ("AccessDenied" in check_told(error_of(stranger.put))) == denied
+            assert ("AccessDenied" in check_no_internals(error_of(stranger.put))) == denied
     with Stranger(served.location, bearer("another")) as stranger:
         assert isinstance(error_of(stranger.actions), flight.FlightUnauthenticatedError)
 
@@ -126,7 +126,7 @@ def talk(served: Served, rng: random.Random, rounds: int) -> None:
         for _ in range(rounds):
             noise = rng.choice(NOISE) if rng.random() < 0.2 else random_message(rng)
             about = flight.FlightDescriptor.for_command(noise)
-            for call, given in (
+            for call, args in (
                 (stranger.action, [rng.choice(kinds), noise]),
                 (stranger.exchange, [rng.choice(exchanges) + b":" + noise, [noise, noise]]),
                 (stranger.exchange, [messages.PUSH + b":" + messages.pack(query="q"), spoilt_push(rng)]),
@@ -134,7 +134,7 @@ def talk(served: Served, rng: random.Random, rounds: int) -> None:
                 (stranger.put, [about]),
                 (stranger.get, [noise]),
             ):
-                check_told(error_of(call, *given), call.__name__)
+                check_no_internals(error_of(call, *args), call.__name__)
 
 
 BATCH = encode_batch(pa.record_batch({"id": np.arange(2_000), "v": [f"word {i}" for i in range(2_000)]})).to_pybytes()

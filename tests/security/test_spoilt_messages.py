@@ -181,6 +181,7 @@ VALUES: dict[str, Any] = {
     "id": 1,
     "seq": 0,
     "crc32": 5,
+    "channels": [["build", -1, 3, None], ["probe", 0, 2, 1]],
     "wait_ms": 1000,
     "error": "Fenced",
     "final": True,
@@ -217,7 +218,7 @@ def sound(field: str, value: Any) -> bool:
     """Return True if a checked field has its declared type."""
     if field == "final":
         return type(value) is bool
-    kinds: dict[str, Any] = {"stages": dict, "cursor": dict | None, "pad": bytes}
+    kinds: dict[str, Any] = {"stages": dict, "channels": dict, "cursor": dict | None, "pad": bytes}
     texts = {"query", "consumer", "channel", "kind", "path", "what", "mail"}
     kind = kinds.get(field, str if field in texts else (str | None) if field in ("error", "text") else (int | None))
     return isinstance(value, kind) and not isinstance(value, bool)

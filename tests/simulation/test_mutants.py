@@ -291,7 +291,7 @@ def timeouts_never(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobProtocol, "tick", JobProtocol._advance)
 
 
-def taken_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def injected_without_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     decided = JobProtocol.decided
 
     def without_taken(job: Any, *args: Any) -> Any:
@@ -351,7 +351,7 @@ MUTANTS: list[Mutant] = [
     everything_dropped_in_a_rollback,
     numbers_begin_anew,
     timeouts_never,
-    taken_not_told,
+    injected_without_taken,
     outbox_forgets,
     one_stuck_job_holds_up_all,
 ]

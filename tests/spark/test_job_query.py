@@ -118,11 +118,11 @@ def failing(times: int, monkeypatch: pytest.MonkeyPatch, noted: Callable[[], str
     """Spark refuses to start a query so many times; the list has what was noted on the job before each try."""
     started, seen = job_query._start_query, []
 
-    def refused(*given):
+    def refused(*args):
         seen.append(noted())
         if len(seen) <= times:
             raise ConnectionError(f"no answer {len(seen)}")
-        return started(*given)
+        return started(*args)
 
     monkeypatch.setattr(job_query, "_start_query", refused)
     return seen

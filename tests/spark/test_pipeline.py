@@ -16,6 +16,7 @@ from pyspark.sql.functions import sum as total_of
 
 import epochlog as el
 from spark_store import rows
+from virtual_time import StandingTime
 
 pytestmark = pytest.mark.spark
 
@@ -120,6 +121,30 @@ def test_jobs_run_side_by_side_in_spark(store: el.Store, spark: SparkSession, tm
     store.table("orders").upsert(rows(0, 10))
     pipe.run(until="idle")
     assert store.table("first").count() == store.table("second").count() == 10
+
+
+def test_a_job_leaves_no_spark_properties_to_the_next_on_its_thread(store: el.Store, spark: SparkSession) -> None:
+    names = ("spark.scheduler.pool", "spark.jobGroup.id", "spark.job.description", "spark.job.tags", "mine")
+    seen: dict[str, dict[str, str | None]] = {}
+    context = spark.sparkContext
+
+    def leaves_properties(name: str) -> Any:
+        def refresh(ctx: Any) -> None:
+            seen[name] = {key: context.getLocalProperty(key) for key in names}
+            context.setJobGroup(f"group of {name}", "a description", interruptOnCancel=True)
+            context.addJobTag("tagged")
+            context.setLocalProperty("mine", name)
+            copy("orders", name)(ctx)
+
+        return refresh
+
+    pipe = el.Pipeline(store, spark, threads=1, pauses=StandingTime())  # so no step is long: all take one thread
+    for name in ("p", "q", "r"):
+        pipe.add(store.create_job(name, ["orders"], {name: (COPY, ["id"])}), leaves_properties(name))
+    store.table("orders").upsert(rows(0, 10))
+    pipe.run(until="idle")
+    nothing = dict.fromkeys(names)
+    assert seen == {name: {**nothing, "spark.scheduler.pool": name} for name in ("p", "q", "r")}
 
 
 def test_a_bounded_source_ends_its_views(store: el.Store, spark: SparkSession, tmp_path: Path) -> None:

@@ -355,7 +355,7 @@ def test_a_filter_without_an_answer_for_a_row(store: el.Store, filter: pc.Expres
     table = store.create_table("t", schema, ["id"])
     table.upsert(pa.table({"id": [1], "at": [1], "zoned": [1]}, schema=schema))
     with store.snapshot(["t"]) as snapshot:
-        for read in (table.to_arrow, snapshot["t"].to_arrow, lambda **given: table.scan(**given).read_all()):
+        for read in (table.to_arrow, snapshot["t"].to_arrow, lambda **args: table.scan(**args).read_all()):
             with pytest.raises(el.InvalidInput, match="filter .* of? ?table 't'|filter does not fit table 't'"):
                 read(filter=filter)
 

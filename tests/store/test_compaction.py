@@ -18,7 +18,9 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store.compaction import executor, rewriter, strategy, task_pieces, universal
+from epochlog.store.catalog.keys import compact_key, intent_key
+from epochlog.store.compaction import executor, piece_rewriter, rewriter, strategy, task_pieces, universal
+from epochlog.store.compaction.claim import CLAIM_MS
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.strategy import CompactionTask, task_from
 from epochlog.store.compaction.task_pieces import Piece, pieces
@@ -385,7 +387,7 @@ def test_who_was_taken_over_has_no_effect(
 ) -> None:
     """A process that stood still while another took its task over, and finished it, goes on."""
     made, calls = rewriter.Rewriter.rewrite, list[int]()
-    monkeypatch.setattr(executor, "AT_ONCE", 1)  # else the piece before is recorded meanwhile, and the lease renewed
+    monkeypatch.setattr(piece_rewriter, "AT_ONCE", 1)  # else the piece before is recorded meanwhile
     other = el.open(store.root, durability="os", clock=clock)
 
     def stopped(*args: Any, **options: Any) -> Any:
@@ -402,6 +404,105 @@ def test_who_was_taken_over_has_no_effect(
     assert len(numbers(large)) == 1500 and store.verify().ok
     (run,) = runs_of(store)
     assert parquet(store) == {part.path.rsplit("/", 1)[-1] for part in (*run.parts, *run.history)}
+
+
+def test_a_compaction_that_fails_is_continued_at_once(
+    store: el.Store, large: el.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, done = numbers(large), list[int]()
+    real = rewriter.Rewriter.rewrite
+
+    def failing(*args: Any, **options: Any) -> Any:
+        done.append(1)
+        if len(done) > 3:
+            raise el.WriteFailed("the disk is full")
+        return real(*args, **options)
+
+    monkeypatch.setattr(rewriter.Rewriter, "rewrite", failing)
+    with pytest.raises(el.WriteFailed, match="the disk is full"):
+        some(store, full=True)
+    monkeypatch.setattr(rewriter.Rewriter, "rewrite", real)
+    work = work_of(store)
+    assert work is not None and 0 < len(work.done) < len(work.pieces)
+    assert some(store, full=True) is CompactionOutcome.DONE and numbers(large) == expected
+
+
+@pytest.mark.local_only
+def test_a_compaction_without_an_input_is_continued_once_the_file_is_back(store: el.Store, large: el.Table) -> None:
+    expected = numbers(large)
+    (last, *_) = sorted(Path(store.root).rglob("*.arrow"), key=lambda path: -path.stat().st_mtime_ns)
+    away = last.rename(last.with_suffix(".away"))
+    with pytest.raises(el.Corrupt, match="the file is gone"):
+        some(store, full=True)
+    away.rename(last)
+    assert work_of(store) is not None
+    assert some(store, full=True) is CompactionOutcome.DONE and numbers(large) == expected
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_an_interrupted_compaction_is_continued_at_once(
+    store: el.Store, large: el.Table, monkeypatch: pytest.MonkeyPatch, renewed: bool
+) -> None:
+    """renewed: a renewal of the leases that began before the end of the compaction ends after it."""
+    expected, real = numbers(large), executor.record_piece
+
+    def interrupted(handle: Any, table: Any, work: Work, number: int) -> bool:
+        if len(work.done) == 3:
+            raise KeyboardInterrupt
+        return real(handle, table, work, number)
+
+    monkeypatch.setattr(executor, "record_piece", interrupted)
+    claimed, leases = list[Work | None](), store._handle.leases
+    with pytest.raises(KeyboardInterrupt):
+        some(store, full=True, progress=lambda done, total: claimed.append(work_of(store)))
+    monkeypatch.setattr(executor, "record_piece", real)
+    first, work = claimed[0], work_of(store)
+    assert first is not None and work is not None and len(work.done) == 2
+    if renewed:
+        leases.keep(first.owner, [compact_key(large._table.id)], CLAIM_MS)
+        leases.renew()
+        leases.forget(first.owner)
+    assert some(store, full=True) is CompactionOutcome.DONE and numbers(large) == expected
+
+
+def test_a_compaction_whose_write_intent_was_revoked_is_continued_at_once(
+    store: el.Store, large: el.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, real = numbers(large), executor.record_piece
+
+    def revoking(handle: Any, table: Any, work: Work, number: int) -> bool:
+        if len(work.done) == 3:
+            key = intent_key(handle.intents.store_intent())
+            handle.catalog.transact(lambda tx: tx.delete(key))
+        return real(handle, table, work, number)
+
+    monkeypatch.setattr(executor, "record_piece", revoking)
+    assert some(store, full=True) is CompactionOutcome.LOST
+    monkeypatch.setattr(executor, "record_piece", real)
+    work = work_of(store)
+    assert work is not None and len(work.done) == 2
+    assert some(store, full=True) is CompactionOutcome.DONE and numbers(large) == expected
+    assert traces_of(store)[0].pieces == len(work.pieces)
+
+
+def test_the_close_of_a_store_keeps_the_pieces_that_its_compaction_has_done(
+    store: el.Store, clock: Clock, large: el.Table
+) -> None:
+    expected = numbers(large)
+    with el.open(store.root, durability="os", clock=clock) as other:
+        handle = other._handle
+
+        def close(done: int, total: int) -> None:
+            if done == 2:
+                other.close()
+
+        definition = handle.catalog.read(lambda view: find_table(view, "t"))
+        with pytest.raises(el.StoreClosed):
+            compact_table(handle, definition, full=True, progress=close)
+    work = work_of(store)
+    assert work is not None and len(work.done) == 2 and large.info.runs == 0
+    assert some(store, full=True) is CompactionOutcome.DONE and work_of(store) is None
+    assert numbers(large) == expected and traces_of(store)[0].pieces == len(work.pieces)
 
 
 KILLED = """

@@ -605,8 +605,8 @@ def hold(lab: Lab, held: list[int], epochs: list[int], *, just_retained: bool) -
 
 
 MUTANTS: tuple[Callable[..., bool], ...] = (
-    lambda record, *given: False,
-    lambda record, *given: record.position is not None,
+    lambda record, *args: False,
+    lambda record, *args: record.position is not None,
 )
 
 

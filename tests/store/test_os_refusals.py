@@ -71,9 +71,9 @@ def test_verify_does_not_call_a_file_damaged_that_it_could_not_open(
         names = [info.path for info in store._handle.files.list(store._handle.store_id)]
         plainly = pa.memory_map
 
-        def refused(path: str, *given: Any) -> Any:
+        def refused(path: str, *args: Any) -> Any:
             with no_open_files():
-                return plainly(path, *given)
+                return plainly(path, *args)
 
         monkeypatch.setattr(pa, "memory_map", refused)
         report = store.verify()

@@ -82,7 +82,7 @@ def test_none_is_forgotten() -> None:
     assert {value for names in made for value in names if hasattr(value, "from_record")} == set(DECODERS)
 
 
-def made_or_told(kind: Any, record: Any) -> None:
+def check_fields_or_typed_error(kind: Any, record: Any) -> None:
     """Check that a decoded record has plain fields of the declared types; typed errors pass."""
     try:
         made = kind.from_record(record)
@@ -98,15 +98,15 @@ def test_one_field_spoilt_anywhere(kind: Any, data: st.DataObject) -> None:
     record = through(DECODERS[kind])
     path = data.draw(st.sampled_from(places(record)[1:]))
     with contextlib.suppress(Corrupt):
-        made_or_told(kind, through(replaced(record, path, data.draw(PLAIN))))
+        check_fields_or_typed_error(kind, through(replaced(record, path, data.draw(PLAIN))))
 
 
 @pytest.mark.parametrize("kind", DECODERS, ids=lambda kind: kind.__name__)
 def test_a_field_too_many_or_too_few(kind: Any) -> None:
     record = DECODERS[kind]
     for name in record:
-        made_or_told(kind, {key: value for key, value in record.items() if key != name})
-    made_or_told(kind, {**record, "more": 1})
+        check_fields_or_typed_error(kind, {key: value for key, value in record.items() if key != name})
+    check_fields_or_typed_error(kind, {**record, "more": 1})
     for wrong in (None, [], "x", {"nothing of it": {}}):
         with pytest.raises(Corrupt):
             kind.from_record(wrong)
@@ -121,7 +121,7 @@ def test_a_file_lies_inside_the_root(value: Any) -> None:
 
 @given(st.sampled_from(list(DECODERS)), st.dictionaries(st.sampled_from(["path", "id", "epoch", "rows"]), PLAIN))
 def test_random_records(kind: Any, record: Record) -> None:
-    made_or_told(kind, record)
+    check_fields_or_typed_error(kind, record)
 
 
 @given(st.binary(max_size=60))

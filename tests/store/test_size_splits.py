@@ -142,9 +142,9 @@ class Looks:
         self.count = 0
         plain = size_splits._slices
 
-        def counted(*given: object) -> Iterator[size_splits.Span]:
+        def counted(*args: object) -> Iterator[size_splits.Span]:
             self.count += 1
-            return plain(*given)  # pyright: ignore[reportArgumentType]
+            return plain(*args)  # pyright: ignore[reportArgumentType]
 
         monkeypatch.setattr(size_splits, "_slices", counted)
 

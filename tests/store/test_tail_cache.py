@@ -36,9 +36,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("read", "batches"):
         real: Callable[..., Any] = getattr(SegmentReader, name)
 
-        def noted(reader: SegmentReader, *given: Any, real: Callable[..., Any] = real, **options: Any) -> Any:
+        def noted(reader: SegmentReader, *args: Any, real: Callable[..., Any] = real, **options: Any) -> Any:
             paths.append(reader.segment.path)
-            return real(reader, *given, **options)
+            return real(reader, *args, **options)
 
         monkeypatch.setattr(SegmentReader, name, noted)
     return paths
@@ -69,8 +69,8 @@ def test_readers_that_wake_up_together_decode_it_once(lab: Lab, monkeypatch: pyt
     lab.tick()
     arrived, decoded, real = threading.Barrier(4), [], tail_module.replay
     name = tail_module._name
-    monkeypatch.setattr(tail_module, "_name", lambda *given: (arrived.wait(60), name(*given))[1])
-    monkeypatch.setattr(tail_module, "replay", lambda *given: decoded.append(1) or real(*given))
+    monkeypatch.setattr(tail_module, "_name", lambda *args: (arrived.wait(60), name(*args))[1])
+    monkeypatch.setattr(tail_module, "replay", lambda *args: decoded.append(1) or real(*args))
     logs = [el.UpstreamLog(lab.store, ["r"]) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         heard = [shown(items) for items in pool.map(received, logs)]

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 import epochlog as el
 from epochlog.checkpoint import JobSettings
+from ports import fixed_location
 from wait_until import WAIT_LIMIT_S
 
 TOKEN = "write-Token-4711"
@@ -33,7 +34,7 @@ def served(folder: Path, times: el.CoordinatorSettings | None = None) -> Iterato
     """A new store with the table `clicks`, and its server."""
     with el.open(folder / "store", durability="os") as store:
         store.create_table("clicks", SCHEMA, ["id"])
-        with el.serve(store, token=TOKEN, control=times or settings()) as server:
+        with el.serve(store, fixed_location(), token=TOKEN, control=times or settings()) as server:
             yield store, server
 
 

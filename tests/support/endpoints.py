@@ -131,16 +131,16 @@ def every_service(stranger: Stranger, server: el.StoreServer) -> dict[str, Calla
     return calls
 
 
-def error_of(call: Callable[..., Any], *given: Any) -> Exception | None:
+def error_of(call: Callable[..., Any], *args: Any) -> Exception | None:
     """Return the error that the client gets; None when it is served."""
     try:
-        call(*given)
+        call(*args)
     except ERRORS as error:
         return error
     return None
 
 
-def check_told(error: Exception | None, what: str = "") -> str:
+def check_no_internals(error: Exception | None, what: str = "") -> str:
     """Check that an error shows no internals and no secret. Return its text without gRPC's client-side addition."""
     text = str(error)
     for inside in ("Traceback", 'File "', "site-packages", ".py", TOKEN, READ_TOKEN):

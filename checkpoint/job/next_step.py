@@ -1,0 +1,156 @@
+"""Next step of a job: one pure decision for each of its runners, from one EpochView, its record and the boundaries.
+
+Single steps, queries, pipelines and coordinators all act on `next_step`. So do looks and the reasons for waits, which
+ask what a runner would do after sealing the boundaries that the clock has passed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from epochlog.errors import Fenced, JobNotFound, JobParked
+from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.epochs.view_reader import forced_boundaries
+from epochlog.store.metadata.definitions import JobRecord
+from epochlog.store.metadata.lookups import get_version
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.epoch import boundary, boundary_index, from_unix_ms, newest_index
+from epochlog.store.types.epoch_set import FAR
+
+from .barrier import Barrier, InputPosition, due_barrier, input_position, is_caught_up
+from .claims import inputs_of
+
+StepKind = Literal["over", "parked", "repeat", "barrier", "caught_up", "rest"]
+ENDINGS = {Fenced: "fenced", JobNotFound: "dropped", JobParked: "parked"}
+"""Errors of a step or commit after which this runner never runs the job again, with the job's state for the runner."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """Next step of a job's runner.
+
+    over: the job has finished. parked: it raises JobParked. repeat: it refreshes the recorded barrier. barrier: it
+    records `barrier` and refreshes it. caught_up: it ends the job's creation, or its stand outside of `global`. rest:
+    nothing is to be done until the catalog changes or a boundary is sealed.
+    """
+
+    kind: StepKind
+    barrier: Barrier | None = None
+
+    @property
+    def refreshes(self) -> bool:
+        return self.kind in ("repeat", "barrier")
+
+    @property
+    def acts(self) -> bool:
+        """Return True if the step commits, changes the job's record, or raises."""
+        return self.kind not in ("over", "rest")
+
+
+@dataclass(frozen=True, slots=True)
+class Clockwork:
+    """Boundaries of a store: interval, forced boundaries (epochs, ascending), and first log epochs by table id."""
+
+    interval_ms: int
+    forced: Sequence[int] = ()
+    log_starts: Mapping[int, int] | None = None  # by table id
+
+    def position_of(self, job: JobRecord) -> InputPosition:
+        """Return the `input_position` of a job."""
+        starts = self.log_starts or {}
+        return input_position(
+            job, self.interval_ms, self.forced_past(job.position), [starts.get(up, 0) for up in job.upstreams]
+        )
+
+    def forced_past(self, epoch: int) -> Sequence[int]:
+        """Return the forced boundaries past the epoch, ascending."""
+        return self.forced[bisect_right(self.forced, epoch) :]
+
+    def is_stop(self, epoch: int, job: JobRecord) -> bool:
+        """Return True if the job may commit at that epoch, so that its runner seals no boundary before."""
+        if epoch <= 0:
+            return False
+        place = bisect_left(self.forced, epoch)
+        is_forced = place < len(self.forced) and self.forced[place] == epoch
+        return is_forced or boundary_index(epoch, self.interval_ms * job.interval) is not None
+
+
+def next_step(view: EpochView, job: JobRecord, clockwork: Clockwork) -> NextStep:
+    """Return the next step of a runner of the job."""
+    if job.state == "finished":
+        return NextStep("over")
+    if job.state == "parked":
+        return NextStep("parked")
+    if job.barrier is not None:
+        return NextStep("repeat")
+    barrier = due_barrier(view, job, clockwork.position_of(job))
+    if barrier is not None:
+        return NextStep("barrier", barrier)
+    joins = may_join(job) and has_caught_up(view, job, clockwork, job.position)
+    return NextStep("caught_up" if joins else "rest")
+
+
+def may_join(job: JobRecord) -> bool:
+    """Return True if the job is creating or outside of `global`, so that a step without a barrier may end that."""
+    stands_apart = job.state == "creating" or job.outside_ms is not None
+    return stands_apart and job.position > 0 and not job.rebuilding
+
+
+def has_caught_up(view: EpochView, job: JobRecord, clockwork: Clockwork, position: int) -> bool:
+    """Return True if no upstream is creating, and the job's lag at epoch `position` is within its `max_lag`."""
+    return is_caught_up(view, job, clockwork.interval_ms, position, clockwork.forced_past(position))
+
+
+def depends_on_time(view: EpochView, job: JobRecord) -> bool:
+    """Return True if the job may get a barrier once another boundary is sealed.
+
+    That needs an upstream change that the job does not reflect, or a due first commit, rebuild or drain.
+    """
+    if not job.position or job.rebuilding or job.drain is not None:
+        return True
+    return any(view.table(up).first_change(job.position) < FAR for up in job.upstreams)
+
+
+def after_sealing(view: EpochView, clockwork: Clockwork) -> tuple[EpochView, Clockwork]:
+    """Return the view and boundaries after a runner has sealed through the newest boundary in the past."""
+    now, interval_ms = from_unix_ms(view.clock_ms), clockwork.interval_ms
+    passed = boundary(newest_index(now - 1, interval_ms), interval_ms)
+    if view.last_epoch > now + (interval_ms << 12):  # the clock was set back, so the next runner forces a boundary
+        clockwork = replace(clockwork, forced=[*clockwork.forced, view.last_epoch])
+    return replace(view, last_epoch=max(view.last_epoch, passed)), clockwork
+
+
+def seen_by_runner(view: EpochView, sealed: EpochView, job: JobRecord, clockwork: Clockwork) -> EpochView:
+    """Return the view from which a runner decides: `sealed`, which is `after_sealing`, unless it would seal nothing."""
+    return view if clockwork.is_stop(view.last_epoch, job) else sealed
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_clockwork(view: ReadTxn, handle: Handle, epochs: EpochView, jobs: Sequence[JobRecord]) -> Clockwork:
+    """Read the boundaries past the jobs' positions, and the starts of their upstreams' logs."""
+    position = min((job.position for job in jobs if job.state != "finished"), default=epochs.last_epoch)
+    upstreams = {up for job in jobs for up in job.upstreams}
+    return Clockwork(
+        handle.interval_ms,
+        forced_boundaries(view, position, epochs.last_epoch),
+        {up: get_version(view, up, epochs.table(up).name).log_start for up in upstreams},
+    )
+
+
+def read_next_step(view: ReadTxn, handle: Handle, job: JobRecord) -> NextStep:
+    """Read the job's inputs, and return its `next_step` at the boundaries that are sealed now."""
+    epochs = inputs_of(view, handle, job)
+    return next_step(epochs, job, read_clockwork(view, handle, epochs, [job]))
+
+
+def read_sealed_step(view: ReadTxn, handle: Handle, job: JobRecord) -> NextStep:
+    """Read the job's inputs, and return its `next_step` after its runner has sealed the boundaries in the past."""
+    epochs = inputs_of(view, handle, job)
+    sealed, clockwork = after_sealing(epochs, read_clockwork(view, handle, epochs, [job]))
+    return next_step(seen_by_runner(epochs, sealed, job, clockwork), job, clockwork)

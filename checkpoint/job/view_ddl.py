@@ -1,0 +1,74 @@
+"""DDL of views: a view is a job with one output table of its name, and a definition on its record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from epochlog.errors import InvalidInput, JobCycle
+from epochlog.store.catalog.keys import job_key
+from epochlog.store.catalog.protocol import Txn
+from epochlog.store.commit.boundaries import force_within
+from epochlog.store.metadata.definitions import Counters, JobRecord, ViewDefinition
+from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_table
+from epochlog.store.session.handle import Handle
+
+from .rebuild import rebuilding
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """New definition of a view, and the names of the tables that it reads."""
+
+    definition: ViewDefinition
+    upstreams: Sequence[str]
+
+
+def require_view(job: JobRecord) -> ViewDefinition:
+    """Return the definition of a view; raise InvalidInput for a job without one."""
+    if job.view is None:
+        raise InvalidInput(f"job {job.name!r} is no view: it has no query; use store.job({job.name!r})")
+    return job.view
+
+
+def replace_views(handle: Handle, replacements: Mapping[str, Replacement]) -> int:
+    """Give views new definitions in one transaction; return the epoch at which all of them are rebuilt.
+
+    Each view's next commit is its rebuild at that forced boundary, with the difference to its old rows, which stay
+    readable until then. So a read at one epoch sees all views with the old definitions, or all with the new ones. A
+    table that only an old definition reads stays an upstream: the view's earlier epochs are valid by its changes.
+    Raises JobNotFound, TableNotFound, TableFinished, InvalidInput for a job that is no view, JobCycle.
+    """
+
+    def body(tx: Txn) -> int:
+        jobs = {name: find_job(tx, name) for name in replacements}
+        changed: dict[int, JobRecord] = {}
+        for name, replacement in replacements.items():
+            require_view(jobs[name])
+            added = (find_table(tx, upstream).id for upstream in replacement.upstreams)
+            upstreams = tuple(dict.fromkeys((*jobs[name].upstreams, *added)))
+            changed[jobs[name].id] = replace(jobs[name], view=replacement.definition, upstreams=upstreams)
+        _refuse_cycle(tx, changed)
+        boundary = force_within(tx, handle, above=Counters.read(tx).last_epoch)  # readers may have read up to it
+        for job in changed.values():
+            tx.put(job_key(job.id), rebuilding(tx, handle, job, boundary).to_record())
+        return boundary
+
+    return handle.catalog.transact(body)
+
+
+def _refuse_cycle(tx: Txn, changed: Mapping[int, JobRecord]) -> None:
+    """Raise JobCycle if a view would read a table that is derived from it."""
+    jobs = {job.id: changed.get(job.id, job) for job in all_jobs(tx)}
+    writers = {output: job.id for job in jobs.values() for output in job.outputs}
+    for job in changed.values():
+        reached: set[int] = set()
+        pending = list(job.upstreams)
+        while pending:
+            writer = writers.get(pending.pop())
+            if writer == job.id:
+                output = get_table(tx, job.outputs[0], "?").name
+                raise JobCycle(f"view {job.name!r} would read its own rows: it reads a table derived from {output!r}")
+            if writer is not None and writer not in reached:
+                reached.add(writer)
+                pending += jobs[writer].upstreams

@@ -1,0 +1,162 @@
+"""Looks at jobs: one read of the catalog decides for many jobs which of them have work for their runners.
+
+A look finds work exactly when a step of the job would commit, change the job's record, or raise. So a job without work
+needs no step, and a thousand idle jobs cost one read of the catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from epochlog.checkpoint.job.claims import RunnerLease
+from epochlog.checkpoint.job.next_step import (
+    Clockwork,
+    after_sealing,
+    depends_on_time,
+    next_step,
+    read_clockwork,
+    seen_by_runner,
+)
+from epochlog.errors import Corrupt, JobNotFound
+from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.epochs.view_reader import read_epoch_view
+from epochlog.store.metadata.definitions import Counters, JobRecord
+from epochlog.store.metadata.lookups import get_job
+from epochlog.store.session.handle import Handle
+from epochlog.store.session.job_runners import live_runner
+from epochlog.store.types.epoch import boundary, from_unix_ms, newest_index
+
+
+@dataclass(frozen=True, slots=True)
+class LookRequest:
+    """Job to look at. lease: the lease under which the pipeline runs it. led: a coordinator decides its barriers."""
+
+    job_id: int
+    name: str
+    lease: RunnerLease
+    led: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogState:
+    """State of the catalog and its boundaries at a look: a job without work has none until the state changes.
+
+    sealable: the newest epoch that a runner could seal then; None for a job whose next work needs a change of the
+    catalog, so that the passing of time has no effect.
+    """
+
+    version: int
+    sealable: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkLook:
+    """Result of a look at one job.
+
+    has_work: a step would commit, change the job's record, or raise. finished: its data has ended. blocked: another
+    runner is alive. creating: the job has not caught up for the first time. reached: its outputs are complete through
+    the target epoch. missing: ids of its upstreams' jobs that are not. state: None if the job has work, unless a
+    coordinator decides it.
+    """
+
+    has_work: bool
+    finished: bool = False
+    blocked: bool = False
+    creating: bool = False
+    reached: bool = False
+    missing: frozenset[int] = frozenset()
+    state: CatalogState | None = None
+
+    def settled(self, *, idle: bool) -> bool:
+        """Return True if the job has taken in everything through the target. An idle step ends the creation."""
+        return self.reached and (idle or not self.creating)
+
+
+UNKNOWN_JOB = WorkLook(has_work=True)
+"""Look at a job that was dropped, or cannot be read: its own step raises the error."""
+
+
+def look_at(
+    handle: Handle,
+    requests: Collection[LookRequest],
+    target: int | None,
+    unchanged: Mapping[int, CatalogState],
+) -> dict[int, WorkLook]:
+    """Read the catalog once, and return the look at each job, by job id.
+
+    target: the epoch that a run until idle waits for. unchanged: the states at which jobs (by id) had no work; a job
+    whose state is still that one is left out.
+    """
+
+    def body(view: ReadTxn) -> dict[int, WorkLook]:
+        sealable = _sealable(view, handle)
+        current = (CatalogState(view.version, sealable), CatalogState(view.version, None))
+        asked = [request for request in requests if unchanged.get(request.job_id) not in current]
+        return _look(view, handle, asked, target, sealable) if asked else {}
+
+    return handle.catalog.read(body)
+
+
+def _look(
+    view: ReadTxn, handle: Handle, asked: Collection[LookRequest], target: int | None, sealable: int
+) -> dict[int, WorkLook]:
+    looks: dict[int, WorkLook] = {}
+    jobs: dict[int, tuple[JobRecord, LookRequest]] = {}
+    for request in asked:
+        try:
+            jobs[request.job_id] = get_job(view, request.job_id, request.name), request
+        except (JobNotFound, Corrupt):
+            looks[request.job_id] = UNKNOWN_JOB
+    records = [job for job, _ in jobs.values()]
+    tables = {table for job in records for table in (*job.upstreams, *(job.outputs if target is not None else ()))}
+    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), above=tables)
+    clockwork = read_clockwork(view, handle, epochs, records)
+    sealed_epochs, clockwork = after_sealing(epochs, clockwork)
+    for job, request in jobs.values():
+        lease = request.lease
+        seen = seen_by_runner(epochs, sealed_epochs, job, clockwork)
+        missing: list[int] = []
+        if target is not None:
+            missing = [up for up in job.upstreams if not epochs.complete(up, target)]
+        has_work = _has_work(seen, job, lease, clockwork)
+        blocked = not request.led and _is_blocked(view, handle, job, lease)
+        if request.led:  # its next work comes from the coordinator
+            state = CatalogState(view.version, None)
+        elif has_work or blocked:  # the other runner may end without a change of the catalog
+            state = None
+        else:
+            state = CatalogState(view.version, sealable if depends_on_time(epochs, job) else None)
+        looks[job.id] = WorkLook(
+            has_work=has_work,
+            finished=job.state == "finished" and not has_work,
+            blocked=blocked,
+            creating=job.state == "creating",
+            reached=target is not None and all(epochs.complete(output, target) for output in job.outputs),
+            missing=frozenset(writer for up in missing if (writer := epochs.table(up).job_id) is not None),
+            state=state,
+        )
+    return looks
+
+
+def _sealable(view: ReadTxn, handle: Handle) -> int:
+    """Return the newest boundary in the past; 0 while the newest epoch leads the clock, which was set back."""
+    now, last_epoch = from_unix_ms(handle.catalog.now_ms()), Counters.read(view).last_epoch
+    leads = last_epoch > now + (handle.interval_ms << 12)
+    return 0 if leads else boundary(newest_index(now - 1, handle.interval_ms), handle.interval_ms)
+
+
+def _has_work(view: EpochView, job: JobRecord, lease: RunnerLease, clockwork: Clockwork) -> bool:
+    """Return True if a step of the job under this lease would commit, change the job's record, or raise."""
+    is_fenced = lease.incarnation not in (None, job.incarnation)
+    return is_fenced or next_step(view, job, clockwork).acts
+
+
+def _is_blocked(view: ReadTxn, handle: Handle, job: JobRecord, lease: RunnerLease) -> bool:
+    """Return True if another runner of the job is alive, and the lease may wait for its end."""
+    if lease.incarnation not in (None, job.incarnation):
+        return False
+    if job.runner is None or job.runner.holder == lease.holder or handle.runners.has_died(job.runner.holder):
+        return False
+    return live_runner(view, handle, job) is not None

@@ -1,0 +1,208 @@
+"""Queries of jobs under a coordinator: it decides and commits, the driver refreshes."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from attached_fixture import add_orders, caught_up, check, make_store
+from control_fixture import TOKEN, settings
+from ports import fixed_location
+from spark_store import rows
+from wait_until import wait_until
+
+pytestmark = pytest.mark.spark
+HERE = Path(__file__).parent
+
+
+def copy(ctx) -> None:
+    ctx.upsert("copy", ctx.changes("orders").select("id", "amount"))
+
+
+def made(lake) -> el.Job:
+    schema = pa.schema([lake.orders.schema.field("id"), lake.orders.schema.field("amount")])
+    return lake.store.create_job("copy", ["orders"], {"copy": (schema, ["id"])})
+
+
+@contextmanager
+def served(store: el.Store, location: str | None = None) -> Iterator[el.StoreServer]:
+    with el.serve(store, location or fixed_location(), token=TOKEN, control=settings()) as server:
+        yield server
+
+
+def runner_kind(job: el.Job) -> str | None:
+    return None if job.info.runner is None else job.info.runner.kind
+
+
+def copied(lake) -> int:
+    return lake.store.table("copy").count()
+
+
+def test_the_coordinator_decides_and_the_driver_goes_on_alone_without_it(lake) -> None:
+    job = made(lake)
+    lake.orders.upsert(rows(0, 5))
+    with served(lake.store) as server, el.Worker(server.location, lake.store, token=TOKEN) as worker:
+        query = job.start(lake.spark, copy, coordinator=worker)
+        try:
+            lake.store.checkpoint()
+            query.processAllAvailable()
+            assert copied(lake) == 5 and runner_kind(job) == "coordinator"
+            wait_until(lambda: any(status.commits for status in server.coordinator.status()))
+            server.shutdown()
+            lake.orders.upsert(rows(5, 5))
+            lake.store.checkpoint()
+            wait_until(lambda: copied(lake) == 10)
+            assert runner_kind(job) == "query"
+            with served(lake.store, server.location):
+                wait_until(lambda: runner_kind(job) == "coordinator")
+                lake.orders.upsert(rows(10, 5))
+                lake.store.checkpoint()
+                query.processAllAvailable()
+                assert copied(lake) == 15
+                with pytest.raises(el.JobRunning):
+                    job.start(lake.spark, copy, coordinator=worker)
+                again = job.start(lake.spark, copy, coordinator=worker, take_over=True)
+                wait_until(lambda: not query.isActive)
+                assert "Fenced" in str(query.exception())
+                lake.orders.upsert(rows(15, 5))
+                job.stop(drain=True)
+                assert copied(lake) == 20 and not again.isActive
+        finally:
+            query.stop()
+
+
+def test_a_query_is_stopped_at_its_coordinator(lake) -> None:
+    job = made(lake)
+    with served(lake.store) as server, el.Worker(server.location, lake.store, token=TOKEN) as worker:
+        query = job.start(lake.spark, copy, coordinator=worker)
+        wait_until(lambda: runner_kind(job) == "coordinator")
+        worker.stop(job="copy")
+        with pytest.raises(Exception, match="Cancelled"):
+            query.awaitTermination()
+        assert not query.isActive
+
+
+def test_a_query_is_drained_under_its_coordinator(lake) -> None:
+    job = made(lake)
+    lake.orders.upsert(rows(0, 5))
+    with served(lake.store) as server, el.Worker(server.location, lake.store, token=TOKEN) as worker:
+        query = job.start(lake.spark, copy, coordinator=worker)
+        job.stop(drain=True)
+        assert job.info.state == "finished" and copied(lake) == 5 and not query.isActive
+
+
+def test_a_pipeline_is_run_by_the_coordinator(lake) -> None:
+    schema = lake.store.table("orders").schema
+    made(lake)
+    lake.store.create_job(
+        "again", ["copy"], {"again": (pa.schema([schema.field("id"), schema.field("amount")]), ["id"])}
+    )
+
+    def copy_again(ctx) -> None:
+        ctx.upsert("again", ctx.changes("copy").select("id", "amount"))
+
+    lake.orders.upsert(rows(0, 5))
+    with served(lake.store) as server, el.Worker(server.location, lake.store, token=TOKEN) as worker:
+        pipe = el.Pipeline(lake.store, lake.spark, coordinator=worker)
+        pipe.add(lake.store.job("copy"), copy)
+        pipe.add(lake.store.job("again"), copy_again)
+        pipe.run(until="idle")
+        assert lake.store.table("again").count() == copied(lake) == 5
+        assert sorted(status.job for status in server.coordinator.status()) == ["job:again", "job:copy"]
+        assert all(status.commits for status in server.coordinator.status())
+        lake.orders.upsert(rows(5, 10))
+        pipe.stop(drain=True)
+        pipe.run()
+        assert {row.state for row in pipe.status()} == {"finished"}
+        assert lake.store.table("again").count() == copied(lake) == 15
+
+
+def test_bad_arguments_are_refused(lake) -> None:
+    job = made(lake)
+    with served(lake.store) as server:
+        with pytest.raises(el.InvalidInput, match="a coordinator decides the barriers"):
+            job.start(lake.spark, copy, timedelta(minutes=1), coordinator=server.location)
+        with pytest.raises(el.InvalidInput, match="grpc://host:port"):
+            job.start(lake.spark, copy, coordinator=server)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(el.AccessDenied):
+            job.start(lake.spark, copy, coordinator=server.location)
+        assert job.info.runner is None
+        job.start(lake.spark, copy).stop()  # the job is free
+
+
+def run(script: Path, *arguments: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+
+
+def said(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def kill(child: subprocess.Popen[str], *pids: int) -> None:
+    child.kill()
+    for pid in pids:
+        os.kill(pid, 9)
+    child.communicate()
+
+
+@pytest.mark.long
+@pytest.mark.local_only
+def test_drivers_and_the_coordinator_are_killed_in_any_order(tmp_path: Path) -> None:
+    """Check with real Spark drivers that nothing is lost or lands twice, and that the job goes on after each death."""
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance, root = random.Random(seed), str(tmp_path / "store")
+    coordinator = HERE.parent / "support" / "attached_fixture.py"
+    with make_store(root) as store:
+        server = run(coordinator, "serve", root, fixed_location())
+        location = said(server)
+        drivers: list[Any] = [start_driver(root, location) for _ in range(2)]
+        try:
+            for turn, victim in enumerate(chance.sample(["server", "driver", "both"] * 2, 6)):
+                add_orders(store, 1000 * turn, 50)
+                number = chance.randrange(2)
+                if chance.random() < 0.5:
+                    wait_until(lambda: caught_up(store))
+                if victim != "driver":
+                    kill(server)
+                if victim != "server":
+                    kill(*drivers[number])
+                add_orders(store, 1000 * turn + 500, 50)
+                if chance.random() < 0.5:
+                    wait_until(lambda: caught_up(store))
+                if victim != "driver":
+                    server = run(coordinator, "serve", root, location)
+                    assert said(server) == location
+                wait_until(lambda: caught_up(store))
+                if victim != "server":
+                    drivers[number] = start_driver(root, location)
+                check(store)
+        finally:
+            kill(server)
+            for driver in drivers:
+                kill(*driver)
+
+
+def start_driver(root: str, location: str) -> tuple[subprocess.Popen[str], int]:
+    child = run(HERE / "attached_driver.py", root, location)
+    return child, int(said(child).removeprefix("ready "))
