@@ -20,7 +20,7 @@ from epochlog.store.types.key_codec import KeyCodec
 
 from .strategy import CompactionStrategy
 from .task_pieces import pieces
-from .work import CompactionOutcome, Work, read_entries, read_work
+from .work import CompactionOutcome, Work, parts_to_record, read_entries, read_work
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -78,13 +78,13 @@ def is_alive(handle: Handle, work: Work, now_ms: int) -> bool:
 
 def record_piece(handle: Handle, table: TableDef, work: Work, number: int) -> bool:
     """Record that a piece is done; return False if another process has taken the task over, or the table is gone."""
-    live, history = ([part.to_record() for part in parts] for parts in work.done[number])
+    parts = parts_to_record(work.done[number])
 
     def body(tx: Txn) -> bool:
         record = tx.get(compact_key(table.id))
         if record is None or record["owner"] != work.owner or not may_take(tx, work, [number]):
             return False
-        tx.put(piece_key(table.id, number), {"live": live, "history": history})
+        tx.put(piece_key(table.id, number), parts)
         tx.put(compact_key(table.id), {**record, "expires_ms": handle.catalog.now_ms() + CLAIM_MS})
         return True
 
@@ -101,12 +101,11 @@ def may_take(view: ReadTxn, work: Work, numbers: Sequence[int]) -> bool:
 
 
 def release_claim(handle: Handle, table: TableDef, work: Work) -> None:
-    """End the claim at once, so that any process may take the task over."""
+    """End the claim at once, so that any process may take the task over. Without an owner, no renewal extends it."""
 
     def body(tx: Txn) -> None:
         record = tx.get(compact_key(table.id))
         if record is not None and record["owner"] == work.owner:
-            tx.put(compact_key(table.id), {**record, "expires_ms": 0})
+            tx.put(compact_key(table.id), {**record, "owner": "", "expires_ms": 0})
 
-    handle.leases.forget(work.owner)
     handle.catalog.transact(body)

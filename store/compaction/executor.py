@@ -1,37 +1,34 @@
 """Compaction of a table: pick a task, merge its pieces, put the new run in the place of its inputs.
 
-The strategy (strategy.py), the pieces (task_pieces.py) and the merge (rewriter.py) know no catalog; claims and records
-of work under way are in claim.py and work.py. Commits go on meanwhile: they only add entries above the task's epoch.
-The run takes effect in one transaction, if its inputs are still there.
+The strategy (strategy.py), the pieces (task_pieces.py) and the merge (rewriter.py, piece_rewriter.py) know no catalog;
+claims and records of work under way are in claim.py and work.py. Commits go on meanwhile: they only add entries above
+the task's epoch. The run takes effect in one transaction, if its inputs are still there.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epochlog.errors import TableDropped, WriteFailed
+from epochlog.errors import EpochlogError, TableDropped
 from epochlog.store.catalog.keys import compact_key, head_key, log_key, runs_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
-from epochlog.store.env.paths import RUN_ENDING
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import get_runs, get_version
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.unreachable_files import mark_unreachable
-from epochlog.store.metadata.version import LogEntry, Runs, apply_runs, runs_to_record
+from epochlog.store.metadata.version import apply_runs, runs_to_record
 from epochlog.store.retention.retention import raise_safe_epoch
 from epochlog.store.sst.data_file import FileGone
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
 
 from .claim import CLAIM_MS, claim_work, may_take, record_piece, release_claim
-from .rewriter import Rewriter
+from .piece_rewriter import PieceRewriter, RewritePieces, delete_parts, rewrite_in_threads
 from .strategy import CompactionStrategy
 from .trace import put_trace, trace_of
 from .universal import UniversalStrategy
@@ -41,9 +38,6 @@ if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 STRATEGY: CompactionStrategy = UniversalStrategy()
-AT_ONCE = 2
-"""Pieces in memory at a time."""
-
 Progress = Callable[[int, int], None]
 
 
@@ -56,52 +50,76 @@ def compact_table(
     budget: int | None = None,
     by: str = "command",
     progress: Progress = lambda done, total: None,
+    rewrite: RewritePieces = rewrite_in_threads,
 ) -> CompactionOutcome:
     """Compact one table if it is due (`full`: if there is anything to merge); at most `budget` pieces of it now.
 
     l0_only: merge only L0, which is quick. by: the caller's name in the trace. progress: called with the numbers of
-    finished and of all pieces.
+    finished and of all pieces. rewrite: rewrites pieces, in this process or elsewhere; all else happens here.
     """
     raise_safe_epoch(handle, table)
     work = claim_work(handle, table, STRATEGY, full=full, l0_only=l0_only, by=by)
     if not isinstance(work, Work):
         return work
-    outcome = _run_task(handle, table, work, budget, progress)
+    outcome = _run_task(handle, table, work, budget, progress, rewrite)
     if outcome is CompactionOutcome.DONE and work.taken_over and budget is None:  # an older task than the requested one
-        later = compact_table(handle, table, full=full, l0_only=l0_only, by=by, progress=progress)
+        later = compact_table(handle, table, full=full, l0_only=l0_only, by=by, progress=progress, rewrite=rewrite)
         outcome = outcome if later is CompactionOutcome.NOTHING else later
     return outcome
 
 
-def _run_task(handle: Handle, table: TableDef, work: Work, budget: int | None, progress: Progress) -> CompactionOutcome:
+def _run_task(
+    handle: Handle, table: TableDef, work: Work, budget: int | None, progress: Progress, rewrite: RewritePieces
+) -> CompactionOutcome:
     claimed = len(work.pieces) > 1
-    if claimed:
-        handle.leases.keep(work.owner, [compact_key(table.id)], CLAIM_MS)
-    try:
-        outcome = _run_pieces(handle, table, work, budget, progress, claimed=claimed)
-    except TableDropped:
-        return CompactionOutcome.LOST
-    except FileGone as error:
-        if error.path in handle.catalog.read(lambda view: files_of(view, table.id)):
-            raise
-        outcome = _abandon(handle, table, work, claimed=claimed)  # vacuum has deleted an input meanwhile
-    finally:
-        if claimed:
-            handle.leases.forget(work.owner)
+    with _claim_renewed(handle, table, work) if claimed else nullcontext():
+        try:
+            outcome = _run_pieces(handle, table, work, budget, progress, rewrite, claimed=claimed)
+        except TableDropped:
+            outcome = CompactionOutcome.LOST
+        except FileGone as error:
+            if error.path in handle.catalog.read(lambda view: files_of(view, table.id)):
+                raise
+            outcome = _abandon(handle, table, work, claimed=claimed)  # vacuum has deleted an input meanwhile
     if outcome is CompactionOutcome.LOST:
         handle.leases.renew()  # a revoked write intent is replaced for the next try
+    if claimed and outcome is not CompactionOutcome.DONE:
+        release_claim(handle, table, work)
     return outcome
 
 
+@contextmanager
+def _claim_renewed(handle: Handle, table: TableDef, work: Work) -> Iterator[None]:
+    """Renew the claim of the task meanwhile; release it at an error."""
+    handle.leases.keep(work.owner, [compact_key(table.id)], CLAIM_MS, at_end="mark")
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        with suppress(EpochlogError):  # the claim expires
+            release_claim(handle, table, work)
+        raise
+    finally:
+        handle.leases.forget(work.owner)
+
+
 def _run_pieces(
-    handle: Handle, table: TableDef, work: Work, budget: int | None, progress: Progress, *, claimed: bool
+    handle: Handle,
+    table: TableDef,
+    work: Work,
+    budget: int | None,
+    progress: Progress,
+    rewrite: RewritePieces,
+    *,
+    claimed: bool,
 ) -> CompactionOutcome:
     inputs = handle.catalog.read(lambda view: read_inputs(view, table, work.task))
     if inputs is None:
         return _abandon(handle, table, work, claimed=claimed)
     started, todo = monotonic_s(), _todo(work, budget if claimed else None)
-    with closing(_merge_pieces(handle, table, work, todo, *inputs)) as merged:
-        for number, parts in merged:
+    runs, entries = inputs
+    rewriter = PieceRewriter(handle.files, table, work, runs, tuple(entries))
+    with closing(_new_parts(handle, work, todo, rewriter, rewrite)) as new_parts:
+        for number, parts in new_parts:
             work = replace(work, done={**work.done, number: parts})
             hit("compact:range-written")
             if claimed and not record_piece(handle, table, work, number):
@@ -109,7 +127,6 @@ def _run_pieces(
             hit("compact:range-recorded")
             progress(len(work.done), len(work.pieces))
     if len(work.done) < len(work.pieces):
-        release_claim(handle, table, work)
         return CompactionOutcome.PROGRESS
     hit("compact:before-finish")
     took_ms = round((monotonic_s() - started) * 1000)
@@ -134,46 +151,21 @@ def _todo(work: Work, budget: int | None) -> list[int]:
     return todo
 
 
-def _merge_pieces(
-    handle: Handle, table: TableDef, work: Work, todo: Sequence[int], runs: Runs, entries: Sequence[LogEntry]
+def _new_parts(
+    handle: Handle, work: Work, todo: Sequence[int], rewriter: PieceRewriter, rewrite: RewritePieces
 ) -> Generator[tuple[int, Parts], None, None]:
-    """Yield the number and the new parts of each of these pieces, in order.
-
-    The next piece is merged while the caller handles one, for writing keeps one core busy. Files of pieces that the
-    caller never takes are deleted.
-    """
-    rewriter = Rewriter(handle.files, table.schema, lambda: handle.new_path(table.id, RUN_ENDING))
-    reusable = {part.path: part for run in runs for part in run.parts}
-    rewritten = frozenset(work.task.rewritten)
-
-    def rewrite(number: int) -> Parts:
-        piece = work.pieces[number]
-        if piece.reused is not None:
-            return (reusable[piece.reused],), ()
-        task, keys = work.task, piece.key_range
-        live, history = rewriter.rewrite(
-            runs, entries, keys, bottom=task.bottom, safe_epoch=task.safe_epoch, rewritten=rewritten
-        )
-        return tuple(live), tuple(history)
-
-    if len(todo) == 1:
-        yield todo[0], rewrite(todo[0])
-        return
-    waiting: deque[tuple[int, Future[Parts]]] = deque()
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        try:
-            for number in todo:
-                waiting.append((number, pool.submit(rewrite, number)))
-                if len(waiting) == AT_ONCE:
-                    done, future = waiting.popleft()
-                    yield done, future.result()
-            while waiting:
-                done, future = waiting.popleft()
-                yield done, future.result()
-        finally:
-            for _, future in waiting:
-                if not future.cancel() and future.exception() is None:
-                    _remove(handle, work, future.result())
+    """Yield the number and the new parts of each of these pieces: first of those that reuse a part."""
+    reusable = {part.path: part for run in rewriter.runs for part in run.parts}
+    to_rewrite: list[int] = []
+    for number in todo:
+        reused = work.pieces[number].reused
+        if reused is None:
+            to_rewrite.append(number)
+        else:
+            yield number, ((reusable[reused],), ())
+    if to_rewrite:
+        with closing(rewrite(handle, rewriter, to_rewrite)) as rewritten:
+            yield from rewritten
 
 
 def _finish(handle: Handle, tx: Txn, table: TableDef, work: Work, took_ms: int) -> bool:
@@ -231,15 +223,7 @@ def _abandon(
 
     mine = not claimed or handle.catalog.transact(body)
     if mine or only is not None:
-        for parts in work.done.values() if only is None else (only,):
-            _remove(handle, work, parts)
+        reused = {piece.reused for piece in work.pieces}
+        for live, history in work.done.values() if only is None else (only,):
+            delete_parts(handle.files, (tuple(part for part in live if part.path not in reused), history))
     return CompactionOutcome.LOST
-
-
-def _remove(handle: Handle, work: Work, parts: Parts) -> None:
-    """Delete parts that no version has taken; vacuum retries failures."""
-    reused = {piece.reused for piece in work.pieces}
-    for part in (*parts[0], *parts[1]):
-        if part.path not in reused:
-            with suppress(WriteFailed):
-                handle.files.delete(part.path)

@@ -10,9 +10,12 @@ from epochlog.store.retention.retention import apply_retention
 from epochlog.store.session.handle import Handle
 
 from .executor import compact_table
+from .piece_rewriter import RewritePieces, rewrite_in_threads
 
 
-def compact_tables(handle: Handle, table: str | None, *, full: bool) -> None:
+def compact_tables(
+    handle: Handle, table: str | None, *, full: bool, rewrite: RewritePieces = rewrite_in_threads
+) -> None:
     """Compact the L0 of one table (None: of all) into its runs; of all without `full` only where it is due."""
 
     def due(view: ReadTxn) -> list[TableDef]:
@@ -22,7 +25,7 @@ def compact_tables(handle: Handle, table: str | None, *, full: bool) -> None:
     for table_def in handle.catalog.read(due):
         try:
             apply_retention(handle, table_def)
-            compact_table(handle, table_def, full=full or table is not None)
+            compact_table(handle, table_def, full=full or table is not None, rewrite=rewrite)
         except TableDropped:  # since: nothing to compact
             if table is not None:
                 raise

@@ -63,7 +63,7 @@ def read_work(view: ReadTxn, table_id: int) -> Work | None:
     if record is None:
         return None
     prefix = table_prefix(COMPACT_PREFIX, table_id)
-    done = {int(key[-8:], 16): _parts_of(piece) for key, piece in scan_prefix(view, prefix)}
+    done = {int(key[-8:], 16): parts_from_record(piece) for key, piece in scan_prefix(view, prefix)}
     fields = {
         **record,
         "task": CompactionTask.from_record(record["task"]),
@@ -72,7 +72,14 @@ def read_work(view: ReadTxn, table_id: int) -> Work | None:
     return Work(**fields, done=done)
 
 
-def _parts_of(record: Record) -> Parts:
+def parts_to_record(parts: Parts) -> Record:
+    """Return the record of the parts of a piece."""
+    live, history = ([part.to_record() for part in kind] for kind in parts)
+    return {"live": live, "history": history}
+
+
+def parts_from_record(record: Record) -> Parts:
+    """Return the parts of a piece from their record."""
     return tuple(map(RunFile.from_record, record["live"])), tuple(map(RunFile.from_record, record["history"]))
 
 
