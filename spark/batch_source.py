@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from epochlog.batch.policy import AsOf, Exact, Global, Policy, choose_epochs
+from epochlog.batch.policy import Aligned, AsOf, Exact, Global, Policy, choose_epochs
 from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.predicate import parse_predicate
 from epochlog.batch.waiting import until_chosen
@@ -33,8 +33,10 @@ from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 from .options import (
+    EPOCH,
     FEED,
     NO_CATALOG,
+    POLICY,
     STREAM,
     WRITE,
     Options,
@@ -44,6 +46,7 @@ from .options import (
     int_option,
     names_option,
     parse_store_location,
+    policy_arguments,
     present_options,
     text_option,
 )
@@ -183,7 +186,7 @@ def _resolve(view: ReadTxn, handle: Handle, location: StoreLocation, options: Op
 
 
 def _feed_end(view: ReadTxn, table: TableDef, options: Options) -> int:
-    epoch_options = present_options(options, ("versionAsOf", "timestampAsOf", "consistency", "snapshot"))
+    epoch_options = present_options(options, EPOCH)
     if epoch_options:
         raise InvalidInput(
             f"option {epoch_options[0]} chooses one epoch, and a change feed reads a range of epochs; leave it out"
@@ -198,7 +201,7 @@ def _chosen_epoch(view: ReadTxn, handle: Handle, table: TableDef, options: Optio
         return get_version(view, table.id, table.name).max_committed_epoch
     epochs = _epochs(view, handle)
     if policy is not None:
-        return choose_epochs(policy, epochs, [table.name])[table.name]
+        return choose_epochs(policy, epochs, names_option(options, "tables") or [table.name])[table.name]
     assert version is not None
     require_complete(table.name, version, epochs.complete_through(table.id))
     require_begun(epochs.table(table.id), version)
@@ -213,16 +216,32 @@ def _policy(options: Options) -> Policy | None:
     """Return the policy that chooses the epoch; None for a given epoch or the newest one. Raises InvalidInput if
     several options choose the epoch.
     """
-    chosen_options = present_options(options, ("versionAsOf", "timestampAsOf", "consistency", "snapshot"))
+    chosen_options = present_options(options, EPOCH)
     if len(chosen_options) > 1:
         raise InvalidInput(f"options {' and '.join(chosen_options)} each choose the epoch; set one of them")
+    policy_options = present_options(options, POLICY)
+    if policy_options and text_option(options, "consistency") is None:
+        raise InvalidInput(
+            f"option {policy_options[0]} belongs to a policy: set .option('consistency', …) too, as bounded with "
+            "maxLag, at_least with epoch, as_of with timestamp or aligned with tables"
+        )
     token, timestamp = text_option(options, "snapshot"), text_option(options, "timestampAsOf")
     if token is not None:
         return Exact(token)
     if timestamp is not None:
         return _as_of(timestamp)
-    policy_name = text_option(options, "consistency")
-    return None if policy_name is None else resolve_policy(policy_name)
+    name, tables = text_option(options, "consistency"), names_option(options, "tables")
+    if name is None:
+        return None
+    if name == Aligned.name and tables is None:
+        raise InvalidInput(
+            "consistency=aligned chooses the epoch that several tables have in common, and a load knows only its own: "
+            "name them in each load, .option('tables', 'orders,revenue'). Loads that must read one epoch whatever is "
+            "committed between them take .option('snapshot', token) of one store.snapshot(…), or a catalog (el.catalog)"
+        )
+    if tables is not None and text_option(options, "table") not in tables:
+        raise InvalidInput(f"option tables has no {text_option(options, 'table')!r}, the table of this load; add it")
+    return resolve_policy(name, **policy_arguments(options, name))
 
 
 def _as_of(text: str) -> AsOf:

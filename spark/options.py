@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from epochlog.batch.policy_options import OptionKind, PolicyOption
+from epochlog.batch.policy_registry import declared_options, options_of
 from epochlog.errors import InvalidInput
+from epochlog.store.env.clock import parse_seconds
 from epochlog.store.session.handle import Handle, open_handle
 
+
+def _spark_name(name: str) -> str:
+    """Return the option's name in Spark: `maxLag` for `max_lag`."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
 LOCATION = ("path", "catalog", "volatile", "table")
-STATE = ("versionAsOf", "timestampAsOf", "consistency", "snapshot", "filter")
+EPOCH = ("versionAsOf", "timestampAsOf", "consistency", "snapshot")
+"""Options that choose the epoch. A load takes one of them."""
+POLICY = ("tables", *(_spark_name(name) for name in declared_options() if name != "token"))
+"""Options of the policy that `consistency` names. A token is the option `snapshot`."""
+STATE = (*EPOCH, *POLICY, "filter")
 FEED = ("readChangeFeed", "startingVersion", "endingVersion", "preImages", "changeMode")
 STREAM = ("maxEpochsPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "consumerId", "failOnDataLoss")
 WRITE = ("txnAppId", "txnVersion")
@@ -59,7 +73,13 @@ class StoreLocation:
 NO_CATALOG = (
     "Tables of Spark's own catalog (saveAsTable, toTable, writeTo, CREATE TABLE … USING epochlog) do not keep these "
     "options: write with df.write.format('epochlog').option('path', …).option('table', …).mode('append').save(), and "
-    "read with CREATE TEMPORARY VIEW … USING epochlog OPTIONS (path '…', table '…')"
+    "read with CREATE TEMPORARY VIEW … USING epochlog OPTIONS (path '…', table '…'). Or use the store as a catalog, "
+    "el.catalog(spark, store): CREATE TABLE lake.t (…) TBLPROPERTIES (primary_key = 'id'), INSERT INTO lake.t …"
+)
+
+CATALOG_ADVICE = (
+    "The catalog's policy, VERSION AS OF or TIMESTAMP AS OF choose the epoch, and Spark itself prunes columns; for "
+    "other options use format('epochlog') with the path of the store and the table"
 )
 
 
@@ -96,19 +116,59 @@ class Tasks:
         return cls(parallelism, int_option(options, "minPartitions", 1) or 1)
 
 
-def refuse_unknown_options(options: Options) -> None:
+def refuse_unknown_options(options: Options, names: Mapping[str, str] = _CANONICAL_NAMES) -> None:
     """Raise InvalidInput for an option that resembles a known one, or belongs to another table format: `versionAsOff`
     would silently read the newest version, and `startingTimestamp` the whole log. Other options, such as Spark's own,
-    are accepted.
+    are accepted. names: the known options by their names in lower case.
     """
     for name in options:
-        if name.lower() in _CANONICAL_NAMES:
+        if name.lower() in names:
             continue
         if name.lower() in _FOREIGN_OPTIONS:
             raise InvalidInput(f"epochlog has no option {name!r}: {_FOREIGN_OPTIONS[name.lower()]}")
-        similar = difflib.get_close_matches(name.lower(), _CANONICAL_NAMES, n=1, cutoff=0.85)
+        similar = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.85)
         if similar:
-            raise InvalidInput(f"epochlog has no option {name!r}; did you mean {_CANONICAL_NAMES[similar[0]]!r}?")
+            raise InvalidInput(f"epochlog has no option {name!r}; did you mean {names[similar[0]]!r}?")
+
+
+def refuse_catalog_options(names: Iterable[str], table: str, accepted: tuple[str, ...]) -> None:
+    """Raise InvalidInput for an option that a table of a catalog would ignore. accepted: the options that it takes."""
+    for name in names:
+        known = _CANONICAL_NAMES.get(name.lower())
+        if known is not None and known not in accepted:
+            takes = f"it takes {', '.join(accepted)}"
+            raise InvalidInput(f"{table}, a table of a catalog, takes no option {known}; {takes}. {CATALOG_ADVICE}")
+
+
+def policy_arguments(options: Options, policy: str) -> dict[str, object]:
+    """Parse the options of a policy into its keyword arguments. Raises InvalidInput for one that it does not take."""
+    declared = {
+        _spark_name(option.name): option
+        for option in options_of(policy).values()
+        if not option.each_table and option.kind is not OptionKind.SNAPSHOT
+    }
+    arguments: dict[str, object] = {}
+    for name in present_options(options, POLICY[1:]):
+        if name not in declared:
+            takes = f"it takes {', '.join(declared)}" if declared else "it takes no options in Spark"
+            raise InvalidInput(f"the policy {policy!r} takes no option {name}; {takes}")
+        arguments[declared[name].argument] = _parse_policy_option(options, name, declared[name])
+    return arguments
+
+
+def _parse_policy_option(options: Options, name: str, option: PolicyOption) -> object:
+    match option.kind:
+        case OptionKind.EPOCH:
+            return int_option(options, name)
+        case OptionKind.FLAG:
+            return bool_option(options, name, False)
+        case OptionKind.SECONDS:
+            try:
+                return parse_seconds(options[name])
+            except InvalidInput as error:
+                raise InvalidInput(f"option {name}: {error}") from None
+        case OptionKind.TIMESTAMP | OptionKind.SNAPSHOT:
+            return options[name]
 
 
 def text_option(options: Options, name: str) -> str | None:

@@ -76,7 +76,7 @@ def _write_deletes(
     try:
         for key_range in rows_plan.splits(max(1, rows_plan.rows_at_most // BATCH_ROWS)):
             before = rows_plan.rows(target.files, ReadOptions(table.schema.primary_key, None, key_range))
-            writer.delete(before.data.filter(pa.array(~_mask_of_keys_in(target, new_segments, before.keys, key_range))))
+            writer.delete(before.data.filter(pa.array(~mask_of_keys_in(target, new_segments, before.keys, key_range))))
         return rows_plan.epoch, writer.finish()
     except BaseException:
         writer.discard()
@@ -94,7 +94,7 @@ def _plan_existing(view: ReadTxn, table: TableDef, since: int | None) -> ScanPla
     return plan_scan(view, get_table(view, table.id, table.name), None)
 
 
-def _mask_of_keys_in(
+def mask_of_keys_in(
     target: WriteTarget, new_segments: Sequence[Segment], keys: pa.Array, key_range: KeyRange
 ) -> np.ndarray:
     """Return a mask of the keys that any of the segments upserts or deletes."""

@@ -24,12 +24,16 @@ from pyspark.sql.types import StructType
 
 from epochlog.errors import EpochlogError, InvalidInput, JavaMissing
 
+from .exchange_format import ExchangeSource
 from .options import NO_CATALOG
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from .batch_source import Load
+
+ReaderDefaults = Callable[[Any], Mapping[str, str]]
+"""Function from a reader to the options that `format("epochlog")` sets on it."""
 
 FORMAT = "epochlog"
 OLDEST_JAVA = 17
@@ -111,13 +115,28 @@ def find_java_problem(environ: Mapping[str, str]) -> str | None:
 
 
 def register(session: SparkSession) -> None:
-    """Register `format("epochlog")` in a session. A second call has no effect."""
+    """Register `format("epochlog")` and `format("epochlog.exchange")` in a session, classic or of Spark Connect. A
+    second call has no effect.
+
+    The workers of a Connect server must run an interpreter that has epochlog.
+    """
+    if is_connect(session):
+        session.dataSource.register(EpochlogSource)
+        session.dataSource.register(ExchangeSource)
+        _patch_readers_and_writers(connect=True)
+        return
     context = session.sparkContext
     if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # Spark's default, the first python3 on PATH, may lack packages.
     with _active(session):
         session.dataSource.register(EpochlogSource)
-    _patch_readers_and_writers()
+        session.dataSource.register(ExchangeSource)
+    _patch_readers_and_writers(connect=False)
+
+
+def is_connect(session: object) -> bool:
+    """Say whether this is a session of Spark Connect, which has no JVM in this process."""
+    return type(session).__module__.startswith("pyspark.sql.connect.")
 
 
 @contextlib.contextmanager
@@ -138,18 +157,32 @@ def _active(session: SparkSession) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
-def _patch_readers_and_writers() -> None:
-    """Patch the `format` of readers and writers. Readers get two options for "epochlog": the session's parallelism, and
-    `readChangeFeed` for a stream. Writers refuse to save a table in Spark's own catalog, which keeps no options.
+def _patch_readers_and_writers(*, connect: bool) -> None:
+    """Patch the `format` of the classic or the Connect readers and writers. Readers get options for "epochlog": the
+    session's parallelism (a Connect client does not know it), and `readChangeFeed` for a stream. Writers refuse to save
+    a table in Spark's own catalog, which keeps no options.
 
     Spark plans a Python source in a separate process without a session, and asks for its schema in one way for batches
     and streams. A stream has change columns, a batch has none, so the source needs `readChangeFeed`. Users can set it
     too.
     """
-    from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
-    from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
+    if connect:
+        from pyspark.sql.connect.readwriter import DataFrameReader, DataFrameWriter
+        from pyspark.sql.connect.streaming.readwriter import DataStreamReader, DataStreamWriter
+    else:
+        from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
+        from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
-    kinds: list[tuple[Any, dict[str, str]]] = [(DataFrameReader, {}), (DataStreamReader, {"readChangeFeed": "true"})]
+    def parallelism(reader: Any) -> Mapping[str, str]:  # Read at each call, since executors come and go.
+        return {} if connect else {"sessionParallelism": str(reader._spark.sparkContext.defaultParallelism)}
+
+    def parallelism_of_stream(reader: Any) -> Mapping[str, str]:
+        return {**parallelism(reader), "readChangeFeed": "true"}
+
+    kinds: list[tuple[Any, ReaderDefaults]] = [
+        (DataFrameReader, parallelism),
+        (DataStreamReader, parallelism_of_stream),
+    ]
     for kind, options in kinds:
         if not getattr(kind.format, "knows_epochlog", False):
             kind.format = _add_reader_options(kind.format, options)
@@ -160,14 +193,11 @@ def _patch_readers_and_writers() -> None:
             setattr(kind, saving, _refuse_save(getattr(kind, saving), saving))
 
 
-def _add_reader_options(original: Callable[[Any, str], Any], options: Mapping[str, str]) -> Callable[[Any, str], Any]:
+def _add_reader_options(original: Callable[[Any, str], Any], options: ReaderDefaults) -> Callable[[Any, str], Any]:
     @wraps(original)
     def patched(self: Any, source: str) -> Any:
         reader = original(self, source)
-        if source.lower() != FORMAT:
-            return reader
-        tasks = self._spark.sparkContext.defaultParallelism  # Read at each call, since executors come and go.
-        return reader.options(sessionParallelism=tasks, **options)
+        return reader.options(**options(reader)) if source.lower() == FORMAT else reader
 
     patched.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]: a mark
     return patched

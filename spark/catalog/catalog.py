@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 
 from epochlog.batch.named_snapshots import held_snapshots
 from epochlog.errors import InvalidInput, NotWritable, TableNotFound
+from epochlog.store.commit.table_ddl import drop_table
+from epochlog.store.metadata.definitions import Counters
 
+from .ddl import create_from_sql
 from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer
 from .query_epochs import CatalogTables, LoadedTable, QueryEpochs
 from .query_group import QueryGroups
 from .table import CatalogTable, JavaShapes
-
-_READS = "a catalog of a store only reads it"
 
 
 class StoreCatalog(Proxy):
@@ -89,16 +90,48 @@ class StoreCatalog(Proxy):
         namespace, name = list(identifier.namespace()), identifier.name()
         if not self._namespace_known(namespace):
             raise self._no_such_table(identifier)
-        if context and not context[0].writePrivileges().isEmpty():
-            raise NotWritable(
-                f"{_READS}: write rows with store.table({name!r}).upsert(…) and delete(…), or with "
-                'df.write.format("epochlog").mode("append")'
-            )
         travel = _time_travel(context[0]) if context else None
+        if context:
+            _refuse_write(name, _privileges(context[0]), travel, namespace)
         try:
             return self._table([*namespace, name], self._load(namespace, name, travel))
         except TableNotFound:
             raise self._no_such_table(identifier) from None
+
+    @answer
+    def createTable(self, identifier: Any, info: Any) -> CatalogTable:
+        """Create a root table. info: Java's TableInfo."""
+        namespace, name = list(identifier.namespace()), identifier.name()
+        if namespace:
+            raise NotWritable(
+                f"{namespace[0]} is a held snapshot: create the table in the catalog itself, {self._name}"
+            )
+        if self._tables.names is not None and name not in self._tables.names:
+            raise NotWritable(f"this catalog has only the tables {', '.join(self._tables.names)}")
+        definition = create_from_sql(self._tables.handle, name, info)
+        epoch = self._tables.handle.catalog.read(lambda view: Counters.read(view).last_epoch)
+        return self._table([name], LoadedTable(definition, epoch))
+
+    @answer
+    def dropTable(self, identifier: Any) -> bool:
+        """Drop a table; return False if there is none. Raises TableInUse.
+
+        Spark replaces a table by a drop and a creation, of which the second may fail, so a replacement is refused.
+        """
+        namespace, name = list(identifier.namespace()), identifier.name()
+        if self.jvm.is_called_by("ReplaceTable"):
+            raise NotWritable(
+                f"{name!r} cannot be replaced in one commit: write INSERT OVERWRITE {name}, or DROP it first"
+            )
+        if namespace:
+            raise NotWritable(f"{namespace[0]} is a held snapshot: drop {self._name}.{name}")
+        if name not in self._names([]):
+            return False
+        drop_table(self._tables.handle, name)
+        return True
+
+    def purgeTable(self, identifier: Any) -> bool:
+        return self.dropTable(identifier)
 
     def _load(self, namespace: Sequence[str], name: str, travel: str | int | None) -> LoadedTable:
         if namespace:
@@ -170,27 +203,17 @@ class StoreCatalog(Proxy):
     def dropNamespace(self, namespace: Any, cascade: bool) -> NoReturn:
         raise NotWritable("a namespace of the catalog is a held snapshot: end it with store.release_snapshot(name)")
 
-    # ---- what only the store does ------------------------------------------------------------------------------------
-
-    @answer
-    def createTable(self, identifier: Any, *description: Any) -> NoReturn:
-        raise NotWritable(f"{_READS}: create {identifier.name()!r} with store.create_table(name, schema, primary_key)")
+    # ---- refused ------------------------------------------------------------------------------------
 
     @answer
     def createTableLike(self, identifier: Any, *description: Any) -> NoReturn:
-        raise NotWritable(f"{_READS}: create {identifier.name()!r} with store.create_table(name, schema, primary_key)")
+        raise NotWritable(
+            "CREATE TABLE … LIKE has no primary key: write CREATE TABLE … TBLPROPERTIES (primary_key = …)"
+        )
 
     @answer
     def alterTable(self, identifier: Any, *changes: Any) -> NoReturn:
-        raise NotWritable(f"{_READS}: change its options with store.table({identifier.name()!r}).alter(…)")
-
-    @answer
-    def dropTable(self, identifier: Any) -> NoReturn:
-        raise NotWritable(f"{_READS}: drop the table with store.drop_table({identifier.name()!r})")
-
-    @answer
-    def purgeTable(self, identifier: Any) -> NoReturn:
-        raise NotWritable(f"{_READS}: drop the table with store.drop_table({identifier.name()!r})")
+        raise NotWritable(f"change the options of a table with store.table({identifier.name()!r}).alter(…)")
 
     @answer
     def renameTable(self, old: Any, new: Any) -> NoReturn:
@@ -212,6 +235,23 @@ class StoreCatalog(Proxy):
     def _no_such_namespace(self, namespace: Sequence[str]) -> Refusal:
         errors = self.jvm.spark.catalyst.analysis
         return Refusal("NoSuchNamespace", errors.NoSuchNamespaceException(self.jvm.strings(namespace)))
+
+
+def _refuse_write(table: str, privileges: set[str], travel: str | int | None, namespace: Sequence[str]) -> None:
+    """Raise NotWritable for a statement that a table does not support. privileges: of Java's TableContext."""
+    if privileges and (travel is not None or namespace):
+        raise NotWritable(f"{table!r} is named at an epoch of the past, which does not change")
+    if "UPDATE" in privileges:
+        raise NotWritable(
+            f"{table!r} takes neither UPDATE nor MERGE: INSERT INTO {table} replaces the rows that have the key of a "
+            "new row, so insert the rows with their new values"
+        )
+
+
+def _privileges(context: Any) -> set[str]:
+    """Return the privileges that a TableContext names. The end of a Java iterator would be an exception: 80 calls."""
+    privileges = context.writePrivileges()
+    return set() if privileges.isEmpty() else {str(privilege) for privilege in privileges.toArray()}
 
 
 def _time_travel(context: Any) -> str | int | None:

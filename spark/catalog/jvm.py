@@ -14,10 +14,12 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.spark.session import is_connect
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,20 +54,31 @@ class Jvm:
         self.java: Any = self.root.java
         self.catalogs: Any = inner._jsparkSession.sessionState().catalogManager()
 
+        # Py4J asks the JVM at each mention of a name which kind of thing it is, so what each query needs is kept.
+        python = self.spark.execution.datasources.v2.python
+        self.current_thread: Any = self.java.lang.Thread.currentThread
+        self.analysis_context: Any = self.spark.catalyst.analysis.AnalysisContext.get
+        self.identity_map: Any = self.java.util.IdentityHashMap
+        self.optional_long: Any = self.java.util.OptionalLong.of
         self.no_transforms: Any = self.gateway.new_array(self.spark.connector.expressions.Transform, 0)
+        self.no_entries: Any = self.java.util.Collections.emptyMap()
+        self.no_options: Any = self.spark.util.CaseInsensitiveStringMap(self.no_entries)
+        self._hash_map: Any = self.java.util.HashMap
+        self._python_source: Any = python.PythonDataSourceV2
+        self._receive_read: Any = python.PythonDataSourceReadInfo.receive
+        self._data_stream: Any = self.java.io.DataInputStream
+        self._byte_stream: Any = self.java.io.ByteArrayInputStream
 
     def python_table(self, schema: Any, read: bytes | None = None) -> Any:
         """Return Spark's table over the Python source "epochlog" with this schema.
 
         read: the planned read of its batches, as PySpark's planning process encodes it.
         """
-        python = self.spark.execution.datasources.v2.python
-        source = python.PythonDataSourceV2()
+        source = self._python_source()
         source.setShortName("epochlog")
         if read is not None:
-            stream = self.java.io.DataInputStream(self.java.io.ByteArrayInputStream(read))
-            source.setReadInfo(python.PythonDataSourceReadInfo.receive(stream))
-        return source.getTable(schema, self.no_transforms, self.map({}))
+            source.setReadInfo(self._receive_read(self._data_stream(self._byte_stream(read))))
+        return source.getTable(schema, self.no_transforms, self.no_entries)
 
     def strings(self, values: Iterable[str]) -> Any:
         """Return a Java array of strings."""
@@ -79,13 +92,15 @@ class Jvm:
 
     def map(self, values: Mapping[str, str]) -> Any:
         """Return a Java map of strings."""
-        made = self.java.util.HashMap()
+        made = self._hash_map()
         for name, value in values.items():
             made.put(name, value)
         return made
 
-    def options(self, values: Mapping[str, str]) -> Any:
-        return self.spark.util.CaseInsensitiveStringMap(self.map(values))
+    def is_called_by(self, name: str) -> bool:
+        """Return True if the stack of this Java thread names a class or method that contains `name`."""
+        trace = self.root.org.apache.commons.lang3.exception.ExceptionUtils.getStackTrace(self.java.lang.Throwable())
+        return name in trace
 
     def identifier(self, namespace: Iterable[str], name: str) -> Any:
         return self.spark.connector.catalog.Identifier.of(self.strings(namespace), name)
@@ -93,7 +108,7 @@ class Jvm:
 
 def require_classic(session: object) -> None:
     """Raise InvalidInput for an object that is no classic Spark session."""
-    if type(session).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(session):
         raise InvalidInput(f"a session of Spark Connect cannot have the store as a catalog; {_DATA_SOURCE}")
     if not isinstance(session, SparkSession):
         raise InvalidInput(f"a catalog is installed in a Spark session, not in {session!r}")
@@ -108,6 +123,12 @@ def refuse(jvm: Jvm, error: EpochlogError) -> Refusal:
     text = error.args[0] if error.args else ""
     name = type(error).__name__
     return Refusal(name, jvm.java.lang.IllegalArgumentException(f"epochlog.errors.{name}: {text}"))
+
+
+def thrown_by_java(error: PySparkException) -> Exception:
+    """Return the exception that fails the query with the Java exception behind an error of a job that a proxy ran."""
+    origin = getattr(error, "_origin", None)
+    return error if origin is None else Refusal(type(error).__name__, origin)
 
 
 def answer(method: Callable[P, R]) -> Callable[P, R]:

@@ -42,7 +42,7 @@ class QueryGroups:
     def epochs(self, table: str) -> QueryEpochs:
         """Return the query epochs of the query for which this thread loads a table."""
         thread = self._thread()
-        relations = self._jvm.spark.catalyst.analysis.AnalysisContext.get().relationCache()
+        relations = self._jvm.analysis_context().relationCache()
         execution = self._jvm.context.getLocalProperty(EXECUTION_ID)
         group = self._groups.get(thread)
         if (
@@ -51,7 +51,7 @@ class QueryGroups:
             or group.execution != execution
             or not group.relations.containsKey(relations)
         ):
-            identities = self._jvm.java.util.IdentityHashMap()
+            identities = self._jvm.identity_map()
             identities.put(relations, "")
             group = self._groups[thread] = _Group(identities, execution, self._choose())
             self._groups.move_to_end(thread)
@@ -65,4 +65,4 @@ class QueryGroups:
         self._groups.pop(self._thread(), None)
 
     def _thread(self) -> int:
-        return self._jvm.java.lang.Thread.currentThread().getId()
+        return self._jvm.current_thread().getId()

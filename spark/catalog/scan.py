@@ -67,6 +67,7 @@ class TableScan(Proxy):
         self._schema = arrow_schema(StructType.fromJson(json.loads(java_schema.json())))
         self._statistics: TableStatistics | None = None
         self._inner: Any = None
+        self._batch: Any = None
 
     def readSchema(self) -> Any:
         return self._java_schema
@@ -97,6 +98,12 @@ class TableScan(Proxy):
 
     @answer
     def toBatch(self) -> Any:
+        """Return Spark's batch over the planned partitions; Spark asks once for each copy of the scan's plan."""
+        if self._batch is None:
+            self._batch = self._plan_batch()
+        return self._batch
+
+    def _plan_batch(self) -> Any:
         load = Load(
             location=StoreLocation(self._handle.root, self._handle.catalog_url, self._table.definition.name),
             table_id=self._table.definition.id,
@@ -131,7 +138,7 @@ class TableScan(Proxy):
         """Return Spark's scan of a Python source; `read` gives it the planned read (see `encode_read`)."""
         if self._inner is None or read is not None:
             table = self.jvm.python_table(self._java_schema, read)
-            self._inner = table.newScanBuilder(self.jvm.options({})).build()
+            self._inner = table.newScanBuilder(self.jvm.no_options).build()
         return self._inner
 
 
@@ -147,13 +154,13 @@ class TableStatistics(Proxy):
         self._bytes = round(bytes_to_read(plan, ReadOptions(tuple(columns))))
 
     def sizeInBytes(self) -> Any:
-        return self.jvm.java.util.OptionalLong.of(self._bytes)
+        return self.jvm.optional_long(self._bytes)
 
     def numRows(self) -> Any:
-        return self.jvm.java.util.OptionalLong.of(self._rows)
+        return self.jvm.optional_long(self._rows)
 
     def columnStats(self) -> Any:
-        return self.jvm.map({})
+        return self.jvm.no_entries
 
 
 # ---- the read --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tables of a catalog, as Spark sees them: their columns, their version, which is the epoch, and their scans."""
+"""Tables of a catalog, as Spark sees them: columns, version (the epoch), scans, and writes by the source's sink."""
 
 # ruff: noqa: N802  # Spark calls these methods by its own names
 
@@ -8,13 +8,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.errors import PySparkException
+
+from epochlog.spark.delete_where import RowCondition, commit_delete
+from epochlog.spark.options import WRITE, location_options, refuse_catalog_options
+from epochlog.spark.overwrite import commit_overwrite
 from epochlog.spark.types import spark_schema
+from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
-from .jvm import CONNECTOR, Jvm, Proxy, answer
+from .condition import read_condition
+from .jvm import CONNECTOR, Jvm, Proxy, answer, thrown_by_java
 from .query_epochs import LoadedTable
 from .scan import TableScanBuilder
+
+TRAVEL = ("versionAsOf", "timestampAsOf")
+"""Options of a read that Spark itself turns into VERSION AS OF and TIMESTAMP AS OF."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +45,9 @@ class JavaShapes:
         self.no_transforms = jvm.no_transforms
         self.no_constraints = jvm.gateway.new_array(jvm.spark.connector.catalog.constraints.Constraint, 0)
         self.capabilities = jvm.java.util.HashSet()
-        self.capabilities.add(jvm.spark.connector.catalog.TableCapability.BATCH_READ)
+        kinds = jvm.spark.connector.catalog.TableCapability
+        for kind in (kinds.BATCH_READ, kinds.BATCH_WRITE, kinds.TRUNCATE):
+            self.capabilities.add(kind)
 
     def shape(self, table_id: int, schema: TableSchema) -> JavaShape:
         known = self._shapes.get(table_id)
@@ -51,7 +64,11 @@ class CatalogTable(Proxy):
     """Table at one epoch. scanning: called when Spark begins to build a scan of it."""
 
     class Java:
-        implements = (f"{CONNECTOR}catalog.Table", f"{CONNECTOR}catalog.SupportsRead")
+        implements = (
+            f"{CONNECTOR}catalog.SupportsRead",
+            f"{CONNECTOR}catalog.SupportsWrite",
+            f"{CONNECTOR}catalog.SupportsDeleteV2",
+        )
 
     def __init__(
         self,
@@ -111,10 +128,67 @@ class CatalogTable(Proxy):
     def capabilities(self) -> Any:
         return self._shapes.capabilities
 
+    @answer
     def newScanBuilder(self, options: Any) -> TableScanBuilder:
         self._scanning()
+        refuse_catalog_options(_names(options), self._label, TRAVEL)
         return TableScanBuilder(self.jvm, self._handle, self._loaded, self._shape().schema)
+
+    @answer
+    def newWriteBuilder(self, info: Any) -> Any:
+        """Return the builder of a write by the sink of `format("epochlog")`, which upserts, or overwrites."""
+        refuse_catalog_options(_names(info.options()), self._label, WRITE)
+        options = self.jvm.map({})
+        options.putAll(info.options().asCaseSensitiveMap())
+        options.putAll(self.jvm.map({**location_options(self._handle), "table": self._loaded.definition.name}))
+        nothing = self.jvm.java.util.Optional.empty()
+        located = self.jvm.spark.connector.write.LogicalWriteInfoImpl(
+            info.queryId(), info.schema(), self.jvm.spark.util.CaseInsensitiveStringMap(options), nothing, nothing
+        )
+        return self.jvm.python_table(self._shape().schema).newWriteBuilder(located)
+
+    @answer
+    def canDeleteWhere(self, predicates: Any, *options: Any) -> bool:
+        """Return True, or raise for a predicate that cannot be evaluated."""
+        self._condition(predicates)
+        return True
+
+    @answer
+    def deleteWhere(self, predicates: Any, *options: Any) -> None:
+        """Delete the rows for which all of Java's predicates are true, in one commit."""
+        condition = self._condition(predicates)
+        if condition is None:
+            self.truncateTable()
+            return
+        try:
+            commit_delete(self._handle, self.jvm.session, self._loaded.definition, condition)
+        except PySparkException as error:
+            raise thrown_by_java(error) from error
+
+    def _condition(self, predicates: Any) -> RowCondition | None:
+        """Return the condition of a DELETE; None for one that is true for every row."""
+        selective = [predicate for predicate in predicates if predicate.name() != "ALWAYS_TRUE"]
+        schema = self._loaded.definition.schema.schema
+        return read_condition(self.jvm, schema, selective) if selective else None
+
+    @answer
+    def truncateTable(self, *options: Any) -> bool:
+        definition = self._loaded.definition
+        self._handle.catalog.read(lambda view: refuse_unwritable(view, definition))
+        commit_overwrite(self._handle, definition, TableEdit(definition.id, definition.name))
+        return True
+
+    def supportedCustomMetrics(self) -> Any:
+        return self.jvm.gateway.new_array(self.jvm.spark.connector.metric.CustomMetric, 0)
+
+    def reportDriverMetrics(self) -> Any:
+        return self.jvm.gateway.new_array(self.jvm.spark.connector.metric.CustomTaskMetric, 0)
 
     def _shape(self) -> JavaShape:
         definition = self._loaded.definition
         return self._shapes.shape(definition.id, definition.schema)
+
+
+def _names(options: Any) -> list[str]:
+    """Return the names in Java's map of options."""
+    return [] if options.isEmpty() else [str(name) for name in options.keySet().toArray()]

@@ -13,6 +13,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "live_view.py"
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_it_runs_as_printed(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,9 +1,12 @@
 """A Spark driver whose writes go wrong as told: `sink_driver.py '{"master": …, "a setting": …}'`.
 
 It says {"ready": true}, then takes orders, a JSON object a line, and answers each with one. An order runs with a mood:
-`task-dies` (a Python worker is killed when its task has written its files), `executor-dies` (its JVM is), `slow` (a
-task that has written waits until its speculative copy has), `before` and `after` (the driver and its JVM are killed
-before and after the commit). Each attempt of a task that has written notes its files in the folder `notes`.
+`task-fails` (a task raises when it has written its files), `task-dies` (its Python worker is killed then),
+`executor-dies` (its JVM is), `slow` (a task that has written waits until its speculative copy has), `before` and
+`after` (the driver and its JVM are killed before and after the commit), `recorded` and `tasks-done` (they are killed
+when a compaction has recorded its first piece, and when its tasks have returned), `jvm-dies` (only the JVM is killed
+then), `stopped` (the session is stopped then). Each attempt of a task that has written notes its files in the folder
+`notes`.
 """
 
 from __future__ import annotations
@@ -18,12 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import epochlog as el
-from epochlog.spark import frames
+from epochlog.spark import compaction, frames
 from epochlog.spark.session import EpochlogSource, register
 from epochlog.spark.sink import BatchSink, Written, resolve_save
+from epochlog.store.compaction import executor, task_pieces
 
 SICK = 1
 """The partition of which something happens to the first attempt that has written; `sick` among the notes names it."""
+
+KILLED_AT = {
+    "recorded": "compact:range-recorded",
+    "before": "compact:before-finish",
+    "after": "compact:after-finish",
+}
 
 
 def say(**words: object) -> None:
@@ -51,6 +61,8 @@ def behave(notes: str, mood: str, paths: list[str]) -> None:
             marker.write(name)
     except FileExistsError:
         return
+    if mood == "task-fails":
+        raise OSError("this attempt fails")
     if mood == "task-dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if mood == "executor-dies":
@@ -59,6 +71,11 @@ def behave(notes: str, mood: str, paths: list[str]) -> None:
         pause = threading.Event()
         while len(list(folder.glob(f"{SICK}-*"))) < 2:
             pause.wait(0.02)
+
+
+def kill(*pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
 
 
 class MoodySink(BatchSink):
@@ -79,8 +96,7 @@ class MoodySink(BatchSink):
             self.end()
 
     def end(self) -> None:
-        for pid in (self.driver, self.jvm, os.getpid()):
-            os.kill(pid, signal.SIGKILL)
+        kill(self.driver, self.jvm, os.getpid())
 
 
 class MoodySource(EpochlogSource):
@@ -106,6 +122,17 @@ def moody_task(real: Any, notes: str, mood: str, target: Any, deletes: bool, bat
     records = [record for batch in results for record in batch.column(0).to_pylist()]
     behave(notes, mood, [Segment.from_record(unpack(b"segment", record)).path for record in records])
     yield from results
+
+
+def moody_rewrite(real: Any, notes: str, mood: str, rewriter: Any, target: Any, *rest: Any) -> Iterator[Any]:
+    """Wrap the task that rewrites a piece of a compaction; it fails as the mood says."""
+    from epochlog.store.catalog.records import unpack
+    from epochlog.store.compaction.work import parts_from_record
+
+    for batch in real(rewriter, target, *rest):
+        live, history = parts_from_record(unpack(b"parts", batch.column(1)[0].as_py()))
+        behave(notes, mood, [part.path for part in (*live, *history)])
+        yield batch
 
 
 def two_hosts() -> str:
@@ -153,6 +180,35 @@ def sink(spark: Any, order: dict[str, Any]) -> None:
     function(frame_of(spark, order), order["batch"])
 
 
+def compact(spark: Any, jvm: int, order: dict[str, Any]) -> None:
+    place, mood = order["place"], order["mood"]
+    rewrite, run, hit = compaction._rewrite_task, compaction._run_tasks, executor.hit
+
+    def run_tasks(*arguments: Any) -> Any:
+        results = run(*arguments)
+        if mood == "tasks-done":
+            kill(jvm, os.getpid())
+        if mood == "jvm-dies":
+            kill(jvm)
+        if mood == "stopped":
+            spark.stop()
+        return results
+
+    def moody_hit(point: str) -> None:
+        if point == KILLED_AT.get(mood):
+            kill(jvm, os.getpid())
+        hit(point)
+
+    compaction._rewrite_task = partial(moody_rewrite, rewrite, order["notes"], mood)
+    compaction._run_tasks, executor.hit = run_tasks, moody_hit
+    task_pieces.PIECE_ROWS = order["piece_rows"]
+    try:
+        with el.open(place["path"], place.get("catalog"), create=False) as store:
+            store.compact(place["table"], full=True, spark=spark)
+    finally:
+        compaction._rewrite_task, compaction._run_tasks, executor.hit = rewrite, run, hit
+
+
 def main(settings: dict[str, str]) -> None:
     if settings["master"] == "two hosts":
         settings = {**settings, "master": two_hosts()}
@@ -167,8 +223,8 @@ def main(settings: dict[str, str]) -> None:
         order = json.loads(line)
         frames._write_task = partial(moody_task, real, order["notes"], order["mood"])
         try:
-            if order["do"] == "write":
-                write(spark, gateway.proc.pid, order)
+            if order["do"] in ("write", "compact"):
+                {"write": write, "compact": compact}[order["do"]](spark, gateway.proc.pid, order)
             else:
                 {"step": step, "sink": sink}[order["do"]](spark, order)
         except Exception as error:

@@ -350,36 +350,113 @@ def test_a_view_is_read_at_the_epoch_of_its_upstream(spark: SparkSession, pairs:
     assert set(rows(spark, query)) == {(seen, seen)}, "the view has not caught up with the newest commit"
 
 
-# ---- writing is refused ----------------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
-WRITES = {
-    "INSERT INTO lake.a VALUES (1, 1, 'x')": "upsert",
-    "INSERT OVERWRITE lake.a VALUES (1, 1, 'x')": "upsert",
-    "DELETE FROM lake.a WHERE id = 1": "delete",
-    "UPDATE lake.a SET n = 1": "upsert",
-    "MERGE INTO lake.a x USING lake.b y ON x.id = y.id WHEN MATCHED THEN DELETE": "upsert",
-    "CREATE TABLE lake.c (id BIGINT)": "create_table",
-    "CREATE TABLE lake.c AS SELECT 1 AS id": "create_table",
+
+def test_insert_upserts_and_overwrite_replaces(spark: SparkSession, pairs: Pairs) -> None:
+    spark.sql("INSERT INTO lake.a VALUES (0, 100, 'new'), (50, 101, 'more')")
+    spark.sql("INSERT INTO lake.a (text, id) VALUES ('no number', 51)")
+    by_key = {row[0]: row[1:] for row in rows(spark, "SELECT * FROM lake.a")}
+    assert (by_key[0], by_key[50], by_key[51], len(by_key)) == ((100, "new"), (101, "more"), (None, "no number"), 6)
+    before = pairs.store.last_epoch
+    spark.sql("INSERT OVERWRITE lake.b SELECT id, n, text FROM lake.a WHERE id >= 50")
+    assert pairs.store.table("b").to_arrow()["id"].to_pylist() == [50, 51]
+    assert pairs.store.table("b").to_arrow(epoch=before).num_rows == KEYS
+    for _ in range(2):
+        frame = spark.createDataFrame([(7, 7, "once")], "id long, n long, text string")
+        frame.writeTo("lake.b").option("txnAppId", "app").option("txnVersion", "1").append()
+        pairs.store.table("b").delete([{"id": 7}])
+    assert rows(spark, "SELECT count(*) FROM lake.b WHERE id = 7") == [(0,)], "one transaction lands once"
+    spark.sql("TRUNCATE TABLE lake.b")
+    spark.sql("TRUNCATE TABLE lake.b")
+    assert rows(spark, "SELECT count(*) FROM lake.b") == [(0,)]
+    assert rows(spark, "SELECT count(*) FROM lake.a") == [(6,)]
+
+
+def test_create_table_makes_a_root_table(spark: SparkSession, pairs: Pairs) -> None:
+    properties = "TBLPROPERTIES (primary_key = 'id, day', changelog = 'full')"
+    spark.sql(f"CREATE TABLE lake.c (id BIGINT, day STRING, price DECIMAL(10, 2)) {properties}")
+    table = pairs.store.table("c")
+    assert (table.schema.names, table.primary_key) == (["id", "day", "price"], ["id", "day"])
+    assert table.info.changelog == "full"
+    spark.sql(f"CREATE TABLE IF NOT EXISTS lake.c (id BIGINT) {properties}")
+    spark.sql("INSERT INTO lake.c VALUES (1, 'mon', 1.5)")
+    spark.sql("CREATE TABLE lake.d TBLPROPERTIES (primary_key = 'id') AS SELECT id, price FROM lake.c")
+    assert [float(row[1]) for row in rows(spark, "SELECT * FROM lake.d")] == [1.5]
+    failing = "CREATE TABLE lake.f TBLPROPERTIES (primary_key = 'id') AS SELECT CAST(raise_error('no') AS BIGINT) AS id"
+    with pytest.raises(Exception, match="no"):
+        spark.sql(failing)
+    assert [info.name for info in pairs.store.tables()] == ["a", "b", "c", "d"]
+    spark.sql("DROP TABLE lake.d")
+    spark.sql("DROP TABLE IF EXISTS lake.d")
+    assert [info.name for info in pairs.store.tables()] == ["a", "b", "c"]
+
+
+REFUSED = {
+    "DELETE FROM lake.nightly.a WHERE id = 1": "the past",
+    "UPDATE lake.a SET n = 1": "INSERT INTO a",
+    "MERGE INTO lake.a x USING lake.b y ON x.id = y.id WHEN MATCHED THEN UPDATE SET n = 1": "INSERT INTO a",
+    "INSERT INTO lake.nightly.a VALUES (1, 1, 'x')": "the past",
+    "CREATE TABLE lake.c (id BIGINT)": "TBLPROPERTIES",
+    "CREATE TABLE lake.c (id BIGINT) USING parquet TBLPROPERTIES (primary_key = 'id')": "leave out USING",
+    "CREATE TABLE lake.c (id BIGINT) PARTITIONED BY (id) TBLPROPERTIES (primary_key = 'id')": "PARTITIONED BY",
+    "CREATE TABLE lake.c (id BIGINT) TBLPROPERTIES (primary_key = 'id', retention = '3')": "'retention'",
+    "CREATE TABLE lake.nightly.c (id BIGINT) TBLPROPERTIES (primary_key = 'id')": "held snapshot",
+    "CREATE TABLE lake.c LIKE lake.a": "primary key",
+    "CREATE OR REPLACE TABLE lake.a (id BIGINT) TBLPROPERTIES (primary_key = 'id')": "INSERT OVERWRITE",
+    "CREATE OR REPLACE TABLE lake.a TBLPROPERTIES (primary_key = 'id') AS SELECT 1 AS id": "INSERT OVERWRITE",
     "ALTER TABLE lake.a RENAME TO lake.c": "keeps its name",
-    "DROP TABLE lake.a": "drop_table",
-    "CREATE NAMESPACE lake.nightly": "hold",
+    "DROP TABLE lake.nightly.a": "held snapshot",
+    "CREATE NAMESPACE lake.weekly": "hold",
+    "DROP NAMESPACE lake.nightly": "release_snapshot",
     "SELECT * FROM lake.a CHANGES FROM VERSION 1 TO VERSION 3": "readChangeFeed",
 }
 
 
-def test_every_write_is_refused_and_named(spark: SparkSession, pairs: Pairs) -> None:
-    for query, advice in WRITES.items():
+def test_what_a_store_does_not_do_is_refused_and_named(spark: SparkSession, pairs: Pairs) -> None:
+    pairs.store.snapshot().hold(timedelta(hours=1), "nightly")
+    before = pairs.store.last_epoch
+    for query, advice in REFUSED.items():
         error = typed(spark, query)
         assert isinstance(error, el.InvalidInput)
         assert advice in str(error), query
-    for query in ("TRUNCATE TABLE lake.a", "ALTER TABLE lake.a ADD COLUMNS (z INT)"):
-        with pytest.raises(Exception, match=r"does not support truncates|NotWritable"):
-            spark.sql(query)
-    with pytest.raises(PySparkException, match="NotWritable"):
-        spark.table("lake.b").writeTo("lake.a").append()
+    with pytest.raises(Exception, match="NotWritable"):
+        spark.sql("ALTER TABLE lake.a ADD COLUMNS (z INT)")
     with pytest.raises(PySparkException, match="does not support"):
         spark.readStream.table("lake.a")
-    assert rows(spark, "SELECT count(*) FROM lake.a") == [(KEYS,)]
+    assert pairs.store.last_epoch == before
+    assert [info.name for info in pairs.store.tables()] == ["a", "b"]
+
+
+def test_options_that_a_table_of_a_catalog_would_ignore_are_refused(
+    spark: SparkSession, pairs: Pairs, tmp_path: Path
+) -> None:
+    other = el.open(tmp_path / "other")
+    other.create_table("a", SCHEMA, ["id"])
+    first, token = pairs.store.last_epoch, pairs.store.snapshot().token
+    for name, value in {"snapshot": token, "consistency": "latest", "Filter": "n = 1", "columns": "id"}.items():
+        with pytest.raises(PySparkException, match=f"(?i)no option {name}"):
+            spark.read.option(name, value).table("lake.a").collect()
+    frame = spark.createDataFrame([(7, 7, "x")], "id long, n long, text string")
+    for name, value in {"PATH": other.root, "table": "b", "columns": "id"}.items():
+        with pytest.raises(PySparkException, match=f"(?i)no option {name}"):
+            frame.writeTo("lake.a").option(name, value).append()
+    assert (pairs.store.table("a").to_arrow().num_rows, other.table("a").to_arrow().num_rows) == (KEYS, 0)
+    pairs.commit()
+    read = spark.read.option("versionAsOf", str(first)).table("lake.a").collect()
+    assert {row.n for row in read} == {pairs.number - 1}
+    other.close()
+
+
+def test_the_view_of_a_job_is_not_written(spark: SparkSession, pairs: Pairs) -> None:
+    job = pairs.store.create_job("copy", ["a"], {"copied": (SCHEMA, ["id"])})
+    pairs.store.checkpoint()
+    job.step_local(lambda ctx: ctx.upsert("copied", ctx.table("a")))
+    assert isinstance(typed(spark, "TRUNCATE TABLE lake.copied"), el.NotWritable)
+    assert isinstance(typed(spark, "DROP TABLE lake.a"), el.TableInUse)
+    with pytest.raises(Exception, match="NotWritable"):
+        spark.sql("INSERT INTO lake.copied VALUES (1, 1, 'x')")
+    assert rows(spark, "SELECT count(*) FROM lake.copied") == [(KEYS,)]
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import epochlog as el
 from spark_store import rows
 from stores import servers
 
-pytestmark = [pytest.mark.spark, pytest.mark.redis]
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.long]
 
 DRIVER = Path(__file__).with_name("driver.py")
 COPY = pa.schema([pa.field("id", pa.int64(), nullable=False), ("amount", pa.float64())])

@@ -145,7 +145,7 @@ def test_the_session_of_a_micro_batch_has_it(spark: SparkSession, store: el.Stor
 
 # ---- Spark's own catalog ---------------------------------------------------------------------------------------------
 
-TOLD = r"(?s)df\.write\.format\('epochlog'\).*CREATE TEMPORARY VIEW"
+ADVICE = r"(?s)df\.write\.format\('epochlog'\).*CREATE TEMPORARY VIEW"
 
 
 @pytest.mark.parametrize("save", [
@@ -157,7 +157,7 @@ def test_save_as_table_is_refused_before_anything_is_written(
     spark: SparkSession, store: el.Store, save: Callable[[Any], None]
 ) -> None:
     frame = spark.range(3).selectExpr("id + 100 AS id", "'y' AS v")
-    with pytest.raises(el.InvalidInput, match=rf"saveAsTable\('s1'\).*{TOLD[4:]}"):
+    with pytest.raises(el.InvalidInput, match=rf"saveAsTable\('s1'\).*{ADVICE[4:]}"):
         save(frame.write.format("epochlog").option("path", store.root).option("table", "t"))
     assert store.table("t").count() == 5
     assert not spark.catalog.tableExists("s1")
@@ -171,17 +171,17 @@ def test_a_stream_to_a_table_of_spark_is_refused(spark: SparkSession, store: el.
 
 def test_tables_of_sql_are_refused_with_what_to_write(spark: SparkSession, store: el.Store) -> None:
     options = f"OPTIONS (path '{store.root}', table 't')"
-    with pytest.raises(Exception, match=TOLD):
+    with pytest.raises(Exception, match=ADVICE):
         spark.sql(f"CREATE TABLE s3 USING epochlog {options}")
-    with pytest.raises(Exception, match=TOLD):
+    with pytest.raises(Exception, match=ADVICE):
         spark.sql(f"CREATE TABLE s4 USING epochlog {options} AS SELECT 1L AS id, 'y' AS v")
     try:
         spark.sql(f"CREATE TABLE s5 (id BIGINT, v STRING) USING epochlog {options}")  # nobody asks the source here
-        with pytest.raises(Exception, match=TOLD):
+        with pytest.raises(Exception, match=ADVICE):
             spark.sql("SELECT * FROM s5").collect()
     finally:
         spark.sql("DROP TABLE IF EXISTS s5")
-    with pytest.raises(Exception, match=TOLD):
+    with pytest.raises(Exception, match=ADVICE):
         spark.range(1).writeTo("s6").using("epochlog").option("path", store.root).create()
     spark.sql(f"CREATE TEMPORARY VIEW v7 USING epochlog {options}")
     assert spark.sql("SELECT count(*) FROM v7").first()[0] == 5  # pyright: ignore[reportOptionalSubscript]

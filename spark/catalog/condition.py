@@ -1,0 +1,110 @@
+"""Condition of a DELETE, from the predicates that Spark passes to a table of a catalog.
+
+Spark's own translation makes an expression of a predicate again, so Spark evaluates it. Beside it, comparisons of plain
+columns with literals become a filter that prunes the read; a row that passes the condition passes the filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from functools import reduce
+from operator import and_, or_
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+
+from epochlog.batch.predicate import compare, one_of
+from epochlog.errors import InvalidInput
+from epochlog.spark.delete_where import RowCondition
+
+from .jvm import Jvm
+
+_SIGNS = {"=": "equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
+_FLIPPED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def read_condition(jvm: Jvm, schema: pa.Schema, predicates: Sequence[Any]) -> RowCondition:
+    """Return the condition that all of Java's predicates hold. Raises InvalidInput for one that has no expression."""
+    columns = [Column(_expression_column(jvm, predicate)) for predicate in predicates]
+    names = {str(reference.fieldNames()[0]) for predicate in predicates for reference in predicate.references()}
+    filters = [_filter(schema, predicate) for predicate in predicates]
+    return RowCondition(
+        column=reduce(and_, columns),
+        columns=tuple(name for name in schema.names if name in names),
+        filter=_joined([part for part in filters if part is not None], and_),
+    )
+
+
+def _expression_column(jvm: Jvm, predicate: Any) -> Any:
+    """Return Java's column of a predicate."""
+    expression = jvm.spark.catalyst.expressions.V2ExpressionUtils.toCatalyst(predicate)
+    if expression.isEmpty():
+        raise InvalidInput(
+            f"DELETE cannot evaluate the condition {predicate.toString()}: write it with comparisons, IN, LIKE, "
+            "IS NULL, AND, OR and NOT, or delete the keys of a SELECT with store.table(…).delete(keys)"
+        )
+    return jvm.spark.classic.ExpressionUtils.column(expression.get())
+
+
+def _joined(parts: Sequence[pc.Expression], join: Any) -> pc.Expression | None:
+    return reduce(join, parts) if parts else None
+
+
+def _filter(schema: pa.Schema, predicate: Any) -> pc.Expression | None:
+    """Return a filter that each row passes for which the predicate is true; None if there is none but true."""
+    name, children = str(predicate.name()), list(predicate.children())
+    if name in ("AND", "OR"):
+        parts = [_filter(schema, child) for child in children]
+        known = [part for part in parts if part is not None]
+        return None if name == "OR" and len(known) < len(parts) else _joined(known, and_ if name == "AND" else or_)
+    if name in _SIGNS and _is_literal(children[0]):
+        name, children = _FLIPPED[name], children[::-1]
+    if not (name in _SIGNS or name == "IN") or not all(_is_literal(child) for child in children[1:]):
+        return None
+    field = _plain_field(schema, children[0])
+    if field is None:
+        return None
+    values = [_value(field.type, child.value()) for child in children[1:]]
+    if any(value is None for value in values) and name != "IN":
+        return pc.scalar(False)  # A comparison with NULL is true for no row.
+    values = [value for value in values if value is not None]
+    if isinstance(field.type, pa.TimestampType) or pa.types.is_date32(field.type):
+        return _compare_times(field, name, values)
+    return one_of(field, values) if name == "IN" else compare(_SIGNS[name], field, values[0])
+
+
+def _is_literal(expression: Any) -> bool:
+    return "LiteralValue" in expression.getClass().getName()
+
+
+def _plain_field(schema: pa.Schema, expression: Any) -> pa.Field | None:
+    """Return the field of a column whose values Arrow and Spark compare alike; None for any other expression."""
+    if "FieldReference" not in expression.getClass().getName():
+        return None
+    path = list(expression.fieldNames())
+    if len(path) != 1 or path[0] not in schema.names:
+        return None
+    field = schema.field(path[0])
+    kind = field.type
+    plain = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_decimal128(kind)
+    times = pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us")
+    return field if plain or times else None
+
+
+def _value(kind: pa.DataType, value: Any) -> Any:
+    """Return the value of Java's literal: days of a date, microseconds of a timestamp, a Decimal, or a text."""
+    if value is None or pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
+        return value
+    text = value.toString() if hasattr(value, "toString") else value
+    return str(text) if pa.types.is_string(kind) else Decimal(str(text))
+
+
+def _compare_times(field: pa.Field, name: str, steps: list[int]) -> pc.Expression:
+    """Return the comparison of a date in days, or of a timestamp in microseconds."""
+    integers = pa.int32() if pa.types.is_date32(field.type) else pa.int64()
+    scalars = pa.array(steps, integers).cast(field.type)
+    column = pc.field(field.name)
+    return pc.is_in(column, scalars) if name == "IN" else getattr(pc, _SIGNS[name])(column, scalars[0])

@@ -1,0 +1,88 @@
+"""Cost of a query through the catalog: its calls into the JVM, and the columns that it decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from py4j.clientserver import ClientServerConnection
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition
+
+import epochlog as el
+from epochlog.spark.catalog import scan
+from epochlog.spark.stream_source import PiecePartition
+
+pytestmark = pytest.mark.spark
+WIDTH = 50
+SCHEMA = pa.schema([("id", pa.int64()), *((f"c{number}", pa.int64()) for number in range(1, WIDTH))])
+MOST_CALLS = 90
+"""Calls of one query of one table: 69 when this was written, and 315 when each load asked for names and privileges."""
+
+
+@pytest.fixture
+def wide(tmp_path: Path, spark: SparkSession) -> Iterator[el.Store]:
+    """A store with a table of 50 columns, compacted, as the catalog `lake`."""
+    with el.open(tmp_path / "store") as store:
+        column = pa.array(range(1000), pa.int64())
+        store.create_table("wide", SCHEMA, ["id"]).upsert(pa.table([column] * WIDTH, schema=SCHEMA))
+        store.compact("wide", full=True)
+        el.catalog(spark, store, name="lake")
+        yield store
+        spark.sql("USE spark_catalog.default")
+
+
+def calls(run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Count the calls into the JVM, except those that free its objects, which the garbage collector times."""
+    commands: list[str] = []
+    send = ClientServerConnection.send_command
+
+    def counted(self: ClientServerConnection, command: str) -> Any:
+        commands.append(command)
+        return send(self, command)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientServerConnection, "send_command", counted)
+        run()
+    return sum(not command.startswith("m\nd\n") for command in commands)
+
+
+def test_a_query_makes_few_calls_into_the_jvm(
+    wide: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def query() -> list[Any]:
+        return spark.sql("SELECT c1, COUNT(*) FROM lake.wide GROUP BY c1").collect()
+
+    assert len(query()) == 1000
+    count = calls(query, monkeypatch)
+    assert 10 < count <= MOST_CALLS, count
+
+
+def test_two_of_fifty_columns_are_decoded_without_the_others(
+    wide: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partitions that the query's tasks got are read again here, where the decoded columns can be counted."""
+    planned: list[PiecePartition] = []
+    decoded: list[str] = []
+    encode, decode = scan.encode_read, pq.ParquetFile.read_row_group
+
+    def remembering(partitions: Sequence[InputPartition], schema: pa.Schema) -> bytes:
+        planned.extend(partition for partition in partitions if isinstance(partition, PiecePartition))
+        return encode(partitions, schema)
+
+    def counting(self: pq.ParquetFile, group: int, columns: Sequence[str], **options: Any) -> pa.Table:
+        decoded.extend(columns)
+        return decode(self, group, columns, **options)
+
+    monkeypatch.setattr(scan, "encode_read", remembering)
+    (row,) = spark.sql("SELECT SUM(c7), SUM(c31) FROM lake.wide").collect()
+    assert tuple(row) == (499_500, 499_500)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counting)
+    batches = [batch for partition in planned for batch in partition.read_partition.read()]
+    assert sum(batch.num_rows for batch in batches) == 1000
+    assert {name for batch in batches for name in batch.schema.names} == {"c7", "c31"}
+    assert {"c7", "c31"} <= set(decoded) <= {"c7", "c31", "_op"}, decoded
