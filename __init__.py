@@ -27,6 +27,7 @@ from .errors import (
     ConsumerNotFound,
     ContentMismatch,
     Corrupt,
+    DeleteConflict,
     DependencyMissing,
     DrainPending,
     EndMarkMismatch,
@@ -99,7 +100,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .checkpoint.job.local_context import LocalRefreshContext
     from .checkpoint.log_source.log_barriers import EndOfData
     from .checkpoint.log_source.log_source import Chunk, UpstreamLog
-    from .checkpoint.pipeline.pipeline import JobStatus
+    from .checkpoint.pipeline.member import JobStatus
     from .checkpoint.worker.actor import JobPart, LoadPart
     from .checkpoint.worker.row_partitioning import PartRefreshContext
     from .checkpoint.worker.worker import Worker
@@ -120,6 +121,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .store.sst.segment import Segment
     from .table import Table, TableInfo, TableWriter
     from .transaction import Transaction
+    from .view import View
 
 __version__ = "0.1.0"
 
@@ -127,6 +129,7 @@ __version__ = "0.1.0"
 _HOMES: dict[str, tuple[str, ...]] = {
     "api": ("open", "Store"),
     "job": ("Job",),
+    "view": ("View",),
     "transaction": ("Transaction",),
     "table": (
         "Table",
@@ -152,7 +155,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "checkpoint.job.local_context": ("LocalRefreshContext",),
     "checkpoint.worker.row_partitioning": ("PartRefreshContext",),
     "spark.refresh_context": ("SparkRefreshContext",),
-    "checkpoint.pipeline.pipeline": ("JobStatus",),
+    "checkpoint.pipeline.member": ("JobStatus",),
     "pipeline": ("Pipeline",),
     "checkpoint.log_source.log_source": (
         "UpstreamLog",
@@ -194,6 +197,7 @@ __all__ = [
     "Store",
     "Transaction",
     "Job",
+    "View",
     "Table",
     "TableInfo",
     "TableWriter",
@@ -246,6 +250,7 @@ __all__ = [
     "SchemaMismatch",
     "InvalidSchema",
     "LimitExceeded",
+    "DeleteConflict",
     "DependencyMissing",
     "TableExists",
     "TableNotFound",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -15,6 +16,7 @@ from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.snapshot import take_snapshot
 from epochlog.checkpoint.job.adopt import adopt_table, drop_job_alone
 from epochlog.checkpoint.job.job_ddl import JobInfo, Output, create_job, drop_job, list_jobs
+from epochlog.checkpoint.job.view_ddl import require_view
 from epochlog.store.backup.incremental import export_catalog
 from epochlog.store.catalog.export_format import Header
 from epochlog.store.catalog.protocol import ReadTxn
@@ -45,6 +47,12 @@ from .job import Job
 from .snapshot import Snapshot
 from .table import Table, TableInfo, TableWriter, table_info
 from .transaction import Transaction
+from .view import View
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from epochlog.views.definition import SchemaPlanner
 
 __all__ = ["JobInfo", "Store", "Table", "TableInfo", "TableOptions", "TableWriter", "Transaction", "open"]
 
@@ -230,12 +238,22 @@ class Store(OneProcess, Closeable):
         """Release a named snapshot before its end, or raise SnapshotNotFound. Open snapshots stay readable."""
         release_snapshot(self._handle, name)
 
-    def compact(self, table: str | None = None, full: bool = False) -> None:
+    def compact(self, table: str | None = None, full: bool = False, *, spark: SparkSession | None = None) -> None:
         """Compact the L0 log of one table (None: of all) into sorted runs.
 
-        Without `full`, only tables with enough segments are compacted.
+        Without `full`, only tables with enough segments are compacted. A table that another process compacts is left to
+        it. A compaction whose process died is continued, on another machine after two minutes.
+        spark: a classic SparkSession whose tasks rewrite the key ranges of large tables; the rows and epochs are those
+        of a compaction without it. This process plans and commits, so tasks need only the files. A task that fails is
+        repeated by Spark; vacuum deletes the files of its lost attempts.
+        Raises TableNotFound, TableDropped, Corrupt, WriteFailed, and with `spark` InvalidInput and SparkLost.
         """
-        compact_tables(self._handle, table, full=full)
+        if spark is None:
+            compact_tables(self._handle, table, full=full)
+            return
+        from epochlog.spark.compaction import compact_by_tasks
+
+        compact_by_tasks(self._handle, table, spark, full=full)
 
     def vacuum(self, dry_run: bool = False, *, grace: float | timedelta = GRACE) -> VacuumReport:
         """Delete the files unreachable for `grace` (seconds or a timedelta); report the remaining files with their
@@ -324,6 +342,76 @@ class Store(OneProcess, Closeable):
         """
         return Table(self._handle, adopt_table(self._handle, name))
 
+    # ---- views ---------------------------------------------------------------------------------------------------
+
+    def create_view(
+        self,
+        name: str,
+        sql: str,
+        primary_key: Sequence[str],
+        *,
+        refresh: str = "auto",
+        spark: SparkSession | None = None,
+        interval: int | timedelta | None = None,
+        max_lag: float | timedelta | None = None,
+        changelog: str | None = None,
+        options: TableOptions | None = None,
+        exist_ok: bool = False,
+    ) -> View:
+        """Create a view: a table that is kept equal to a query over tables of this store, by a derived refresh.
+
+        sql: one SELECT in Spark's dialect, on DuckDB and on Spark. Its columns and their types are those of the table;
+        primary_key names those that identify a row. refresh: "incremental" recomputes the groups of rows that the
+        changes touch, and is refused for a query without such groups; "full" recomputes all rows; "auto" chooses.
+        Either way a commit has only the rows that differ. spark: the session that plans the query; None: DuckDB.
+        interval, max_lag: as in `create_job`. changelog, options: of the view's table. exist_ok: return an existing
+        view of that name; JobExists names its differences.
+
+        Raises InvalidInput for a query that cannot be kept, with the clause or function that is the reason,
+        TableNotFound, JobExists, OutputOwned, InvalidSchema, DependencyMissing without sqlglot or DuckDB
+        (`pip install epochlog[sql]`).
+        """
+        from epochlog.views.definition import create_view
+
+        record = create_view(
+            self._handle,
+            name,
+            sql,
+            primary_key,
+            refresh=refresh,
+            schema_of=_schema_planner(spark),
+            interval=interval,
+            max_lag=max_lag,
+            changelog=changelog,
+            options=options,
+            exist_ok=exist_ok,
+        )
+        return View(self._handle, record.id, record.name)
+
+    def view(self, name: str) -> View:
+        """Return the view of that name. Raises JobNotFound, and InvalidInput for a job that is no view."""
+        record = self._handle.catalog.read(lambda view: find_job(view, name))
+        require_view(record)
+        return View(self._handle, record.id, record.name)
+
+    def replace_views(self, queries: Mapping[str, str], *, spark: SparkSession | None = None) -> int:
+        """Give views new queries {view: query}, all together; return the epoch at which the views change.
+
+        Each view is rebuilt at that epoch by its next step, in whatever process runs it, and commits the rows that
+        differ; its old rows stay readable until then. A read at one epoch sees all views by the old queries, or all by
+        the new ones. The columns, their types and the primary keys stay.
+
+        Raises JobNotFound, InvalidInput, SchemaMismatch, TableNotFound, TableFinished, JobCycle; then no view changes.
+        """
+        from epochlog.views.definition import change_views
+
+        return change_views(self._handle, queries, schema_of=_schema_planner(spark))
+
+    def drop_view(self, name: str) -> None:
+        """Delete a view with its table. Raises JobNotFound, InvalidInput for a job that is no view, TableInUse."""
+        self.view(name)
+        drop_job(self._handle, name)
+
     # ---- consumers ----------------------------------------------------------------------------------------------
 
     def consumers(self) -> list[ConsumerInfo]:
@@ -353,3 +441,14 @@ class Store(OneProcess, Closeable):
     def drop_load(self, name: str) -> None:
         """Delete a load and the states of its parts, or raise LoadNotFound. Its committed rows stay."""
         drop_load(self._handle, name)
+
+
+def _schema_planner(spark: SparkSession | None) -> SchemaPlanner:
+    """Return the planner of views' schemas: DuckDB, or Spark with a session."""
+    if spark is None:
+        from epochlog.views.local_engine import output_schema
+
+        return output_schema
+    from epochlog.spark.view_engine import output_schema
+
+    return partial(output_schema, spark)

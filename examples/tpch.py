@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tpch_data
-from tpch_views import VIEWS, View
+from tpch_views import VIEWS, TpchView
 
 import epochlog as el
 
@@ -38,7 +38,7 @@ def differing(snapshot: el.Snapshot, views: Sequence[str] = tuple(VIEWS)) -> dic
         return {name: compare(connection, VIEWS[name]) for name in views}
 
 
-def compare(connection: Any, view: View) -> int:
+def compare(connection: Any, view: TpchView) -> int:
     columns = ", ".join(view.schema.names)
     (count,) = connection.execute(f"""
         WITH actual AS MATERIALIZED (SELECT {columns} FROM {view.name}),

@@ -27,7 +27,7 @@ VOLUME = "l_extendedprice * (1 - l_discount)"
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TpchView:
     """Definition of a job with one output table of its name. `sql` reads root tables alone."""
 
     name: str
@@ -310,7 +310,7 @@ def q10(ctx: el.SparkRefreshContext) -> None:
 VIEWS = {
     view.name: view
     for view in (
-        View(
+        TpchView(
             "q1",
             ("lineitem",),
             layout(
@@ -321,15 +321,15 @@ VIEWS = {
             Q1,
             q1,
         ),
-        View("q6", ("lineitem",), layout({"year": INT}, {"revenue": SUM4, "lines": INT}), Q6, q6),
-        View(
+        TpchView("q6", ("lineitem",), layout({"year": INT}, {"revenue": SUM4, "lines": INT}), Q6, q6),
+        TpchView(
             "q3_orders",
             ("customer", "orders", "lineitem"),
             layout({"l_orderkey": INT}, {"revenue": SUM4, "o_orderdate": DAY, "o_shippriority": pa.int32()}),
             Q3_ORDERS,
             q3_orders,
         ),
-        View(
+        TpchView(
             "q3",
             ("q3_orders",),
             layout(
@@ -339,21 +339,21 @@ VIEWS = {
             Q3,
             q3,
         ),
-        View(
+        TpchView(
             "q5",
             ("customer", "orders", "lineitem", "supplier", "nation", "region"),
             layout({"n_name": TEXT}, {"revenue": SUM4, "lines": INT}),
             Q5,
             q5,
         ),
-        View(
+        TpchView(
             "q10_customers",
             ("orders", "lineitem"),
             layout({"c_custkey": INT}, {"revenue": SUM4, "lines": INT}),
             Q10_CUSTOMERS,
             q10_customers,
         ),
-        View(
+        TpchView(
             "q10",
             ("q10_customers", "customer", "nation"),
             layout(

@@ -39,7 +39,7 @@ def test_the_demo_takes_packages_of_the_whole_lock_and_none_of_tests_or_bench() 
     assert not set(demo) & (extras["test"] | extras["lint"] | extras["docs"] | extras["bench"]) - needed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_bare_run_sees_debians_commands_and_nothing_that_was_put_there_by_hand(tmp_path: Path) -> None:
     tool = tmp_path / "redis-server"
     tool.write_text("#!/bin/sh\n")

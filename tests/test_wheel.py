@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("*.py", "py.typed", "pyproject.toml", "README.md", "LICENSE")
-PACKAGES = ("batch", "checkpoint", "cli", "demo", "exchange", "spark", "store", "testing")
+PACKAGES = ("batch", "checkpoint", "cli", "demo", "exchange", "spark", "store", "testing", "views")
 
 IMPORT_ALL = """
 import importlib, pathlib, pkgutil, epochlog
@@ -117,7 +117,9 @@ el.open(no_such_option=1)
 """
 
 
-@pytest.mark.parametrize("how", [pytest.param("wheel", marks=pytest.mark.long), "clone", "editable"])
+@pytest.mark.parametrize(
+    "how", ["clone", *(pytest.param(how, marks=pytest.mark.long) for how in ("wheel", "editable"))]
+)
 def test_a_users_editor_knows_the_types(how: str, source: Path, wheel: Path, tmp_path: Path) -> None:
     """Pyright, which is what Pylance asks, in a project of the user's and with the user's environment."""
     what = {"wheel": [wheel], "clone": [source], "editable": ["--editable", source]}[how]

@@ -14,6 +14,7 @@ from epochlog.store.env.redact import redact_url
 from .changing import CHANGE_COMMANDS
 from .common import add_command
 from .values import beginning, epoch, moment, names, option, positive, seconds
+from .views import VIEW_COMMANDS
 
 PEOPLE_ROWS = 40
 """Default limit of the rows that are shown of each table without --json."""
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("-V", "--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (*_READ_COMMANDS, _compact, _vacuum, _verify, _check, *CHANGE_COMMANDS, _serve):
+    for add in (*_READ_COMMANDS, _compact, _vacuum, _verify, _check, *CHANGE_COMMANDS, *VIEW_COMMANDS, _serve):
         add(commands)
     commands.add_parser("demo", help="run the flights demo (epochlog demo --help)", add_help=False)
     return top

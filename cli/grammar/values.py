@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+
+from epochlog.errors import InvalidInput
+from epochlog.store.env.clock import parse_seconds
 
 BEGINNINGS = ("latest", "earliest", "snapshot")
 TOKEN_OPTIONS = ("--token", "--show", "--after", "--until", "--from")
 LONGEST_OPTION = 40
 """Characters: all options are shorter, all tokens longer."""
-UNITS_S = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
 def epoch(text: str) -> int:
@@ -55,14 +56,11 @@ def positive(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Parse a length of time into seconds. The text is a decimal number and a unit of UNITS_S (default: seconds)."""
-    match = re.fullmatch(r"(\d+\.?\d*)([a-z]*)", text, re.ASCII)
-    value = float(match[1]) * UNITS_S.get(match[2], math.nan) if match else math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(
-            f"a length of time is needed, such as 30 (seconds), 500ms, 30m, 12h or 7d, not {text!r}"
-        )
-    return value
+    """Parse a length of time into seconds."""
+    try:
+        return parse_seconds(text)
+    except InvalidInput as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def names(text: str) -> Sequence[str]:

@@ -223,6 +223,19 @@ class Runner:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewDefinition:
+    """Definition of a view, from which each runner derives the same refresh.
+
+    sql: the query as it was given, in Spark's dialect. refresh: auto | incremental | full. derivation: version of the
+    rules that derive the refresh.
+    """
+
+    sql: str
+    refresh: str
+    derivation: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """Record of a job: lineage, position, recorded barrier and runner. Times are Unix ms; 0: not known.
 
@@ -236,7 +249,8 @@ class JobRecord:
     given as a time; None if it was given in boundaries. lost: the reason why the job is parked. unread: the first
     change of its upstreams that it lacked then, until its next commit. outside_ms: the time since when `global` leaves
     its tables out because of its lag, until it has caught up; None: it takes part. created_ms: time of the creation.
-    runner: the runner that has claimed the job and not left; `job_runners.live_runner` checks that it is alive.
+    runner: the runner that has claimed the job and not left; `job_runners.live_runner` checks that it is alive. view:
+    the definition, if the job is a view.
     """
 
     id: int
@@ -264,6 +278,7 @@ class JobRecord:
     outside_ms: int | None = None
     created_ms: int = 0
     runner: Runner | None = None
+    view: ViewDefinition | None = None
 
     @property
     def rebuilding(self) -> bool:
@@ -303,7 +318,11 @@ class JobRecord:
         return self.drain is not None and epoch >= self.drain
 
     def to_record(self) -> Record:
-        return asdict(self)
+        """Return the catalog's record; only a view's has its definition."""
+        record = asdict(self)
+        if self.view is None:
+            del record["view"]
+        return record
 
     @classmethod
     @checked
@@ -312,7 +331,8 @@ class JobRecord:
         barrier = tuple(record["barrier"]) if record["barrier"] else None
         cursor = Cursor(**record["cursor"]) if record.get("cursor") else None
         runner = Runner.from_record(record["runner"]) if record.get("runner") else None
-        return cls(**{**record, **fixed, "barrier": barrier, "cursor": cursor, "runner": runner})
+        view = ViewDefinition(**record["view"]) if record.get("view") else None
+        return cls(**{**record, **fixed, "barrier": barrier, "cursor": cursor, "runner": runner, "view": view})
 
 
 @lru_cache(maxsize=4096)

@@ -172,7 +172,7 @@ def test_json_tells_what_the_page_tells(run: Any, lab: Lab) -> None:
     names = {
         "name", "upstreams", "outputs", "state", "committed_epoch", "lag_ms", "incarnation", "last_error", "draining",
         "lost", "snapshot_rows", "rebuilding", "committed_at", "interval", "interval_ms", "max_lag", "max_lag_ms",
-        "failed_since", "barrier", "snapshot", "waits_for", "outside", "runner",
+        "failed_since", "barrier", "snapshot", "waits_for", "outside", "runner", "sql",
     }  # fmt: skip
     lab.store.close()
     for command in ("jobs", "status"):

@@ -114,8 +114,8 @@ class Older:
 def test_a_policy_of_ones_own_takes_its_options(run, lake, monkeypatch) -> None:
     named = policy_registry._named
     monkeypatch.setattr(policy_registry, "_named", lambda name: Older if name == "older" else named(name))
-    given = ("--option", "by=4", "--option", "why=to see", "--option", "share=0.5")
-    done = run("read", lake.root, "orders", "revenue", "--consistency", "older", *given, "--epochs", "--json")
+    args = ("--option", "by=4", "--option", "why=to see", "--option", "share=0.5")
+    done = run("read", lake.root, "orders", "revenue", "--consistency", "older", *args, "--epochs", "--json")
     assert {table["epoch"] for table in json.loads(done.out)["tables"]} == {lake.epochs["second"] - 3}
     for options, code, sentence in (
         (["--consistency", "older", "--option", "by"], 2, "name=value is needed"),

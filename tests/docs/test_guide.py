@@ -14,16 +14,19 @@ pytestmark = pytest.mark.local_only
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 ALL = sorted((*GUIDE.glob("*.md"), GUIDE.parent / "testing.md"))
-LONGER = {"operating", "serving", "from-delta-change-feeds", "testing"}
-"""Pages that start servers and processes, load another library, or cut the power at each step."""
+LONGER = {"operating", "serving", "from-delta-change-feeds"}
+"""Pages that start servers and processes, or load another library."""
+LONGEST = {"streaming", "testing"}
+"""Pages that start many queries of Spark, or cut the power at each step."""
 
 
 def marks_of(page: Path) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] * (page.stem in LONGER) + [pytest.mark.redis] * pages.needs_redis(page)
+    slow = [pytest.mark.slow] * (page.stem in LONGER) + [pytest.mark.long] * (page.stem in LONGEST)
+    return slow + [pytest.mark.redis] * pages.needs_redis(page)
 
 
 PLAIN = [pytest.param(page, marks=marks_of(page), id=page.stem) for page in ALL if not pages.needs_spark(page)]
-ON_SPARK = [page for page in ALL if pages.needs_spark(page)]
+ON_SPARK = [pytest.param(page, marks=marks_of(page), id=page.stem) for page in ALL if pages.needs_spark(page)]
 
 
 @pytest.mark.parametrize("page", PLAIN)
@@ -33,7 +36,7 @@ def test_a_page_is_as_it_says(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("page", ON_SPARK, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", ON_SPARK)
 def test_a_page_on_spark_is_as_it_says(page: Path, tmp_path: Path) -> None:
     wrong = pages.follow(page, tmp_path)
     assert not wrong, wrong

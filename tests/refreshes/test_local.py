@@ -11,7 +11,7 @@ import epochlog as el
 import pipeline
 import refresh_cases
 from refresh_cases import ORDERS, Shown
-from refresh_world import RefreshWorld, Story, View
+from refresh_world import CheckedView, RefreshWorld, Story
 
 pytestmark = pytest.mark.local_only
 
@@ -51,7 +51,7 @@ BEST = "SELECT 1 AS rank, day, cents FROM ({sums}) ORDER BY cents DESC, day LIMI
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_pipelines_refreshes_keep_the_law(seed: int, tmp_path: Path) -> None:
     sums = refresh_cases.SUMS.format("day")
-    revenue = View("revenue", ("orders",), pipeline.REVENUE, ("day",), sums, pipeline.revenue)
-    best = View("best", ("revenue",), pipeline.BEST, ("rank",), BEST.format(sums=sums), pipeline.Best())
+    revenue = CheckedView("revenue", ("orders",), pipeline.REVENUE, ("day",), sums, pipeline.revenue)
+    best = CheckedView("best", ("revenue",), pipeline.BEST, ("rank",), BEST.format(sums=sums), pipeline.Best())
     orders = {"orders": ORDERS}
     play(Story(orders, [revenue, best], may_raise=(ConnectionError,)), seed, tmp_path)

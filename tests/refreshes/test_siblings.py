@@ -43,7 +43,7 @@ def test_how_refreshes_are_found(text: str, names: set[str]) -> None:
 
 
 def forgets_vanished_days(ctx: Any) -> None:
-    """Old refresh of the README, which keeps the sums of days without orders."""
+    """A refresh that keeps the sums of days without orders."""
     days = ctx.changes("orders", mode="net", pre_images=True)["day"].unique()
     now = ctx.table("orders")
     sums = now.filter(pc.is_in(now["day"], days)).group_by("day").aggregate([("cents", "sum")])
@@ -60,8 +60,8 @@ def forgets_the_days_before(ctx: Any) -> None:
 @pytest.mark.parametrize("wrong", [forgets_vanished_days, forgets_the_days_before])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_wrong_refresh_is_noticed(wrong: Any, seed: int, tmp_path: Path) -> None:
-    (readme,) = (shown for shown in refresh_cases.LOCAL if shown.where.startswith("README"))
-    story = refresh_cases.story_of(readme, tmp_path)
+    (recipe,) = (shown for shown in refresh_cases.LOCAL if shown.where.endswith("refreshes.md:revenue"))
+    story = refresh_cases.story_of(recipe, tmp_path)
     mutant = replace(story, views=[replace(story.views[0], refresh=wrong)])
     world = RefreshWorld(mutant, seed, tmp_path / "store", step)
     with pytest.raises(AssertionError, match=f"seed {seed}, revenue at .*too many"):

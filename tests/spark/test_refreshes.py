@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 import refresh_cases
 from epochlog.demo import views as demo_views
 from refresh_cases import INT, ORDERS, TEXT
-from refresh_world import RefreshWorld, Root, Story, View
+from refresh_world import CheckedView, RefreshWorld, Root, Story
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -103,14 +103,16 @@ FLIGHTS = {
 LIVE = "SELECT day, sum(cents)::BIGINT AS cents, count(*) AS orders FROM orders GROUP BY day"
 
 
-def views_of(views: Mapping[str, Any], *names: str) -> list[View]:
+def views_of(views: Mapping[str, Any], *names: str) -> list[CheckedView]:
     chosen = [views[name] for name in names]
-    return [View(case.name, case.upstreams, case.schema, tuple(case.key), case.sql, case.refresh) for case in chosen]
+    return [
+        CheckedView(case.name, case.upstreams, case.schema, tuple(case.key), case.sql, case.refresh) for case in chosen
+    ]
 
 
 def of_program(name: str, folder: Path) -> Story:
     if name == "live_view":
-        revenue = View("revenue", ("orders",), live_view.REVENUE, ("day",), LIVE, live_view.revenue)
+        revenue = CheckedView("revenue", ("orders",), live_view.REVENUE, ("day",), LIVE, live_view.revenue)
         return Story({"orders": ORDERS}, [revenue])
     if name == "first_view":
         return refresh_cases.story_of(refresh_cases.ON_SPARK[0], folder)
@@ -120,20 +122,17 @@ def of_program(name: str, folder: Path) -> Story:
     return Story({root: roots[root] for root in roots if root in read}, chosen, rows=24)
 
 
+MORE_PROGRAMS = ("live_view", "q1", "q6", "q5", "q10_customers+q10", "route_delays+worst_routes", "carrier_scoreboard")
+
+
 @pytest.mark.rule("2.5")
 @pytest.mark.parametrize(
     "name",
     [
         "first_view",
-        "live_view",
-        "q1",
-        "q6",
         "q3_orders+q3",
-        "q5",
-        "q10_customers+q10",
-        "route_delays+worst_routes",
         "weather_impact",
-        "carrier_scoreboard",
+        *(pytest.param(name, marks=pytest.mark.long) for name in MORE_PROGRAMS),
     ],
 )
 def test_a_refresh_on_spark_keeps_the_law(name: str, tmp_path: Path, spark: SparkSession) -> None:

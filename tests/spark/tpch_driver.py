@@ -18,7 +18,7 @@ from tpch_views import VIEWS
 import epochlog as el
 
 
-class Told(Exception):
+class RequestedFailure(Exception):
     """Error that a refresh raises on request."""
 
 
@@ -35,7 +35,7 @@ def obedient(name: str, orders: dict[str, str]) -> Callable[[Any], None]:
         match orders.pop(name, None):
             case "raise":
                 say("raised", name)
-                raise Told(f"{name} was told to")
+                raise RequestedFailure(f"{name} was requested to fail")
             case "hang":
                 say("hanging", name)
                 threading.Event().wait()

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 import epochlog as el
 import refresh_discovery
-from refresh_world import Root, Story, View
+from refresh_world import CheckedView, Root, Story
 
 INT, TEXT = pa.int64(), pa.string()
 ORDERS = Root(
@@ -107,7 +107,6 @@ RECIPES = (
 CLICKS = {"clicks": Root(("id",), {"id": (INT, range(6))})}
 LOCAL = (
     *RECIPES,
-    of_orders("README.md:refresh", "revenue", BY_DAY, SUMS.format("day")),
     of_orders("docs/guide/choosing-a-policy.md:step.refresh", "by_who", BY_WHO, SUMS.format("who"), column="who"),
     of_orders("docs/guide/operating.md:refresh.function", "by_day", BY_DAY, SUMS.format("day"), column="day"),
     Shown(
@@ -154,5 +153,5 @@ def story_of(shown: Shown, folder: Path) -> Story:
 
         around["F"] = functions
     refresh = refresh_discovery.made_of(function, folder, around)
-    view = View(shown.name, tuple(shown.roots), shown.schema, shown.key, shown.sql, refresh)
+    view = CheckedView(shown.name, tuple(shown.roots), shown.schema, shown.key, shown.sql, refresh)
     return Story(shown.roots, [view])

@@ -48,7 +48,7 @@ def refreshes_in(path: str, text: str) -> dict[str, Function | None]:
 
 
 def given_to_run(tree: ast.AST) -> Iterator[str]:
-    """The plain names that are given as a refresh to whatever runs a job."""
+    """Return the plain names passed as a refresh to whatever runs a job."""
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in RUNS:
             place = RUNS[call.func.attr]
@@ -67,9 +67,9 @@ def _functions(path: str, node: ast.AST, named: set[str], inside: tuple[str, ...
 
 
 def _takes_context(function: Function) -> bool:
-    given = function.args
-    names = [argument.arg for argument in (*given.posonlyargs, *given.args)]
-    return [name for name in names if name != "self"] == ["ctx"] and not given.kwonlyargs and not given.vararg
+    args = function.args
+    names = [argument.arg for argument in (*args.posonlyargs, *args.args)]
+    return [name for name in names if name != "self"] == ["ctx"] and not args.kwonlyargs and not args.vararg
 
 
 def made_of(function: Function, folder: Path, names: Mapping[str, Any]) -> Any:

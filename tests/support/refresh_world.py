@@ -31,7 +31,7 @@ class Root:
 
 
 @dataclass(frozen=True)
-class View:
+class CheckedView:
     """A view with the refresh to be tried, and its query over the root tables alone."""
 
     name: str
@@ -50,7 +50,7 @@ class Story:
     """
 
     roots: Mapping[str, Root]
-    views: Sequence[View]
+    views: Sequence[CheckedView]
     rows: int = 6
     may_raise: tuple[type[BaseException], ...] = ()
 
@@ -132,7 +132,7 @@ class RefreshWorld:
     def _keys(self, root: Root) -> pa.Schema:
         return pa.schema([root.schema.field(name) for name in root.key])
 
-    def follow(self, view: View) -> None:
+    def follow(self, view: CheckedView) -> None:
         while True:
             try:
                 epoch = self.step(self.jobs[view.name], view.refresh)
@@ -144,7 +144,7 @@ class RefreshWorld:
                 self.commits += 1
                 self.compare(view, epoch)
 
-    def compare(self, view: View, epoch: int) -> None:
+    def compare(self, view: CheckedView, epoch: int) -> None:
         """The view at the epoch of its commit is its query over the root tables at that epoch."""
         judge = duckdb.cursor()  # of the process' connection: one of its own costs a tenth of a second
         for name in self.story.roots:

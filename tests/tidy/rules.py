@@ -52,11 +52,13 @@ LAYERS = (
     "checkpoint/pipeline",
     "checkpoint",
     "batch",
+    "views",
     "spark",
     "table",
     "transaction",
     "snapshot",
     "job",
+    "view",
     "pipeline",
     "api",
     "serving",
@@ -68,13 +70,14 @@ LAYERS = (
     "cli/render",
     "cli/session",
     "cli/confirmation",
+    "cli/signals",
     "cli/commands",
     "cli",
     "__main__",
     "testing",
 )
 RANKS = {place: rank for rank, place in enumerate(LAYERS)}
-PACKAGES = ("store", "exchange", "checkpoint", "batch", "spark", "cli", "demo", "testing")
+PACKAGES = ("store", "exchange", "checkpoint", "batch", "views", "spark", "cli", "demo", "testing")
 OUTSIDE = ("tests", "bench", "examples", "docs", "scripts", "typings")
 
 # Variables and attributes that hold epochs, whatever they are of.
@@ -82,11 +85,12 @@ EPOCHS = re.compile(r"_?(\w+_)?(epoch|position|until|through)|safe|curr|prev|log
 
 # What may be imported only in some places (fnmatch patterns of paths); everywhere else in the library it is refused.
 IMPORT_HOMES = {
-    "pyspark": ("spark/*.py", "job.py", "pipeline.py", "snapshot.py", "demo/*.py", "__main__.py"),
+    "pyspark": ("spark/*.py", "api.py", "job.py", "view.py", "pipeline.py", "snapshot.py", "demo/*.py", "__main__.py"),
     "pyarrow.flight": ("exchange/*.py",),
     "lmdb": ("store/catalog/lmdb/catalog.py",),
     "redis": ("store/catalog/redis/*.py", "exchange/*.py"),
-    "duckdb": ("batch/*.py", "demo/*.py"),
+    "duckdb": ("batch/*.py", "views/*.py", "demo/*.py"),
+    "sqlglot": ("views/*.py",),
     "polars": ("batch/*.py", "table.py", "store/types/schema.py"),
     "matplotlib": ("demo/*.py",),
     "rich": ("demo/*.py", "cli/*.py"),
@@ -168,6 +172,20 @@ CHANCE_HOMES = (
 )
 KEY_PREFIX = re.compile(rb"(consumer|gone|hist|hold|intent|job|lease|load|log|made|runs|table|trace|txn|txnapp|used)/")
 VAGUE_NAMES = frozenset({"found", "one", "told"})
+DECISION_HOMES = {
+    "next_barrier": ("checkpoint/log_source/log_barriers.py", "testing/simulator/catalog.py"),
+    "due_barrier": ("checkpoint/job/next_step.py", "checkpoint/job/wait_reasons.py"),
+    "is_caught_up": ("checkpoint/job/next_step.py",),
+    "commit_job": ("checkpoint/job/runner.py",),
+    "JobProtocol": ("checkpoint/manager/manager.py",),
+    "plan_checkpoint": ("checkpoint/__init__.py", "checkpoint/manager/task_registry.py"),
+    "CheckpointManager": (
+        "checkpoint/__init__.py",
+        "checkpoint/coordinator/decision_executor.py",
+        "testing/simulator/*",
+    ),
+}
+"""Functions that decide about the commits of jobs, and the files that may import them."""
 BUILTINS = {"open": "open", "eval": "eval", "exec": "exec"}
 
 
@@ -364,6 +382,19 @@ def shared_helpers(trees: dict[str, ast.Module]) -> Iterator[str]:
                     yield f"{path}:{node.lineno}: move tests/{folder}/{module}.py to tests/support, which all tests use"
 
 
+def decision_homes(path: str, tree: ast.Module) -> Iterator[str]:
+    """Refuse a second place that decides about the commits of jobs: all runners go through the first one."""
+    if layer(path) is None:
+        return
+    for node in nodes(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        for name in DECISION_HOMES.keys() & names:
+            homes = DECISION_HOMES[name]
+            if not any(fnmatch(path, home) for home in homes):
+                assert isinstance(node, ast.ImportFrom)
+                yield f"{path}:{node.lineno}: {name} decides for all runners, from {' and '.join(homes)} only"
+
+
 def vague_names(path: str, tree: ast.Module) -> Iterator[str]:
     """Refuse names of variables, parameters, attributes and functions that say nothing."""
     fields = {ast.Name: "id", ast.arg: "arg", ast.Attribute: "attr", ast.FunctionDef: "name"}
@@ -535,6 +566,7 @@ TREE_RULES: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
     docstring,
     indirect_docstrings,
     bare_epochs,
+    decision_homes,
 )
 
 

@@ -83,6 +83,13 @@ def test_a_prefix_of_catalog_keys_is_refused_outside_of_their_module() -> None:
     assert not problems("store/catalog/keys.py", text)
 
 
+def test_a_second_place_that_decides_about_barriers_is_refused() -> None:
+    text = '"""Steps."""\n\nfrom epochlog.checkpoint.job.barrier import due_barrier\n'
+    assert "due_barrier decides for all runners" in problems("checkpoint/pipeline/a.py", text)
+    assert "due_barrier decides" in problems("checkpoint/job/a.py", text.replace("epochlog.checkpoint.job", ""))
+    assert not problems("checkpoint/job/next_step.py", text) and not problems("tests/a.py", text)
+
+
 def test_a_name_that_says_nothing_is_refused() -> None:
     text = '"""Sums."""\n\n\ndef found(told: list[int]) -> int:\n    return sum(one for one in told)\n'
     assert {"found", "told", "one"} <= set(problems("store/a.py", text).split("'"))

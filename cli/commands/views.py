@@ -1,0 +1,182 @@
+"""Commands for views in SQL: apply and run."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from epochlog.cli.confirmation import confirm
+from epochlog.cli.session import CommandSession
+from epochlog.cli.signals import stop_signals
+from epochlog.cli.text import epoch_text, lag_text, one_line
+from epochlog.errors import InvalidInput, InvalidSchema, JobNotFound, SchemaMismatch, TableNotFound
+from epochlog.pipeline import Pipeline
+from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.metadata.lookups import all_jobs, find_job, get_table
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.schema import TableSchema
+from epochlog.views.definition import change_views, plan_view, require_same_columns
+from epochlog.views.derivation import tables_of
+from epochlog.views.folder import Change, StoredView, ViewFile, plan_changes, read_folder
+
+LOOK_S = 0.5
+"""Time between two looks of `run` at the store's views."""
+
+
+def apply(session: CommandSession) -> None:
+    """Make the store's views those of a folder: plan, ask, then drop, create and replace."""
+    files = read_folder(Path(session.options.folder))
+    stored = session.handle.catalog.read(_stored_views)
+    reads: dict[str, tuple[str, ...]] = {}
+    for name, file in files.items():
+        with _naming(name):
+            reads[name] = tables_of(file.sql)
+    changes = plan_changes(files, stored, reads)
+    plans = _explain(session.handle, files, changes)
+    lines = [f"{change.action:<9}  {change.name}" for change in changes]
+    facts: dict[str, Any] = {
+        "applied": False,
+        "epoch": None,
+        "changes": [{**_facts(change), "plan": plans.get(change.name)} for change in changes],
+    }
+    work = [change for change in changes if change.action != "unchanged"]
+    if session.options.dry_run or not work:
+        _show(session, facts, lines)
+        return
+    destructive = [change for change in work if change.action != "create"]
+    if destructive:
+        confirm(session, f"Change {len(work)} view{'s' * (len(work) > 1)} of the store?", lines)
+    facts["epoch"], facts["applied"] = _make(session, work), True
+    _show(session, facts, lines)
+
+
+def _make(session: CommandSession, changes: list[Change]) -> int | None:
+    """Make the changes; return the epoch at which the replaced views change, or None."""
+    for change in changes:
+        if change.action == "drop":
+            session.store.drop_view(change.name)
+    for change in changes:
+        if change.action == "create" and change.file is not None:
+            file = change.file
+            session.store.create_view(file.name, file.sql, file.primary_key, refresh=file.refresh)
+    replaced = [change.file for change in changes if change.action == "replace" and change.file is not None]
+    if not replaced:
+        return None
+    queries = {file.name: file.sql for file in replaced}
+    return change_views(session.handle, queries, refreshes={file.name: file.refresh for file in replaced})
+
+
+def _stored_views(view: ReadTxn) -> dict[str, StoredView]:
+    views = {}
+    for job in all_jobs(view):
+        if job.view is not None:
+            output = get_table(view, job.outputs[0], f"output of {job.name}").schema
+            upstreams = tuple(get_table(view, table, f"upstream of {job.name}").name for table in job.upstreams)
+            views[job.name] = StoredView(job.name, job.view.sql, output.primary_key, job.view.refresh, upstreams)
+    return views
+
+
+def _explain(handle: Handle, files: Mapping[str, ViewFile], changes: list[Change]) -> dict[str, str]:
+    """Derive the plan of every new or replaced view, so that nothing is changed if one of them is refused."""
+    plans: dict[str, str] = {}
+    tables: dict[str, TableSchema] = {}
+    for change in changes:
+        if change.file is None or change.action not in ("create", "replace"):
+            continue
+        file = change.file
+        with _naming(file.name):
+            plan, schema = plan_view(handle, file.name, file.sql, file.primary_key, file.refresh, new_tables=tables)
+            tables[file.name] = TableSchema(file.name, schema, file.primary_key)
+            if change.action == "replace":
+                current = handle.catalog.read(lambda view, name=file.name: _table(view, name))
+                require_same_columns(file.name, current, tables[file.name])
+        plans[file.name] = plan.explain()
+    return plans
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Add the view's name to an error."""
+    try:
+        yield
+    except (InvalidInput, InvalidSchema, SchemaMismatch, TableNotFound) as error:
+        raise type(error)(f"view {name!r}: {error}") from error
+
+
+def _table(view: ReadTxn, name: str) -> TableSchema:
+    return get_table(view, find_job(view, name).outputs[0], f"output of {name}").schema
+
+
+def _facts(change: Change) -> dict[str, Any]:
+    return {"name": change.name, "action": change.action}
+
+
+def _show(session: CommandSession, facts: Mapping[str, Any], lines: list[str]) -> None:
+    if session.out.as_json:
+        session.out.document(facts)
+        return
+    plans = [f"{change['name']}: {change['plan']}" for change in facts["changes"] if change["plan"]]
+    epoch = [f"the replaced views change at epoch {epoch_text(facts['epoch'])}"] if facts["epoch"] else []
+    end = [] if facts["applied"] else ["nothing was changed"]
+    session.out.show("\n".join([*lines, *epoch, *end]), *plans)
+
+
+# ---- run -----------------------------------------------------------------------------------------------------------
+
+
+def run(session: CommandSession) -> None:
+    """Keep all views up to date until SIGINT or SIGTERM, and print each change of a view's state."""
+    spark = None
+    if session.options.engine == "spark":
+        from epochlog.spark.session import spark as start_spark
+
+        spark = start_spark()
+    pipeline = Pipeline(session.store, spark, threads=session.options.threads)
+    runner: threading.Thread | None = None
+    shown: dict[str, tuple[Any, ...]] = {}
+    with stop_signals() as stopped:
+        try:
+            while True:
+                _add_views(session, pipeline)
+                if runner is None or not runner.is_alive():
+                    runner = threading.Thread(target=pipeline.run, name="epochlog run", daemon=True)
+                    runner.start()
+                _print_changes(session, pipeline, shown)
+                if select.select([stopped], [], [], LOOK_S)[0]:
+                    break
+        finally:
+            pipeline.stop()
+            if runner is not None:
+                runner.join()
+    _print_changes(session, pipeline, shown)
+
+
+def _add_views(session: CommandSession, pipeline: Pipeline) -> None:
+    """Add the views that the pipeline does not run."""
+    known = {status.name for status in pipeline.status() if status.state != "dropped"}
+    for name in session.handle.catalog.read(lambda view: sorted(_stored_views(view))):
+        if name not in known:
+            with suppress(JobNotFound):  # dropped meanwhile
+                pipeline.add(session.store.view(name))
+
+
+def _print_changes(session: CommandSession, pipeline: Pipeline, shown: dict[str, tuple[Any, ...]]) -> None:
+    """Print the status of each view whose state or newest error is another one than that shown."""
+    for status in pipeline.status():
+        state = (status.state, status.last_error)
+        if shown.get(status.name) == state:
+            continue
+        shown[status.name] = state
+        if session.out.as_json:
+            session.out.document(asdict(status), on_one_line=True)
+        else:
+            lag = "-" if status.lag_ms is None else lag_text(status.lag_ms)
+            error = f", {one_line(status.last_error)}" if status.last_error else ""
+            line = f"{status.name}: {status.state}, at {epoch_text(status.committed_epoch)}, lag {lag}{error}"
+            session.out.text([line])
+    session.out.flush()

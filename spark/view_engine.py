@@ -1,0 +1,189 @@
+"""Views in SQL on Spark: the schema of a view's query, and its refresh.
+
+The queries run in a session of their own, made once of the user's: its time zone is UTC, and its temporary views, which
+stand for the tables at the barrier, meet no others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+
+from epochlog.checkpoint.job.row_groups import PRUNED_BY, several_rows
+from epochlog.errors import InvalidInput
+from epochlog.store.changelog.change_rows import CHANGE_TYPE
+from epochlog.store.types.schema import TableSchema
+from epochlog.views.derivation import EMPTY, NOW, NotCovered, Query, ViewPlan, render
+from epochlog.views.restriction import TOUCHED
+from epochlog.views.touched import CHANGED, EITHER
+
+from .errors import find_epochlog_error
+from .job import is_session_lost
+from .refresh_context import SparkRefreshContext
+from .types import arrow_schema, spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_CONF = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true", "spark.sql.caseSensitive": "false"}
+_log = logging.getLogger("epochlog")
+_sessions: WeakKeyDictionary[SparkSession, SparkSession] = WeakKeyDictionary()
+_lock = threading.Lock()
+_numbers = itertools.count()
+
+
+def output_schema(
+    session: SparkSession, plan: ViewPlan, tables: Mapping[str, TableSchema], primary_key: Sequence[str]
+) -> pa.Schema:
+    """Return the schema of a view's rows: Spark plans the query over empty tables.
+
+    Raises InvalidInput with Spark's reason if it refuses the query.
+    """
+    del primary_key
+    queries = _ViewSession(session)
+    empty = {NOW + name: queries.empty(tables[name]) for name in plan.tables}
+    with queries.named(empty) as run:
+        frame = run(plan.query())
+    return pa.schema([field.with_nullable(True) for field in arrow_schema(frame.schema)])
+
+
+def refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
+    """Refresh the view's table: recompute the groups that the changes touch, or all rows.
+
+    All rows are recomputed in a backfill or rebuild, and in a step in which a table has changed that touches no groups.
+    """
+    queries = _ViewSession(ctx.spark)
+    ctx.use_session(queries.session)
+    initial = ctx.barrier.kind == "initial"
+    changed = [] if initial else [name for name in plan.tables if ctx._plan.upstream(name).changes.rows]
+    if not initial and not changed:
+        return
+    scope = plan.scope_of(changed) if changed else ()
+    now = {NOW + name: ctx.table(name) for name in plan.tables}
+    touched = _touched(ctx, queries, plan, changed, scope, now) if scope else None
+    table = ctx._plan.output(output).table.schema
+    target = spark_schema(output, table.schema, table.primary_key)
+    if touched is None:
+        with queries.named(now) as run:
+            ctx.recompute(output, by=[], from_=_cast(run(plan.query()), target))
+        return
+    if not touched.num_rows:
+        return
+    groups = queries.session.createDataFrame(touched)
+    with queries.named({**now, TOUCHED: groups.hint("broadcast") if touched.num_rows <= PRUNED_BY else groups}) as run:
+        rows = _cast(run(plan.refresh_query(scope)), target)
+        if not set(scope) <= set(table.primary_key):
+            _require_own_keys(ctx, table, rows, scope, groups)
+        ctx.recompute(output, by=list(scope), from_=rows, touched=touched)
+
+
+def _require_own_keys(
+    ctx: SparkRefreshContext, table: TableSchema, rows: DataFrame, scope: Sequence[str], groups: DataFrame
+) -> None:
+    """Raise InvalidInput if a row has the key of a row of the view whose group is not recomputed.
+
+    That can be only if the scope has columns outside of the key.
+    """
+    key = list(table.primary_key)
+    before = ctx.output(table.name, columns=[*key, *(name for name in scope if name not in key)])
+    keys = rows.select(*key).distinct().toDF(*(f"row_{name}" for name in key))
+    touched = groups.select(*scope).toDF(*(f"touched_{name}" for name in scope))
+    of_rows = reduce(and_, (before[name] == keys[f"row_{name}"] for name in key))
+    of_groups = reduce(and_, (before[name].eqNullSafe(touched[f"touched_{name}"]) for name in scope))
+    kept = before.join(keys, of_rows, "left_semi").join(touched, of_groups, "left_anti").limit(1).collect()
+    if kept:
+        raise several_rows(table.name, {name: kept[0][name] for name in key})
+
+
+def _touched(
+    ctx: SparkRefreshContext,
+    queries: _ViewSession,
+    plan: ViewPlan,
+    changed: Sequence[str],
+    scope: Sequence[str],
+    now: Mapping[str, DataFrame],
+) -> pa.Table | None:
+    """Return the touched values of the scope; None if they cannot be computed in this step.
+
+    That is so if no condition connects them with the changed rows, or if an expression that is evaluated for more rows
+    than the view's query evaluates it for fails.
+    """
+    frames = dict(now)
+    for name in plan.tables:
+        frames[EMPTY + name] = queries.empty(plan.schemas[name])
+        columns = now[NOW + name].columns
+        if name not in changed:
+            frames[EITHER + name] = now[NOW + name]
+            continue
+        changes = ctx.changes(name, pre_images=True)
+        old = changes.where(changes[CHANGE_TYPE].isin("delete", "update_preimage"))
+        frames[CHANGED + name] = changes.select(*columns)
+        frames[EITHER + name] = now[NOW + name].unionByName(old.select(*columns))
+    try:
+        query = plan.touched_query(changed, scope)
+    except NotCovered:
+        return None
+    try:
+        with queries.named(frames) as run:
+            return run(query).toArrow()
+    except Exception as error:
+        typed_error = find_epochlog_error(error)
+        if is_session_lost(queries.session) or not isinstance(typed_error, InvalidInput | None):
+            raise
+        _log.warning("view %r: the touched values cannot be computed, so all rows are: %s", ctx._plan.job.name, error)
+        return None
+
+
+def _cast(rows: DataFrame, target: StructType) -> DataFrame:
+    """Return the rows with exactly the target's columns and types."""
+    from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
+
+    return rows.select(*(F.col(f"`{field.name}`").cast(field.dataType).alias(field.name) for field in target.fields))
+
+
+class _ViewSession:
+    """Session for the queries of views, made of the user's session."""
+
+    def __init__(self, session: SparkSession) -> None:
+        with _lock:
+            own = _sessions.get(session)
+            if own is None:
+                own = _sessions[session] = session.newSession()
+                for name, value in _CONF.items():
+                    own.conf.set(name, value)
+        self.session = own
+
+    def empty(self, table: TableSchema) -> DataFrame:
+        """Return a frame of a table's columns without rows."""
+        return self.session.createDataFrame([], spark_schema(table.name, table.schema, table.primary_key))
+
+    @contextmanager
+    def named(self, frames: Mapping[str, DataFrame]) -> Iterator[Callable[[Query], DataFrame]]:
+        """Yield a function that plans a query over these frames by name. Raises InvalidInput if Spark refuses it."""
+        number = next(_numbers)
+        names = {name: f"{name}_{number}" for name in frames}
+        for name, frame in frames.items():
+            frame.createOrReplaceTempView(names[name])
+        try:
+            yield lambda query: self._planned(query, names)
+        finally:
+            for name in names.values():
+                self.session.catalog.dropTempView(name)
+
+    def _planned(self, query: Query, names: Mapping[str, str]) -> DataFrame:
+        from pyspark.errors import AnalysisException, ParseException
+
+        try:
+            return self.session.sql(render(query, "spark", names))
+        except (AnalysisException, ParseException) as error:
+            raise InvalidInput(f"Spark refuses the query of the view: {error}") from error

@@ -1,0 +1,110 @@
+"""`epochlog apply` and `epochlog run`: views of a folder, planned, confirmed, made, and kept up to date."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog.cli.main import run
+from wait_until import wait_until
+
+pytestmark = pytest.mark.local_only
+ORDERS = pa.schema([("id", pa.int64()), ("day", pa.int64()), ("cents", pa.int64())])
+REVENUE = "-- primary_key: day\nSELECT day, SUM(cents) AS cents FROM orders GROUP BY day\n"
+BEST = "-- primary_key: cents\nSELECT cents, COUNT(*) AS n FROM revenue GROUP BY cents\n"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Iterator[tuple[el.Store, str, Path]]:
+    """A store with orders, and a folder of two views, one over the other."""
+    folder = tmp_path / "views"
+    folder.mkdir()
+    (folder / "revenue.sql").write_text(REVENUE)
+    (folder / "best.sql").write_text(BEST)
+    with el.open(tmp_path / "lake", checkpoint_interval_ms=20) as store:
+        store.create_table("orders", ORDERS, ["id"]).upsert(pa.table([[1, 2], [1, 2], [5, 5]], schema=ORDERS))
+        yield store, str(tmp_path / "lake"), folder
+
+
+def names(store: el.Store) -> list[str]:
+    return [info.name for info in store.jobs()]
+
+
+def test_apply_shows_the_plan_and_then_makes_it(
+    lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, root, folder = lake
+    assert run(["apply", str(folder), root, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "create     revenue\ncreate     best\nnothing was changed" in shown
+    assert "incremental by (day)" in shown and names(store) == []
+    assert run(["apply", str(folder), root]) == 0  # what only creates is not asked
+    assert names(store) == ["best", "revenue"]
+    capsys.readouterr()
+    assert run(["apply", str(folder), root, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["applied"] is False and {change["action"] for change in document["changes"]} == {"unchanged"}
+
+
+def test_apply_replaces_and_drops_after_a_confirmation(
+    lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, root, folder = lake
+    assert run(["apply", str(folder), root]) == 0
+    (folder / "best.sql").unlink()
+    (folder / "revenue.sql").write_text(REVENUE.replace("SUM(cents)", "SUM(cents) * 2"))
+    capsys.readouterr()
+    assert run(["apply", str(folder), root]) == 2
+    assert "--yes" in capsys.readouterr().err and names(store) == ["best", "revenue"]
+    assert run(["apply", str(folder), root, "--yes", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(change["action"], change["name"]) for change in document["changes"]] == [
+        ("drop", "best"), ("replace", "revenue"),
+    ]  # fmt: skip
+    assert document["epoch"] and names(store) == ["revenue"] and "* 2" in store.view("revenue").sql
+
+
+@pytest.mark.parametrize("name, text, message", [
+    ("best", BEST.replace("revenue", "nothing"), "nothing"),
+    ("best", BEST.replace("COUNT(*)", "RAND()"), "view 'best'"),
+    ("revenue", REVENUE.replace("orders", "best"), "circle"),
+    ("best", "SELECT 1", "primary key"),
+])  # fmt: skip
+def test_one_wrong_view_and_nothing_is_changed(
+    lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str], name: str, text: str, message: str
+) -> None:
+    store, root, folder = lake
+    (folder / f"{name}.sql").write_text(text)
+    assert run(["apply", str(folder), root, "--yes"]) == 1
+    assert message in capsys.readouterr().err and names(store) == []
+
+
+@pytest.mark.slow
+def test_run_keeps_views_and_takes_in_new_ones(lake: tuple[el.Store, str, Path]) -> None:
+    store, root, folder = lake
+    assert run(["apply", str(folder), root]) == 0
+    command = [sys.executable, "-m", "epochlog", "run", root, "--json"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: store.view("best").info.committed_epoch > 0)
+        store.create_view("days", "SELECT day, COUNT(*) AS n FROM orders GROUP BY day", ["day"])
+        store.table("orders").upsert(pa.table([[3], [3], [7]], schema=ORDERS))
+        wait_until(
+            lambda: store.table("days").to_arrow().num_rows == 3 and store.table("best").to_arrow().num_rows == 2
+        )
+        child.send_signal(signal.SIGINT)
+        out, _ = child.communicate()
+        assert child.returncode == 0
+        assert {json.loads(line)["name"] for line in out.splitlines()} == {"best", "revenue", "days"}
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.communicate()

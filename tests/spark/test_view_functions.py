@@ -1,0 +1,235 @@
+"""Functions that views can have on DuckDB, over corners: Spark gives the values and types that DuckDB gives."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from epochlog.errors import InvalidInput
+from epochlog.store.types.schema import TableSchema
+from epochlog.views import local_engine
+from epochlog.views.derivation import NOW, derive
+
+UTC = dt.UTC
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("i", pa.int32()),
+        pa.field("n", pa.int64()),
+        pa.field("f", pa.float64()),
+        pa.field("d", pa.decimal128(10, 2)),
+        pa.field("s", pa.string()),
+        pa.field("day", pa.date32()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("b", pa.bool_()),
+    ]
+)
+TIMES = [None, dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC), dt.datetime(2024, 2, 29, 13, 5, 7, 8, UTC)]
+ROWS = pa.Table.from_pylist(
+    [
+        {"id": number, "i": i, "n": n, "f": f, "d": d, "s": s, "day": day, "at": at, "b": b}
+        for number, (i, n, f, d, s, day, at, b) in enumerate(
+            [
+                (None, None, None, None, None, None, TIMES[0], None),
+                (0, 0, 0.0, Decimal("0.00"), "", dt.date(1970, 1, 1), TIMES[1], False),
+                (-7, 2**53 + 1, -0.0, Decimal("-1.50"), "a", dt.date(1582, 10, 15), TIMES[2], True),
+                (7, -(2**62), math.nan, Decimal("99999999.99"), "A_ä%\U0001f600", dt.date(2024, 2, 29), TIMES[2], True),
+                (2**31 - 1, 3, math.inf, Decimal("0.01"), " a ", dt.date(9999, 12, 31), TIMES[1], False),
+                (3, -3, -math.inf, Decimal("2.50"), "ab\\c", dt.date(2023, 1, 1), TIMES[2], None),
+                (1, 1, 1e-300, Decimal("1.00"), "\n", dt.date(2000, 12, 31), TIMES[1], True),
+            ]
+        )
+    ],
+    schema=SCHEMA,
+)
+AGREED = (
+    "i / 2",
+    "i / NULLIF(f, 0)",
+    "n / 3",
+    "n % 4",
+    "i % 3",
+    "-i",
+    "ABS(n)",
+    "n - i",
+    "i * 1.5D",
+    "COALESCE(d, CAST(0 AS DECIMAL(10, 2)))",
+    "f * 2",
+    "f + i",
+    "NULLIF(i, 0)",
+    "COALESCE(i, n)",
+    "COALESCE(s, 'x')",
+    "GREATEST(i, n)",
+    "LEAST(i, n)",
+    "IF(b, i, n)",
+    "TRY_DIVIDE(i, 2)",
+    "CASE WHEN i > 2 THEN 'big' WHEN i IS NULL THEN NULL ELSE s END",
+    "i = n",
+    "f = f",
+    "f < 1",
+    "f <=> NULL",
+    "i <=> n",
+    "i IS DISTINCT FROM n",
+    "s = 'a'",
+    "s < 'B'",
+    "i IN (0, NULL)",
+    "i NOT IN (0, 7)",
+    "n BETWEEN -3 AND 3",
+    "b OR i > 1",
+    "NOT b",
+    "s LIKE 'a%'",
+    "s LIKE '_'",
+    "LENGTH(s)",
+    "SUBSTRING(s, 2, 3)",
+    "SUBSTRING(s, 3)",
+    "LEFT(s, 2)",
+    "s || i",
+    "CONCAT(s, '-', s)",
+    "CAST(i AS BIGINT)",
+    "CAST(i AS DOUBLE)",
+    "CAST(i AS STRING)",
+    "CAST(d AS DOUBLE)",
+    "CAST(b AS INT)",
+    "CAST(day AS STRING)",
+    "CAST(NULL AS INT)",
+    "DATE '2020-02-03'",
+    "day > '2000-01-01'",
+    "day = DATE '2024-02-29'",
+    "CAST(i AS DECIMAL(12, 2))",
+    "YEAR(day)",
+    "QUARTER(day)",
+    "MONTH(day)",
+    "DAY(day)",
+    "DAYOFYEAR(day)",
+    "YEAR(at)",
+    "DAY(at)",
+    *(f"DATE_TRUNC('{unit}', at)" for unit in ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "YEAR")),
+    "ROW_NUMBER() OVER (PARTITION BY b ORDER BY id)",
+    "RANK() OVER (ORDER BY b)",
+    "DENSE_RANK() OVER (ORDER BY s)",
+    "NTILE(3) OVER (ORDER BY id)",
+    "LAG(i) OVER (ORDER BY id)",
+    "LEAD(i, 2, -1) OVER (ORDER BY id)",
+    "SUM(i) OVER (PARTITION BY b)",
+    "FIRST_VALUE(i) OVER (ORDER BY id)",
+    "MAX(f) OVER (ORDER BY id ROWS BETWEEN 1 PRECEDING AND CURRENT ROW)",
+    "PERCENT_RANK() OVER (ORDER BY id)",
+    "CUME_DIST() OVER (ORDER BY id)",
+    "RANK() OVER (ORDER BY f)",
+    "RANK() OVER (ORDER BY f DESC)",
+    "RANK() OVER (ORDER BY s DESC)",
+)
+AGGREGATES = (
+    "COUNT(*)",
+    "COUNT(i)",
+    "COUNT(DISTINCT b)",
+    "COUNT_IF(i > 0)",
+    "SUM(i)",
+    "SUM(DISTINCT i)",
+    "AVG(i)",
+    "MIN(f)",
+    "MAX(f)",
+    "MIN(s)",
+    "MAX(s)",
+    "MIN(day)",
+    "MAX(at)",
+    "MAX(d)",
+    "BOOL_AND(b)",
+    "BOOL_OR(b)",
+    "SUM(CAST(d AS DOUBLE))",
+    "MAX(b)",
+    "SUM(i) FILTER (WHERE i > 5)",
+    "COUNT(*) FILTER (WHERE b)",
+    "CAST(SUM(d) AS DECIMAL(20, 2))",
+)
+REFUSED = (
+    "i / n",
+    "i % n",
+    "d / 2",
+    "i DIV 2",
+    "d + 1",
+    "d * d",
+    "COALESCE(d, 0)",
+    "IF(b, 1.5, 2)",
+    "SUM(d) OVER (PARTITION BY b)",
+    "CAST(f AS INT)",
+    "CAST(s AS INT)",
+    "TRY_CAST(i AS STRING)",
+    "CAST(f AS STRING)",
+    "ROUND(f, 1)",
+    "UPPER(s)",
+    "s LIKE 'a\\\\_%'",
+    "s LIKE s",
+    "SUBSTRING(s, 0, 2)",
+    "SUBSTRING(s, -1)",
+    "s = i",
+    "YEAR(s)",
+    "DAYOFWEEK(day)",
+    "s RLIKE 'a'",
+    "day + INTERVAL 1 DAY",
+    "DATE_ADD(day, 1)",
+    "CONCAT(s, f)",
+)
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
+
+@pytest.fixture
+def utc(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session in UTC, as views run in it."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    yield spark
+    spark.catalog.dropTempView("x")  # of `answers`: the session is shared
+    spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def answers(spark: SparkSession, sql: str) -> tuple[pa.Table, pa.Table]:
+    """Return the rows of a query from DuckDB and from Spark, in one order."""
+    schema = TableSchema("x", SCHEMA, ("id",))
+    plan = derive(sql, {"x": schema}, ["k"])
+    wanted = local_engine.output_schema(plan, {"x": schema}, ["k"])
+    with local_engine._connected() as connection:
+        connection.register(NOW + "x", ROWS)
+        ours = local_engine._run(connection, plan.query()).cast(wanted)
+    spark.createDataFrame(ROWS).createOrReplaceTempView("x")
+    return ours.sort_by("k"), spark.sql(sql).toArrow().sort_by("k")
+
+
+def plain(value: Any) -> Any:
+    return "NaN" if isinstance(value, float) and math.isnan(value) else value
+
+
+def compare(spark: SparkSession, sql: str, names: list[str]) -> None:
+    ours, theirs = answers(spark, sql)
+    wrong = []
+    for number, text in enumerate(names):
+        left, right = ours.column(f"c{number}"), theirs.column(f"c{number}")
+        if [plain(v) for v in left.to_pylist()] != [plain(v) for v in right.to_pylist()]:
+            wrong.append(f"{text}: DuckDB {left.to_pylist()}, Spark {right.to_pylist()}")
+        elif left.type != right.type and not pa.types.is_string(left.type):
+            wrong.append(f"{text}: DuckDB {left.type}, Spark {right.type}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_duckdb_computes_rows_as_spark(utc: SparkSession) -> None:
+    listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate(AGREED))
+    compare(utc, f"SELECT id AS k, {listed} FROM x", list(AGREED))
+
+
+def test_duckdb_computes_aggregates_as_spark(utc: SparkSession) -> None:
+    listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate(AGGREGATES))
+    compare(utc, f"SELECT id % 3 AS k, {listed} FROM x GROUP BY id % 3", list(AGGREGATES))
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_duckdb_refuses_what_spark_computes_otherwise(text: str) -> None:
+    schema = TableSchema("x", SCHEMA, ("id",))
+    plan = derive(f"SELECT id AS k, {text} AS c FROM x", {"x": schema}, ["k"])
+    with pytest.raises(InvalidInput, match="DuckDB and Spark differ"):
+        local_engine.output_schema(plan, {"x": schema}, ["k"])

@@ -1,0 +1,105 @@
+"""Views in SQL on Spark: equal to their queries after random changes, run by steps, a pipeline and a query."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import epochlog as el
+from view_shop import ORDERS, VIEWS, Shop
+from wait_until import wait_until
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    made = Shop(tmp_path / "store", seed)
+    yield made
+    made.store.close()
+
+
+def test_views_equal_their_queries_after_every_step(shop: Shop, spark: SparkSession) -> None:
+    """Steps of both engines take turns on the same views."""
+    for engine in (spark, None, spark):
+        shop.change()
+        shop.step(engine)
+        shop.check()
+
+
+@pytest.mark.long
+def test_the_session_of_a_view_is_in_utc_and_the_users_is_left_as_it_is(
+    shop: Shop, spark: SparkSession, tmp_path: Path
+) -> None:
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    temporary = spark.catalog.listTables()  # of other tests: the session is shared
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        moments = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+        table = shop.store.create_table("moments", moments, ["id"])
+        table.upsert(pa.table([[1], [1_767_312_000_000_000]], schema=moments))  # 2026-01-02T00:00:00Z
+        view = shop.store.create_view("days", "SELECT id, DATE(at) AS day FROM moments", ["id"], spark=spark)
+        shop.store.checkpoint()
+        view.step(spark)
+        assert shop.store.table("days").to_arrow().column("day").to_pylist()[0].isoformat() == "2026-01-02"
+        assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+        assert spark.catalog.listTables() == temporary
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone or "UTC")
+
+
+@pytest.mark.long
+def test_a_query_and_a_pipeline_keep_views(shop: Shop, spark: SparkSession) -> None:
+    query = shop.store.view("revenue").start(spark)
+    try:
+        shop.store.table("orders").upsert(pa.table([[1], [1], [1], [10]], schema=ORDERS))
+        shop.store.checkpoint()
+        query.processAllAvailable()
+        assert shop.store.table("revenue").to_arrow().to_pylist() == [{"day": 1, "cents": 10, "n": 1}]
+    finally:
+        shop.store.view("revenue").stop()
+        query.stop()
+    pipeline = el.Pipeline(shop.store, spark)
+    for name in VIEWS:
+        pipeline.add(shop.store.view(name))
+    shop.change()
+    pipeline.run(until="idle")
+    shop.check()
+
+
+def test_spark_names_what_it_refuses(shop: Shop, spark: SparkSession) -> None:
+    with pytest.raises(el.InvalidInput, match="region"):
+        shop.store.create_view("v", "SELECT id, region FROM customers GROUP BY id", ["id"], spark=spark)
+
+
+def test_a_key_that_two_groups_have_is_refused(shop: Shop, spark: SparkSession) -> None:
+    """The scope is the day; another day's row with the key of an untouched day's row must not replace it."""
+    view = shop.store.create_view(
+        "v", "SELECT SUM(cents) AS cents, day FROM orders GROUP BY day", ["cents"], spark=spark
+    )
+    orders = shop.store.table("orders")
+    orders.upsert(pa.table([[1, 2], [1, 1], [1, 2], [10, 20]], schema=ORDERS))
+    shop.store.checkpoint()
+    assert view.step(spark)
+    orders.upsert(pa.table([[3], [1], [3], [20]], schema=ORDERS))
+    shop.store.checkpoint()
+    with pytest.raises(el.InvalidInput, match="20"):
+        view.step(spark)
+    assert shop.store.table("v").to_arrow().to_pylist() == [{"cents": 10, "day": 1}, {"cents": 20, "day": 2}]
+    orders.upsert(pa.table([[3], [1], [3], [30]], schema=ORDERS))
+    wait_until(lambda: shop.store.checkpoint() and stepped(view, spark))
+    assert shop.store.table("v").count() == 3
+
+
+def stepped(view: el.View, spark: SparkSession) -> bool:
+    try:
+        return view.step(spark) is not None
+    except el.InvalidInput:  # the barrier before the mend
+        return False

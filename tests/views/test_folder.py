@@ -1,0 +1,92 @@
+"""A folder of .sql files: its options, and the changes that make a store's views those of the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import epochlog as el
+from epochlog.views.folder import Change, StoredView, ViewFile, parse_file, plan_changes, read_folder
+
+QUERY = "SELECT day, SUM(cents) AS cents\nFROM orders GROUP BY day"
+
+
+def parse(text: str) -> ViewFile:
+    return parse_file("revenue", text, "views/revenue.sql")
+
+
+@pytest.mark.parametrize("text", [
+    f"-- primary_key: day\n{QUERY}",
+    f"\n-- Revenue of each day: in cents.\n--   Primary_Key:  [day]  \n\n-- refresh: auto\n{QUERY};\n",
+    f"---\nprimary_key: day\nrefresh: auto\n---\n\n{QUERY}",
+])  # fmt: skip
+def test_the_options_stand_at_the_head_of_the_file(text: str) -> None:
+    assert parse(text) == ViewFile("revenue", QUERY, ("day",), "auto")
+
+
+def test_a_comment_within_the_query_is_part_of_it() -> None:
+    text = f"-- primary_key: region, day\n{QUERY}\n-- refresh: full"
+    assert parse(text) == ViewFile("revenue", f"{QUERY}\n-- refresh: full", ("region", "day"), "auto")
+
+
+@pytest.mark.parametrize("text, message", [
+    (QUERY, "names no primary key"),
+    (f"-- primary_key: \n{QUERY}", "names no primary key"),
+    ("-- primary_key: day\n", "no query"),
+    ("-- primary_key: day\n ; ", "no query"),
+    (f"-- primary_key: day\n-- primary_key: region\n{QUERY}", "line 2: 'primary_key' is given twice"),
+    (f"---\nprimary_key: day\nkey: day\n---\n{QUERY}", "line 3: 'key: day' is no option"),
+    (f"---\nprimary_key: day\n{QUERY}", "line 3"),
+    ("---\nprimary_key: day\n", "need another at their end"),
+])  # fmt: skip
+def test_a_wrong_head_is_refused_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(el.InvalidInput, match=message) as error:
+        parse(text)
+    assert "views/revenue.sql" in str(error.value)
+
+
+def test_a_folder_is_read_by_file_name(tmp_path: Path) -> None:
+    with pytest.raises(el.InvalidInput, match="no .sql file"):
+        read_folder(tmp_path)
+    with pytest.raises(el.InvalidInput, match="no folder"):
+        read_folder(tmp_path / "nowhere")
+    (tmp_path / "revenue.sql").write_text(f"-- primary_key: day\n{QUERY}")
+    (tmp_path / "notes.md").write_text("no view")
+    assert list(read_folder(tmp_path)) == ["revenue"]
+    (tmp_path / "Wrong-name.sql").write_text(f"-- primary_key: day\n{QUERY}")
+    with pytest.raises(el.InvalidName, match="Wrong-name"):
+        read_folder(tmp_path)
+    (tmp_path / "Wrong-name.sql").write_bytes(b"\xff")
+    with pytest.raises(el.ReadFailed):
+        read_folder(tmp_path)
+
+
+def file(name: str, sql: str = QUERY, key: str = "day") -> ViewFile:
+    return ViewFile(name, sql, (key,), "auto")
+
+
+def stored(name: str, *upstreams: str) -> StoredView:
+    return StoredView(name, QUERY, ("day",), "auto", upstreams)
+
+
+def test_views_are_created_after_those_that_they_read_and_dropped_before_them() -> None:
+    files = {"a": file("a"), "b": file("b"), "keep": file("keep"), "other": file("other", "SELECT 1")}
+    now = {"keep": stored("keep", "orders"), "other": stored("other", "keep"), "x": stored("x", "y"), "y": stored("y")}
+    reads = {"a": ["b", "orders"], "b": ["orders"], "keep": ["orders"], "other": ["keep"]}
+    changes = plan_changes(files, now, reads)
+    assert [change.name for change in changes if change.action == "drop"] == ["x", "y"]
+    actions = {change.name: change.action for change in changes}
+    assert actions == {
+        "x": "drop", "y": "drop", "a": "create", "b": "create", "keep": "unchanged", "other": "replace",
+    }  # fmt: skip
+    order = [change.name for change in changes]
+    assert order.index("b") < order.index("a")
+    assert changes[0] == Change("drop", "x")
+
+
+def test_views_that_read_each_other_and_changed_keys_are_refused() -> None:
+    with pytest.raises(el.JobCycle, match="a reads b|b reads a"):
+        plan_changes({"a": file("a"), "b": file("b")}, {}, {"a": ["b"], "b": ["a"]})
+    with pytest.raises(el.InvalidInput, match="keeps its key"):
+        plan_changes({"a": file("a", key="region")}, {"a": stored("a")}, {"a": []})

@@ -1,0 +1,147 @@
+"""`View`: explain, step, start, check and end one view, a job whose refresh is derived from its query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from epochlog.checkpoint.job.job_ddl import JobInfo
+from epochlog.checkpoint.job.local_context import LocalRefreshContext
+from epochlog.checkpoint.job.runner import JobRunner
+from epochlog.checkpoint.job.view_ddl import require_view
+from epochlog.store.env.process_local import OneProcess
+from epochlog.store.metadata.definitions import ViewDefinition
+from epochlog.store.session.handle import Handle
+
+from .job import Job
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from epochlog.batch.differences import CheckReport
+    from epochlog.checkpoint.job.refresh_context import RefreshContext
+    from epochlog.checkpoint.worker.worker import Worker
+
+
+class View(OneProcess):
+    """View of a store: a job with one output table of its name, which is kept equal to a query.
+
+    The first step or start claims the view, as with a `Job`. Each step derives the refresh from the view's current
+    definition, so a runner that is at work when the view is replaced goes on with the new query.
+    """
+
+    _instead = "send store.root and the view's name: epochlog.open(root).view(name)"
+
+    def __init__(self, handle: Handle, job_id: int, name: str) -> None:
+        self._handle = handle
+        self._job = Job(handle, job_id, name)
+        self._runner: JobRunner = self._job._runner
+
+    @property
+    def name(self) -> str:
+        return self._runner.name
+
+    @property
+    def job(self) -> Job:
+        """Return the view's job, to alter, cancel or rebuild it."""
+        return self._job
+
+    @property
+    def info(self) -> JobInfo:
+        """Return the current state of the view."""
+        return self._job.info
+
+    @property
+    def sql(self) -> str:
+        """Return the current query, as it was given."""
+        return self._definition().sql
+
+    def __repr__(self) -> str:
+        return f"<epochlog.View {self.name} of {self._handle.files.place}>"
+
+    def _definition(self) -> ViewDefinition:
+        return require_view(self._runner.record())
+
+    @property
+    def refresh(self) -> Callable[[RefreshContext[Any, Any, Any]], None]:
+        """Return the derived refresh, a function of the refresh context of either engine."""
+        return refresh_view
+
+    def explain(self) -> str:
+        """Describe the derived refresh: the columns by which groups are recomputed, and for each table that the query
+        reads what a change of it touches; or that each step recomputes all rows, and the clause that is the reason.
+        """
+        from epochlog.views.stored import view_plan
+
+        return view_plan(self._handle, self._runner.record()).explain()
+
+    def step(self, spark: SparkSession | None = None, *, take_over: bool = False) -> int | None:
+        """Run one barrier with DuckDB in this process, or with `spark`; return its epoch, or None if there is nothing
+        to do or the view has finished.
+
+        Raises what `Job.step_local` and `Job.step` raise, DependencyMissing without DuckDB, and InvalidInput, with the
+        values, for two rows of the query with one primary key: then nothing is committed.
+        """
+        if spark is None:
+            return self._runner.step_local(self.refresh, take_over=take_over)
+        from epochlog.spark.job import step
+
+        return step(self._runner, spark, self.refresh, take_over=take_over)
+
+    def start(
+        self,
+        spark: SparkSession,
+        trigger: str | timedelta = "continuous",
+        poll: str | timedelta = "100 milliseconds",
+        *,
+        take_over: bool = False,
+        coordinator: str | Worker | None = None,
+    ) -> StreamingQuery:
+        """Keep the view up to date by a StreamingQuery, with the arguments and errors of `Job.start`."""
+        from epochlog.spark.job_query import start
+
+        return start(
+            self._runner,
+            spark,
+            self.refresh,
+            trigger=trigger,
+            poll=poll,
+            take_over=take_over,
+            coordinator=coordinator,
+        )
+
+    def check(self, *, tolerance: float = 0.0, sample: int = 20) -> CheckReport:
+        """Compare the view with its query over its upstreams at its newest commit, run by DuckDB; see `Job.check`."""
+        from epochlog.views.stored import check_query, view_plan
+
+        plan = view_plan(self._handle, self._runner.record())
+        return self._job.check(check_query(plan), tolerance=tolerance, sample=sample)
+
+    def rebuild(self) -> None:
+        """Request a rebuild from all rows of the upstreams; see `Job.rebuild`."""
+        self._job.rebuild()
+
+    def stop(self, drain: bool = False, *, timeout: float | timedelta | None = 60.0) -> None:
+        """Stop the query that `start` made in this process; drain: end the view's data too. See `Job.stop`."""
+        if drain and self._runner.repeat_step is None:
+            self._runner.repeat_step = self.step
+        self._job.stop(drain, timeout=timeout)
+
+
+def refresh_view(ctx: RefreshContext[Any, Any, Any]) -> None:
+    """Refresh a view by its query, on the engine of the context: DuckDB in this process, or Spark."""
+    from epochlog.views.stored import plan_of
+
+    output, plan = plan_of(ctx)
+    if isinstance(ctx, LocalRefreshContext):
+        from epochlog.views import local_engine
+
+        local_engine.refresh(ctx, output, plan)
+        return
+    from epochlog.spark import view_engine
+    from epochlog.spark.refresh_context import SparkRefreshContext
+
+    assert isinstance(ctx, SparkRefreshContext)
+    view_engine.refresh(ctx, output, plan)

@@ -1,0 +1,1 @@
+"""Views in SQL: the derivation of a view's incremental refresh from its query, and the refresh itself."""

@@ -1,0 +1,66 @@
+"""Clauses of one block in normal form: named windows, positions in GROUP BY, WITH ROLLUP, misplaced aggregates (R0)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlglot import exp
+
+from epochlog.errors import InvalidInput
+
+from . import syntax
+
+
+def with_window_definitions(node: exp.Expr, windows: Mapping[str, exp.Expr]) -> exp.Expr:
+    """Return the expression with the definitions of named windows in place of their names."""
+    node = node.copy()
+    for window in [child for child in syntax.walk(node) if isinstance(child, exp.Window)]:
+        name = window.args.get("alias")
+        if name is None:
+            continue
+        if name.name.casefold() not in windows:
+            raise InvalidInput(f"the window {name.name!r} is not defined")
+        definition = windows[name.name.casefold()]
+        window.set("alias", None)
+        for clause in ("partition_by", "order", "spec"):
+            if definition.args.get(clause) and not window.args.get(clause):
+                value = definition.args[clause]
+                window.set(clause, [part.copy() for part in value] if isinstance(value, list) else value.copy())
+    return node
+
+
+def with_totals_inside(group: exp.Expr) -> exp.Expr:
+    """Return GROUP BY with ROLLUP (a, b) for a, b WITH ROLLUP, and so for CUBE."""
+    group = group.copy()
+    for clause, kind in (("rollup", exp.Rollup), ("cube", exp.Cube)):
+        if group.args.get(clause):
+            group = exp.Group(expressions=[kind(expressions=group.expressions)])
+    return group
+
+
+def without_ordinals(group: exp.Expr, query: exp.Select) -> exp.Expr:
+    """Replace positions in GROUP BY by the outputs that they name."""
+
+    def output(node: exp.Expr) -> exp.Expr:
+        if not (isinstance(node, exp.Literal) and node.is_int):
+            return node
+        ordinal = int(node.name)
+        if any(e.is_star for e in query.expressions) or not 1 <= ordinal <= len(query.expressions):
+            raise InvalidInput(f"GROUP BY {ordinal}: the query has no such column, or it has a star")
+        return query.expressions[ordinal - 1].unalias().copy()
+
+    for node in [child for child in group.walk() if isinstance(child, exp.Group | exp.Rollup | exp.Cube)]:
+        node.set("expressions", [output(part) for part in node.expressions])
+    return group
+
+
+def refuse_misplaced(query: exp.Select) -> None:
+    """Refuse aggregates and windows where rows are not grouped yet."""
+    places = [("WHERE", syntax.condition_of(query, "where"))]
+    places += [("ON", join.args.get("on")) for join in syntax.joins_of(query)]
+    places += [("GROUP BY", query.args.get("group"))]
+    for clause, condition in places:
+        if condition is not None and (
+            syntax.has_aggregate(condition) or any(isinstance(child, exp.Window) for child in syntax.walk(condition))
+        ):
+            raise InvalidInput(f"a view cannot have an aggregate or a window in {clause}")

@@ -1,0 +1,130 @@
+"""Creation and replacement of views: derive the plan, ask an engine for the schema, and write the catalog's records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+
+from epochlog.checkpoint.job.job_ddl import Output, create_job
+from epochlog.checkpoint.job.pace import Interval, MaxLag
+from epochlog.checkpoint.job.view_ddl import Replacement, replace_views, require_view
+from epochlog.errors import InvalidInput, SchemaMismatch
+from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.metadata.definitions import JobRecord, TableOptions, ViewDefinition
+from epochlog.store.metadata.lookups import find_job, find_table, get_table
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.schema import TableSchema
+
+from . import local_engine
+from .derivation import DERIVATION, ViewPlan, derive, tables_of
+
+SchemaPlanner = Callable[[ViewPlan, Mapping[str, TableSchema], Sequence[str]], pa.Schema]
+"""Plans a view's query on an engine, and returns the schema of its rows."""
+NO_TABLES: Mapping[str, TableSchema] = MappingProxyType({})
+NO_REFRESHES: Mapping[str, str] = MappingProxyType({})
+REFRESHES = ("auto", "incremental", "full")
+
+
+def create_view(
+    handle: Handle,
+    name: str,
+    sql: str,
+    primary_key: Sequence[str],
+    *,
+    refresh: str = "auto",
+    schema_of: SchemaPlanner = local_engine.output_schema,
+    interval: Interval | None = None,
+    max_lag: MaxLag | None = None,
+    options: TableOptions | None = None,
+    changelog: str | None = None,
+    exist_ok: bool = False,
+) -> JobRecord:
+    """Create a view and its output table in one transaction. See `Store.create_view`."""
+    plan, schema = plan_view(handle, name, sql, primary_key, refresh, schema_of)
+    return create_job(
+        handle,
+        name,
+        plan.tables,
+        {name: Output(schema, list(primary_key), changelog, options)},
+        interval=interval,
+        max_lag=max_lag,
+        exist_ok=exist_ok,
+        view=ViewDefinition(sql, refresh, DERIVATION),
+    )
+
+
+def change_views(
+    handle: Handle,
+    queries: Mapping[str, str],
+    *,
+    refreshes: Mapping[str, str] = NO_REFRESHES,
+    schema_of: SchemaPlanner = local_engine.output_schema,
+) -> int:
+    """Replace the queries of several views in one transaction. See `Store.replace_views`.
+
+    refreshes: new ones by view; the others keep theirs.
+    """
+    if not isinstance(queries, Mapping) or not queries:
+        raise InvalidInput("replace_views takes a dict {view: query} with at least one view")
+
+    def read_views(view: ReadTxn) -> dict[str, tuple[ViewDefinition, TableSchema]]:
+        jobs = {name: find_job(view, name) for name in queries}
+        return {
+            name: (require_view(job), get_table(view, job.outputs[0], f"output of {name}").schema)
+            for name, job in jobs.items()
+        }
+
+    replacements: dict[str, Replacement] = {}
+    for name, (definition, table) in handle.catalog.read(read_views).items():
+        refresh = refreshes.get(name, definition.refresh)
+        plan, schema = plan_view(handle, name, queries[name], table.primary_key, refresh, schema_of)
+        require_same_columns(name, table, TableSchema(name, schema, table.primary_key))
+        replacements[name] = Replacement(ViewDefinition(queries[name], refresh, DERIVATION), plan.tables)
+    return replace_views(handle, replacements)
+
+
+def plan_view(
+    handle: Handle,
+    name: str,
+    sql: Any,
+    primary_key: Any,
+    refresh: Any,
+    schema_of: SchemaPlanner = local_engine.output_schema,
+    new_tables: Mapping[str, TableSchema] = NO_TABLES,
+) -> tuple[ViewPlan, pa.Schema]:
+    """Derive the plan of a query over the store's tables, and its schema, which the engine plans.
+
+    schema_of: plans the query on an engine. new_tables: schemas of tables by name that are not in the store yet, or are
+    replaced.
+    """
+    if not isinstance(sql, str):
+        raise InvalidInput(f"view {name!r}: its query is the text of a SELECT, not {sql!r}")
+    if refresh not in REFRESHES:
+        raise InvalidInput(f"view {name!r}: refresh is one of {', '.join(REFRESHES)}, not {refresh!r}")
+    if isinstance(primary_key, str) or not all(isinstance(column, str) for column in primary_key):
+        raise InvalidInput(f"view {name!r}: primary_key is a list of column names, not {primary_key!r}")
+    names = tables_of(sql)
+
+    def schemas(view: ReadTxn) -> dict[str, TableSchema]:
+        return {table: new_tables.get(table) or find_table(view, table).schema for table in names}
+
+    tables = handle.catalog.read(schemas)
+    plan = derive(sql, tables, primary_key, refresh)
+    return plan, schema_of(plan, tables, primary_key)
+
+
+def require_same_columns(name: str, current: TableSchema, wanted: TableSchema) -> None:
+    """Raise SchemaMismatch if a new query has other columns than the view's table."""
+    if current.schema.equals(wanted.schema):
+        return
+    raise SchemaMismatch(
+        f"view {name!r} has the columns {_columns(current)}, and its new query {_columns(wanted)}: a replaced view "
+        "keeps its columns and their types. Cast or rename them in the query, or drop the view and create it again"
+    )
+
+
+def _columns(table: TableSchema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in table.schema)

@@ -1,0 +1,225 @@
+"""Derivation of a view's incremental refresh from its query (pure).
+
+A refresh recomputes groups of the view's rows, those with equal values in the scope. The scope of a barrier is the
+columns of the primary key whose touched values each changed table's occurrences give; if there are none, such columns
+outside of the key; if there are none either, the refresh recomputes all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from epochlog.errors import InvalidInput
+from epochlog.store.types.schema import TableSchema
+
+from . import syntax
+from .normal_form import NormalForm, normal_form
+from .opening import covered, holds, path_to
+from .parsing import parse
+from .restriction import TOUCHED, restricted
+from .stability import has_grouping_sets, is_global, windows_of
+from .touched import CHANGED, EITHER, EMPTY, NotCovered, touched, with_tables
+
+Query = exp.Expr
+"""Query of a plan, which `render` turns into an engine's text."""
+DERIVATION = 1
+"""Version of the rules that derive a refresh from a query."""
+NOW = "epochlog_now_"
+"""Prefix of the table of rows that a table has at the barrier's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Occurrence of a table in the query.
+
+    covered: outputs whose touched values its changes give. reason: the clause because of which it has no others.
+    """
+
+    alias: str
+    table: str
+    covered: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPlan:
+    """Plan of a view's refresh. full_reason: why each refresh recomputes all rows; None for an incremental view."""
+
+    sql: str
+    primary_key: tuple[str, ...]
+    form: NormalForm
+    schemas: Mapping[str, TableSchema]
+    occurrences: tuple[Occurrence, ...]
+    full_reason: str | None
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Return the names of the tables that the query reads."""
+        return tuple(dict.fromkeys(self.form.occurrences.values()))
+
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """Return the scope of a barrier in which each table has changed; () if such a barrier recomputes all rows."""
+        return self.scope_of(self.tables)
+
+    def scope_of(self, changed: Collection[str]) -> tuple[str, ...]:
+        """Return the scope of a barrier in which these tables have changed; () for a refresh of all rows."""
+        if self.full_reason is not None:
+            return ()
+        sets = [set(occurrence.covered) for occurrence in self.occurrences if occurrence.table in changed]
+        common = set(self.form.outputs).intersection(*sets)
+        key = tuple(name for name in self.primary_key if name in common)
+        return key or tuple(name for name in self.form.outputs if name in common)
+
+    def touched_query(self, changed: Collection[str], scope: Sequence[str]) -> exp.Query:
+        """Return the query of the scope's touched values, in the types of the view's query.
+
+        It reads tables CHANGED, EITHER and EMPTY. Raises NotCovered.
+        """
+        parts: list[exp.Expr] = [
+            touched(self.form.query, path_to(self.form.query, occurrence.alias), scope, self.form.occurrences)
+            for occurrence in self.occurrences
+            if occurrence.table in changed
+        ]
+        parts.append(with_tables(self.form.query, self.form.occurrences, EMPTY))  # no rows, but the types
+        queries = []
+        for number, part in enumerate(parts):
+            query = syntax.select(syntax.named(syntax.column("t", name), name) for name in scope)
+            syntax.put_from(query, syntax.derived(part, "t"))
+            if number == len(parts) - 1:
+                query.set("where", exp.Where(this=exp.false()))
+            queries.append(query)
+        union: exp.Query = queries[0]
+        for query in queries[1:]:
+            union = exp.Union(this=union, expression=query, distinct=True)
+        return union
+
+    def query(self) -> exp.Expr:
+        """Return the view's query over the tables NOW."""
+        return with_tables(self.form.query, self.form.occurrences, NOW)
+
+    def refresh_query(self, scope: Sequence[str]) -> exp.Expr:
+        """Return the query of the rows whose values of the scope are in the table TOUCHED, over the tables NOW."""
+        query = restricted(self.form.query, scope, self.form.occurrences, self.schemas)
+        return with_tables(query, self.form.occurrences, NOW)
+
+    def explain(self) -> str:
+        """Describe what the refresh recomputes when each of the tables changes."""
+        if self.full_reason is not None:
+            return f"full: each refresh recomputes all rows, because {self.full_reason}"
+        scope = self.scope
+        lines = [f"incremental by ({', '.join(scope)})" if scope else "incremental, by the tables that have changed:"]
+        for occurrence in self.occurrences:
+            own = self._scope_of_occurrence(occurrence)
+            if own:
+                lines.append(f"  {occurrence.table}: a change touches ({', '.join(own)})")
+            else:
+                lines.append(f"  {occurrence.table}: a change recomputes all rows, because {occurrence.reason}")
+        return "\n".join(lines)
+
+    def _scope_of_occurrence(self, occurrence: Occurrence) -> tuple[str, ...]:
+        key = tuple(name for name in self.primary_key if name in occurrence.covered)
+        return key or occurrence.covered
+
+
+def render(query: exp.Expr, dialect: str, names: Mapping[str, str] | None = None) -> str:
+    """Return the text of a query for an engine: "duckdb" or "spark". names: other names of its tables."""
+    renamed = query.copy()
+    for table in renamed.find_all(exp.Table):
+        if names is not None and table.name in names:
+            table.set("this", exp.to_identifier(names[table.name], quoted=True))
+    return renamed.sql(dialect, identify=True)
+
+
+def derive(sql: str, tables: Mapping[str, TableSchema], primary_key: Sequence[str], refresh: str = "auto") -> ViewPlan:
+    """Derive the plan of a view from its query, in Spark's dialect. refresh: auto | incremental | full.
+
+    Raises InvalidInput with the name of the clause that a view cannot have, or that makes an incremental view
+    impossible; TableNotFound.
+    """
+    form = normal_form(parse(sql), tables)
+    unknown = [name for name in primary_key if name not in form.outputs]
+    if unknown or not primary_key:
+        raise InvalidInput(
+            f"primary_key {list(primary_key)}: the query's columns are {', '.join(form.outputs)}; choose among them"
+        )
+    if not form.occurrences:
+        raise InvalidInput("a view reads at least one table")
+    occurrences = tuple(_occurrence(form, alias, table) for alias, table in form.occurrences.items())
+    plan = ViewPlan(sql, tuple(primary_key), form, dict(tables), occurrences, None)
+    reason = None
+    if refresh == "full":
+        reason = "its refresh is 'full'"
+    elif not any(occurrence.covered for occurrence in occurrences):
+        reason = "; ".join(dict.fromkeys(f"{o.table}: {o.reason}" for o in occurrences))
+    if refresh == "incremental":
+        lacking = [occurrence for occurrence in occurrences if not occurrence.covered]
+        if lacking:
+            raise InvalidInput(
+                f"the view cannot be incremental: a change of {lacking[0].table!r} recomputes all rows, because "
+                f"{lacking[0].reason}; create it with refresh='auto' or change the query"
+            )
+    return ViewPlan(sql, plan.primary_key, form, plan.schemas, occurrences, reason)
+
+
+def _occurrence(form: NormalForm, alias: str, table: str) -> Occurrence:
+    outputs = covered(form.query, path_to(form.query, alias))
+    names = tuple(name for name in form.outputs if name in outputs and not outputs[name])
+    missing = [name for name in form.outputs if name not in names]
+    return Occurrence(alias, table, names, _reason(form, alias) if missing else "")
+
+
+def _reason(form: NormalForm, alias: str) -> str:
+    """Return the clause that keeps changes of an occurrence from telling which rows they touch."""
+    path = path_to(form.query, alias)
+    for block in form.query.find_all(exp.Select):
+        if not holds(block, path):
+            continue
+        if syntax.is_limited(block):
+            return "a row more or less changes others through LIMIT"
+        if is_global(block):
+            return "an aggregate without GROUP BY is computed of all its rows"
+        if has_grouping_sets(block):
+            return "GROUPING SETS, ROLLUP or CUBE have totals of all rows"
+        if any(not window.args.get("partition_by") for window in windows_of(block)):
+            return "a window without PARTITION BY is computed of all its rows"
+        if windows_of(block):
+            return "a window's PARTITION BY has none of the view's columns"
+    return "no equality connects its rows to the view's columns"
+
+
+def tables_of(sql: str) -> tuple[str, ...]:
+    """Return the names of the tables that a query reads, as it spells them, without the names of its CTEs."""
+    return tuple(dict.fromkeys(_tables_in(parse(sql), frozenset())))
+
+
+def _tables_in(node: exp.Expr, ctes: frozenset[str]) -> Iterator[str]:
+    clause = node.args.get("with_")
+    if isinstance(clause, exp.With):
+        for cte in clause.expressions:
+            yield from _tables_in(cte.this, ctes)
+            ctes |= {cte.alias.casefold()}
+    if isinstance(node, exp.Table) and node.name and node.name.casefold() not in ctes:
+        yield node.name
+    for child in node.iter_expressions():
+        if child is not clause:
+            yield from _tables_in(child, ctes)
+
+
+__all__ = [
+    "CHANGED",
+    "DERIVATION",
+    "EITHER",
+    "EMPTY",
+    "NOW",
+    "TOUCHED",
+    "NotCovered",
+    "Occurrence",
+    "ViewPlan",
+    "derive",
+    "render",
+    "tables_of",
+]

@@ -1,0 +1,219 @@
+"""Views in SQL on DuckDB, in this process: the schema of a view's query, and its refresh."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.batch.arrow_compat import compatible_schema, in_duckdb
+from epochlog.checkpoint.job.local_context import LocalRefreshContext
+from epochlog.checkpoint.job.row_groups import belonging, groups_of, several_rows
+from epochlog.errors import DependencyMissing, InvalidInput
+from epochlog.store.changelog.change_rows import CHANGE_TYPE
+from epochlog.store.types.schema import TableSchema
+
+from .derivation import EMPTY, NOW, NotCovered, Query, ViewPlan, render
+from .local_functions import as_spark_computes, require_local
+from .restriction import TOUCHED
+from .table_reads import TableRead, choose_lookup, table_reads
+from .touched import CHANGED, EITHER
+
+if TYPE_CHECKING:
+    import duckdb
+
+LOOKUP_SHARE = 8
+"""A table is looked up by key if it has at least this number of rows for each key."""
+_OLD = pa.array(["delete", "update_preimage"])
+_log = logging.getLogger("epochlog")
+
+
+def output_schema(plan: ViewPlan, tables: Mapping[str, TableSchema], primary_key: Sequence[str]) -> pa.Schema:
+    """Return the schema of a view's rows: DuckDB plans the query over empty tables.
+
+    Raises InvalidInput for a query on which DuckDB and Spark can differ, or which DuckDB refuses; DependencyMissing.
+    """
+    del primary_key
+    require_local(plan.form.query, plan.form.occurrences, tables)
+    with _connected() as connection:
+        for name in plan.tables:
+            connection.register(NOW + name, _plain(tables[name].schema.empty_table()))
+        schema = _run(connection, plan.query()).schema
+    return pa.schema([_as_in_spark(field).with_nullable(True) for field in schema])
+
+
+def refresh(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
+    """Refresh the view's table: recompute the groups that the changes touch, or all rows.
+
+    All rows are recomputed in a backfill or rebuild, and in a step in which a table has changed that touches no groups.
+    """
+    initial = ctx.barrier.kind == "initial"
+    changed = [] if initial else [name for name in plan.tables if ctx._plan.upstream(name).changes.rows]
+    if not initial and not changed:
+        return
+    scope = plan.scope_of(changed) if changed else ()
+    require_local(plan.form.query, plan.form.occurrences, plan.schemas)
+    with _connected() as connection:
+        tables = _Tables(ctx, connection, plan)
+        touched = _touched(tables, plan, changed, scope) if scope else None
+        if touched is None:
+            ctx.recompute(output, by=[], from_=_conformed(ctx, output, tables.run(plan.query())))
+        elif touched.num_rows:
+            rows = _conformed(ctx, output, tables.run(plan.refresh_query(scope), {TOUCHED: touched}))
+            _require_own_keys(ctx, output, rows, scope, touched)
+            ctx.recompute(output, by=list(scope), from_=rows, touched=touched)
+
+
+def _require_own_keys(
+    ctx: LocalRefreshContext, output: str, rows: pa.Table, scope: Sequence[str], touched: pa.Table
+) -> None:
+    """Raise InvalidInput if a row has the key of a row of the view whose group is not recomputed.
+
+    That can be only if the scope has columns outside of the key.
+    """
+    schema = ctx._plan.output(output).table.schema
+    key = list(schema.primary_key)
+    if set(scope) <= set(key):
+        return
+    columns = [*key, *(name for name in scope if name not in key)]
+    before = ctx.output(output, columns=columns, among=rows.select(key))
+    kept = before.filter(pa.array(~belonging(before, groups_of(schema, touched, scope))))
+    if kept.num_rows:
+        raise several_rows(output, kept.select(key).slice(0, 1).to_pylist()[0])
+
+
+def _touched(tables: _Tables, plan: ViewPlan, changed: Sequence[str], scope: Sequence[str]) -> pa.Table | None:
+    """Return the touched values of the scope; None if they cannot be computed in this step.
+
+    That is so if no condition connects them with the changed rows, or if an expression that is evaluated for more rows
+    than the view's query evaluates it for fails.
+    """
+    try:
+        return tables.run(plan.touched_query(changed, scope))
+    except NotCovered:
+        return None
+    except InvalidInput as error:
+        _log.warning("view %r: all rows are recomputed, because their touched values cannot be: %s", tables.view, error)
+        return None
+
+
+class _Tables:
+    """Tables of a refresh at its barrier. A query gets those that it names, with the columns that it reads, and of a
+    table that it looks up by a prefix of the primary key, the rows of these keys alone.
+    """
+
+    def __init__(self, ctx: LocalRefreshContext, connection: duckdb.DuckDBPyConnection, plan: ViewPlan) -> None:
+        self._ctx = ctx
+        self._connection = connection
+        self._plan = plan
+        self.view = ctx._plan.job.name
+
+    def run(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
+        """Run a query of the plan. known: tables that are no upstreams. Raises InvalidInput if DuckDB refuses it."""
+        tables = dict(known or {})
+        pending = table_reads(query)
+        while pending:
+            name, lookup = self._next(pending, tables)
+            tables[name] = self._load(pending.pop(name), lookup)
+        for name, rows in tables.items():
+            self._connection.register(name, rows)
+        return _run(self._connection, query)
+
+    def _next(
+        self, pending: Mapping[str, TableRead], known: Mapping[str, pa.Table]
+    ) -> tuple[str, tuple[tuple[str, ...], pa.Table] | None]:
+        """Return the table to load next: a small one, then one whose keys are known, then any."""
+        for name in pending:
+            if name.startswith((CHANGED, EMPTY)):
+                return name, None
+        for name, read in pending.items():
+            chosen = choose_lookup(read, self._schema(name).primary_key, known)
+            if chosen is not None:
+                lookup, key = chosen
+                values = known[lookup.source].select([lookup.columns[column] for column in key]).rename_columns(key)
+                return name, (key, values.group_by(list(key)).aggregate([]))
+        return next(iter(pending)), None
+
+    def _load(self, read: TableRead, lookup: tuple[tuple[str, ...], pa.Table] | None) -> pa.Table:
+        table, schema = self._table(read.name), self._schema(read.name)
+        columns = [name for name in schema.schema.names if name in read.columns] or [schema.primary_key[0]]
+        if read.name.startswith(EMPTY):
+            return _plain(schema.schema.empty_table().select(columns))
+        if read.name.startswith(CHANGED):
+            return self._changes(table, columns).drop_columns([CHANGE_TYPE])
+        among = None
+        if (
+            lookup is not None
+            and lookup[1].num_rows <= self._ctx._plan.upstream(table).current.rows_at_most // LOOKUP_SHARE
+        ):
+            among = lookup[1].cast(pa.schema([schema.schema.field(column) for column in lookup[0]]).remove_metadata())
+        rows = _plain(self._ctx.table(table, columns=columns, among=among))
+        if read.name.startswith(NOW) or not self._ctx._plan.upstream(table).changes.rows:
+            return rows
+        changes = self._changes(table, columns)
+        old = changes.filter(pc.is_in(changes.column(CHANGE_TYPE), _OLD)).drop_columns([CHANGE_TYPE])
+        return pa.concat_tables([rows, old.cast(rows.schema)])
+
+    def _changes(self, table: str, columns: Sequence[str]) -> pa.Table:
+        changes = self._ctx.changes(table, pre_images=True, columns=columns)
+        return _plain(changes.select([*columns, CHANGE_TYPE]))
+
+    def _table(self, name: str) -> str:
+        return next(name.removeprefix(prefix) for prefix in (CHANGED, EITHER, EMPTY, NOW) if name.startswith(prefix))
+
+    def _schema(self, name: str) -> TableSchema:
+        return self._plan.schemas[self._table(name)]
+
+
+def _conformed(ctx: LocalRefreshContext, output: str, rows: pa.Table) -> pa.Table:
+    """Return the rows with exactly the columns and types of the output. Raises InvalidInput for a value that does not
+    fit.
+    """
+    schema = ctx._plan.output(output).table.schema.schema
+    try:
+        columns = [rows.column(field.name).cast(field.type, safe=True) for field in schema]
+    except pa.ArrowInvalid as error:
+        raise InvalidInput(f"a row of the view {output!r} does not fit its columns: {error}") from error
+    return pa.Table.from_arrays(columns, names=schema.names)
+
+
+def _as_in_spark(field: pa.Field) -> pa.Field:
+    """Return the column as Spark would have it: sums of integers are 64 bits wide."""
+    if pa.types.is_decimal(field.type) and field.type.precision == 38 and field.type.scale == 0:
+        return field.with_type(pa.int64())
+    return field
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Return the rows in types that DuckDB has."""
+    schema = compatible_schema(rows.schema, in_duckdb)
+    return rows if schema.equals(rows.schema) else rows.cast(schema)
+
+
+def _run(connection: duckdb.DuckDBPyConnection, query: Query) -> pa.Table:
+    import duckdb
+
+    try:
+        return connection.sql(render(as_spark_computes(query), "duckdb")).to_arrow_table()
+    except duckdb.CatalogException:
+        raise  # a query names a table that it was not given
+    except duckdb.Error as error:
+        raise InvalidInput(f"DuckDB refuses the query of the view: {error}") from error
+
+
+@contextmanager
+def _connected() -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a connection that sees no file and no network, in UTC."""
+    try:
+        import duckdb
+    except ModuleNotFoundError as error:
+        raise DependencyMissing(
+            "views without a Spark session need DuckDB, which is not installed: pip install 'epochlog[sql]'"
+        ) from error
+    with duckdb.connect(config={"enable_external_access": False}) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        yield connection

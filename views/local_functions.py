@@ -1,0 +1,267 @@
+"""Functions that DuckDB computes as Spark does: a view that has others needs Spark (pure).
+
+The list is of node types, and of the kinds of values that they take: division of decimals, casts of floats to integers
+and texts to numbers, and comparisons of texts with numbers differ between the engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+from sqlglot import exp
+
+from epochlog.errors import InvalidInput
+from epochlog.store.types.schema import TableSchema
+
+from . import syntax
+from .parsing import ALLOWED
+from .touched import output_names
+
+_ELSEWHERE = frozenset(
+    (
+        *(exp.IntDiv, exp.Sign, exp.Ceil, exp.Floor, exp.Round, exp.Sqrt, exp.Upper, exp.Lower, exp.Right, exp.Trim),
+        *(exp.StartsWith, exp.EndsWith, exp.Contains, exp.Replace, exp.RegexpLike, exp.DayOfWeek, exp.Interval),
+        *(exp.TsOrDsAdd, exp.DateDiff, exp.DateTrunc, exp.DateAdd, exp.DateSub, exp.Rollup, exp.Cube, exp.Grouping),
+        *(exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop, exp.IgnoreNulls),
+        *(exp.RespectNulls, exp.Hour, exp.Minute, exp.Second),
+    )
+)
+LOCAL = ALLOWED - _ELSEWHERE
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
+_NUMBERS = ("integer", "float")
+_INTEGERS = (
+    *(exp.Count, exp.CountIf, exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile, exp.Length),
+    *(exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfYear),
+)
+NARROW = (
+    *(exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile, exp.Length),
+    *(exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfYear),
+)
+"""Functions of type INT in Spark and BIGINT in DuckDB."""
+_OF_FIRST = (exp.Paren, exp.Neg, exp.Abs, exp.Sum, exp.Min, exp.Max, exp.Filter, exp.Nullif, exp.Window, exp.Distinct)
+_OF_ALL = (exp.Add, exp.Sub, exp.Mul, exp.Mod, exp.Coalesce, exp.Greatest, exp.Least)
+_VALUES = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
+_FLOATS = (exp.Avg, exp.Div, exp.SafeDivide, exp.PercentRank, exp.CumeDist)
+_TEXTS = (exp.Substring, exp.Left, exp.Concat, exp.DPipe)
+
+
+def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> None:
+    """Raise InvalidInput for a query in normal form of which DuckDB could give another answer than Spark.
+
+    tables: by alias of an occurrence.
+    """
+    kinds = _Kinds(query, tables, schemas)
+    for node in query.walk():
+        reason = _reason(node, kinds)
+        if reason:
+            raise InvalidInput(
+                f"DuckDB and Spark differ on {node.sql(syntax.DIALECT)}: {reason}; or give the view a Spark session"
+            )
+
+
+def _reason(node: exp.Expr, kinds: _Kinds) -> str | None:
+    """Return how to write the node so that the engines agree; None if they do."""
+    if type(node) not in LOCAL or (isinstance(node, exp.GroupingSets) and any(map(_is_empty, node.expressions))):
+        return "use another expression"
+    if isinstance(node, exp.Div | exp.Mod) and not _is_nonzero(node.expression):
+        return "divide by NULLIF(…, 0), because division by zero fails in Spark alone"
+    if isinstance(node, exp.Div | exp.Mod | exp.SafeDivide | exp.Avg):
+        operands = [node.this] if isinstance(node, exp.Avg) else [node.this, node.expression]
+        if any(kinds.of(operand) not in _NUMBERS for operand in operands):
+            return "its operands must be integers or DOUBLE, as CAST(… AS DOUBLE) makes them"
+    if isinstance(node, exp.Cast):
+        return _reason_of_cast(node, kinds)
+    if isinstance(node, (exp.Sum, *_OF_ALL, exp.Case, exp.If)) and kinds.of(node) == "decimal":
+        return _reason_of_decimal(node, kinds)
+    if isinstance(node, exp.Like):
+        pattern = node.expression
+        return (
+            None if isinstance(pattern, exp.Literal) and "\\" not in pattern.name else "its pattern must be plain text"
+        )
+    if isinstance(node, exp.Substring | exp.Left):
+        bounds = [value for name, value in node.args.items() if name != "this" and isinstance(value, exp.Expr)]
+        numbers = [int(b.name) if isinstance(b, exp.Literal) and b.is_int else 0 for b in bounds]
+        return None if all(number > 0 for number in numbers) else "its positions must be numbers above 0"
+    if isinstance(node, exp.Concat | exp.DPipe):
+        parts = node.expressions or [node.this, node.expression]
+        plain = all(kinds.of(part) in ("text", "integer") for part in parts)
+        return None if plain else "it takes texts and integers"
+    if isinstance(node, exp.TimestampTrunc | exp.Year | exp.Quarter | exp.Month | exp.Day | exp.DayOfYear):
+        wanted = ("timestamp",) if isinstance(node, exp.TimestampTrunc) else ("date", "timestamp")
+        return None if kinds.of(node.this) in wanted else f"it takes a {' or '.join(wanted)}"
+    if isinstance(node, _COMPARISONS):
+        return _reason_of_comparison(kinds.of(node.this), kinds.of(node.expression), node)
+    return None
+
+
+def _reason_of_decimal(node: exp.Expr, kinds: _Kinds) -> str | None:
+    """Return a reason for arithmetic of decimals, whose results have other numbers of digits."""
+    if isinstance(node, exp.Sum):
+        around = node.parent
+        while isinstance(around, exp.Filter | exp.Window | exp.Paren):
+            around = around.parent
+        return None if isinstance(around, exp.Cast) else "cast the sum to a DECIMAL(precision, scale)"
+    if isinstance(node, exp.Add | exp.Sub | exp.Mul | exp.Mod):
+        return "cast its decimals to DOUBLE"
+    if {kinds.of(part) for part in kinds.values_of(node)} <= {"decimal", "null"}:
+        return None
+    return "cast all its values to one DECIMAL(precision, scale)"
+
+
+def _reason_of_cast(node: exp.Cast, kinds: _Kinds) -> str | None:
+    source, target = kinds.of(node.this), _kind_of_type(node.to)
+    if node.args.get("safe"):
+        return "use CAST"
+    agreed = {
+        "integer": ("integer", "float", "decimal", "text"),
+        "float": ("float",),
+        "decimal": ("float", "decimal"),
+        "text": ("text",),
+        "date": ("date", "text"),
+        "timestamp": ("timestamp",),
+        "boolean": ("boolean", "integer"),
+    }
+    if isinstance(node.this, exp.Null) or (isinstance(node.this, exp.Literal) and target in ("date", "timestamp")):
+        return None
+    if source is None or target not in agreed.get(source, ()):
+        return f"a cast of {source or 'this'} to {node.to.sql(syntax.DIALECT)} rounds or fails differently"
+    return None
+
+
+def _reason_of_comparison(left: str | None, right: str | None, node: exp.Expr) -> str | None:
+    if left is None or right is None or left == right or "null" in (left, right):
+        return None
+    numbers = {"integer", "float", "decimal"}
+    if {left, right} <= numbers:
+        return None
+    literal = any(isinstance(side, exp.Literal) for side in (node.this, node.expression))
+    if literal and {left, right} & {"date", "timestamp"} and "text" in (left, right):
+        return None
+    return f"it compares {left} with {right}: cast one side"
+
+
+def _is_empty(entry: exp.Expr) -> bool:
+    return isinstance(entry, exp.Tuple) and not entry.expressions
+
+
+def _is_nonzero(divisor: exp.Expr) -> bool:
+    while isinstance(divisor, exp.Paren | exp.Cast):
+        divisor = divisor.this
+    if isinstance(divisor, exp.Literal):
+        return not divisor.is_string and float(divisor.name) != 0
+    zero = divisor.expression if isinstance(divisor, exp.Nullif) else None
+    return isinstance(zero, exp.Literal) and not zero.is_string and float(zero.name) == 0
+
+
+class _Kinds:
+    """Kinds of the values of a query's expressions: integer, float, decimal, text, date, timestamp, boolean, null."""
+
+    def __init__(self, query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> None:
+        self._schemas = {alias: schemas[name] for alias, name in tables.items()}
+        self._derived = {
+            node.alias: node.this
+            for node in query.find_all(exp.Subquery)
+            if node.alias and isinstance(node.this, exp.Query)
+        }
+
+    def of(self, node: exp.Expr) -> str | None:
+        """Return the kind of an expression's values; None if it is not known."""
+        if isinstance(node, exp.Column):
+            return self._of_column(node)
+        if isinstance(node, exp.Null):
+            return "null"
+        if isinstance(node, exp.Literal):
+            return "text" if node.is_string else "integer" if node.is_int else "decimal"
+        if isinstance(node, exp.Cast):
+            return _kind_of_type(node.to)
+        if isinstance(node, exp.Query):
+            inner = syntax.unwrapped(node)
+            return self._of_output(inner, output_names(inner)[0])
+        fixed = (("integer", _INTEGERS), ("float", _FLOATS), ("text", _TEXTS), ("timestamp", exp.TimestampTrunc))
+        for kind, types in fixed:
+            if isinstance(node, types):
+                return kind
+        if isinstance(node, exp.Distinct):
+            return self._common([self.of(part) for part in node.expressions])
+        if isinstance(node, (*_OF_FIRST, *_VALUES, exp.TsOrDsToDate)):
+            return self.of(node.this)
+        if isinstance(node, (*_OF_ALL, exp.Case, exp.If)):
+            return self._common([self.of(part) for part in self.values_of(node)])
+        return "boolean" if isinstance(node, exp.Predicate | exp.Connector | exp.Not) else None
+
+    @staticmethod
+    def values_of(node: exp.Expr) -> list[exp.Expr]:
+        """Return the parts of an expression whose values can be its value."""
+        if not isinstance(node, exp.Case | exp.If):
+            return list(node.iter_expressions())
+        default = node.args.get("default") or node.args.get("false")
+        return [*(case.args["true"] for case in node.args.get("ifs") or [node]), *([default] if default else [])]
+
+    @staticmethod
+    def _common(kinds: Sequence[str | None]) -> str | None:
+        known = {kind for kind in kinds if kind != "null"}
+        if len(known) <= 1:
+            return next(iter(known), "null")
+        if known <= {"integer", "float", "decimal"}:
+            return "float" if "float" in known else "decimal"
+        return None
+
+    def _of_column(self, column: exp.Column) -> str | None:
+        if column.table in self._schemas:
+            return _kind_of_arrow(self._schemas[column.table].schema.field(column.name).type)
+        query = self._derived.get(column.table)
+        return None if query is None else self._of_output(syntax.unwrapped(query), column.name)
+
+    def _of_output(self, query: exp.Query, name: str) -> str | None:
+        if isinstance(query, exp.SetOperation):
+            sides = [syntax.unwrapped(query.this), syntax.unwrapped(query.expression)]
+            return self._common([self._of_output(side, name) for side in sides])
+        return self.of(next(output.this for output in query.expressions if output.alias == name))
+
+
+def _kind_of_arrow(kind: pa.DataType) -> str | None:
+    checks = (
+        ("integer", pa.types.is_integer),
+        ("float", pa.types.is_floating),
+        ("decimal", pa.types.is_decimal),
+        ("text", lambda t: pa.types.is_string(t) or pa.types.is_large_string(t)),
+        ("date", pa.types.is_date),
+        ("timestamp", pa.types.is_timestamp),
+        ("boolean", pa.types.is_boolean),
+    )
+    return next((name for name, check in checks if check(kind)), None)
+
+
+def _kind_of_type(kind: exp.DataType) -> str | None:
+    types = exp.DataType.Type
+    kinds = {
+        "integer": (types.TINYINT, types.SMALLINT, types.INT, types.BIGINT),
+        "float": (types.FLOAT, types.DOUBLE),
+        "decimal": (types.DECIMAL,),
+        "text": (types.TEXT, types.VARCHAR),
+        "date": (types.DATE,),
+        "timestamp": (types.TIMESTAMP, types.TIMESTAMPTZ, types.TIMESTAMPNTZ),
+        "boolean": (types.BOOLEAN,),
+    }
+    return next((name for name, members in kinds.items() if kind.this in members), None)
+
+
+def as_spark_computes(query: exp.Expr) -> exp.Expr:
+    """Return the query for DuckDB with casts that fail as Spark's do, and results as wide as Spark's."""
+
+    def visit(node: exp.Expr) -> exp.Expr:
+        if type(node) is exp.TryCast and not node.args.get("safe"):
+            return exp.Cast(this=node.this, to=node.args["to"])
+        return node
+
+    query = query.copy().transform(visit, copy=False)
+    for node in [child for child in query.find_all(*NARROW) if not isinstance(child.parent, exp.Window | exp.Filter)]:
+        node.replace(_as_int(node))
+    for window in [child for child in query.find_all(exp.Window) if isinstance(syntax.function_of(child), NARROW)]:
+        window.replace(_as_int(window))
+    return query
+
+
+def _as_int(node: exp.Expr) -> exp.Cast:
+    return exp.Cast(this=node.copy(), to=exp.DataType.build("INT"))

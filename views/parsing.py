@@ -1,0 +1,84 @@
+"""Parsing of a view's query, and refusal of what a view cannot have: all that is not listed here.
+
+A query that passes has one answer for its tables' rows, on each run and on each engine that has its functions.
+"""
+
+from __future__ import annotations
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from epochlog.errors import InvalidInput
+
+from . import syntax
+
+_CLAUSES = (
+    *(exp.Select, exp.Union, exp.Except, exp.Intersect, exp.Subquery, exp.With, exp.CTE, exp.TableAlias, exp.From),
+    *(exp.Join, exp.Table, exp.Identifier, exp.Column, exp.Star, exp.Alias, exp.Where, exp.Group, exp.Having),
+    *(exp.Order, exp.Ordered, exp.Limit, exp.Offset, exp.Distinct, exp.Rollup, exp.Cube, exp.GroupingSets, exp.Tuple),
+    *(exp.Window, exp.WindowSpec, exp.Filter, exp.IgnoreNulls, exp.RespectNulls, exp.Paren),
+)
+_SCALARS = (
+    *(exp.Literal, exp.Null, exp.Boolean, exp.DataType, exp.DataTypeParam, exp.Interval, exp.Var),
+    *(exp.And, exp.Or, exp.Not, exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ),
+    *(exp.Between, exp.In, exp.Is, exp.Like, exp.Exists, exp.Case, exp.If, exp.Coalesce, exp.Nullif),
+    *(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.SafeDivide, exp.Neg, exp.Cast, exp.TryCast),
+    *(exp.Abs, exp.Sign, exp.Ceil, exp.Floor, exp.Round, exp.Sqrt, exp.Greatest, exp.Least),
+    *(exp.Upper, exp.Lower, exp.Length, exp.Substring, exp.Left, exp.Right, exp.Trim, exp.Concat, exp.DPipe),
+    *(exp.StartsWith, exp.EndsWith, exp.Contains, exp.Replace, exp.RegexpLike),
+    *(exp.Year, exp.Quarter, exp.Month, exp.Day, exp.Hour, exp.Minute, exp.Second, exp.DayOfWeek, exp.DayOfYear),
+    *(exp.TsOrDsToDate, exp.TsOrDsAdd, exp.DateDiff, exp.DateTrunc, exp.TimestampTrunc, exp.DateAdd, exp.DateSub),
+)
+_AGGREGATES = (
+    *(exp.Count, exp.CountIf, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.Grouping),
+    *(exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop),
+)
+_WINDOWS = (
+    *(exp.RowNumber, exp.Rank, exp.DenseRank, exp.PercentRank, exp.CumeDist, exp.Ntile, exp.Lag, exp.Lead),
+    *(exp.FirstValue, exp.LastValue, exp.NthValue),
+)
+ALLOWED: frozenset[type[exp.Expr]] = frozenset((*_CLAUSES, *_SCALARS, *_AGGREGATES, *_WINDOWS))
+"""Classes of nodes that a view's query can have."""
+_UNSTABLE = (exp.Rand, exp.Randn, exp.Uuid, exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentTime, exp.CurrentUser)
+
+
+def parse(sql: str) -> exp.Query:
+    """Parse a query in Spark's dialect. Raises InvalidInput, with the name of the clause that a view cannot have."""
+    try:
+        statements = sqlglot.parse(sql, read=syntax.DIALECT)
+    except SqlglotError as error:
+        raise InvalidInput(f"the query cannot be parsed: {error}") from error
+    except RecursionError as error:
+        raise InvalidInput("the query is nested too deeply") from error
+    statements = [statement for statement in statements if statement is not None]
+    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
+        kinds = ", ".join(statement.key.upper() for statement in statements) or "nothing"
+        raise InvalidInput(f"a view is one SELECT, not {kinds}")
+    for node in statements[0].walk():
+        _require_allowed(node)
+    return statements[0]
+
+
+def _require_allowed(node: exp.Expr) -> None:
+    if type(node) not in ALLOWED:
+        text = node.sql(syntax.DIALECT)
+        name = node.name.upper() if isinstance(node, exp.Anonymous) else node.key.upper()
+        if isinstance(node, _UNSTABLE) or (isinstance(node, exp.Anonymous) and name in ("NOW", "UUID")):
+            raise InvalidInput(f"a view cannot have {text}: its value is another one at each run")
+        if isinstance(node, exp.AggFunc):
+            raise InvalidInput(f"a view cannot have the aggregate {text}: its value can depend on the order of rows")
+        raise InvalidInput(f"a view cannot have {name}: {text}")
+    if isinstance(node, exp.Table) and not isinstance(node.this, exp.Identifier):
+        raise InvalidInput(f"a view reads tables of its store by name, not {node.sql(syntax.DIALECT)}")
+    if isinstance(node, exp.Select):
+        known = ("with_", "expressions", "distinct", "from_", "joins", "where", "group", "having", "windows", "order")
+        extra = [clause for clause, value in node.args.items() if value and clause not in (*known, "limit", "offset")]
+        if extra:
+            raise InvalidInput(f"a view cannot have {extra[0].strip('_').upper()}")
+    if isinstance(node, exp.Lag | exp.Lead | exp.FirstValue | exp.LastValue | exp.NthValue | exp.Ntile | exp.RowNumber):
+        around = node.parent
+        while isinstance(around, exp.IgnoreNulls | exp.RespectNulls | exp.Filter):
+            around = around.parent
+        if not isinstance(around, exp.Window):
+            raise InvalidInput(f"a view cannot have {node.sql(syntax.DIALECT)} without OVER")

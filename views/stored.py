@@ -1,0 +1,53 @@
+"""Plans of stored views, derived from the definitions on their jobs' records."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from epochlog.checkpoint.job.refresh_context import RefreshContext
+from epochlog.checkpoint.job.view_ddl import require_view
+from epochlog.errors import UnsupportedFormat
+from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.metadata.definitions import JobRecord, ViewDefinition
+from epochlog.store.metadata.lookups import get_table
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.schema import TableSchema
+
+from .derivation import DERIVATION, NOW, ViewPlan, derive, render
+
+
+def view_plan(handle: Handle, job: JobRecord) -> ViewPlan:
+    """Derive the plan of a view from its record. Raises InvalidInput for a job that is no view."""
+    definition = require_view(job)
+
+    def schemas(view: ReadTxn) -> tuple[list[TableSchema], TableSchema]:
+        upstreams = [get_table(view, table, f"upstream of {job.name}").schema for table in job.upstreams]
+        return upstreams, get_table(view, job.outputs[0], f"output of {job.name}").schema
+
+    upstreams, output = handle.catalog.read(schemas)
+    return _derive(job.name, definition, tuple(upstreams), output.primary_key)
+
+
+def plan_of(ctx: RefreshContext[Any, Any, Any]) -> tuple[str, ViewPlan]:
+    """Return the output of a refresh, and the plan of the definition that its barrier was recorded with."""
+    job = ctx._plan.job
+    upstreams = tuple(upstream.table.schema for upstream in ctx._plan.upstreams.values())
+    ((output, target),) = ctx._plan.outputs.items()
+    return output, _derive(job.name, require_view(job), upstreams, target.table.schema.primary_key)
+
+
+def check_query(plan: ViewPlan) -> str:
+    """Return the view's query in DuckDB's dialect, over tables of their own names."""
+    return render(plan.query(), "duckdb", {NOW + name: name for name in plan.tables})
+
+
+@lru_cache(maxsize=256)
+def _derive(
+    name: str, definition: ViewDefinition, upstreams: tuple[TableSchema, ...], primary_key: tuple[str, ...]
+) -> ViewPlan:
+    if definition.derivation > DERIVATION:
+        raise UnsupportedFormat(
+            f"view {name!r} was made by derivation {definition.derivation}, newer than {DERIVATION}: upgrade epochlog"
+        )
+    return derive(definition.sql, {table.name: table for table in upstreams}, primary_key, definition.refresh)
