@@ -245,6 +245,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             "full_since": table.full_since,
             "drop_unchanged": table.drop_unchanged if table.derived else None,
             "upstreams": upstreams,
+            "sql": None if job is None or job.view is None else job.view.sql,
             "runner": None if job is None else runner_facts(runner_of(view, handle, job)),
             "read_by": readers,
             "retention": {

@@ -92,7 +92,7 @@ def status_page(facts: Facts) -> list[Table | str]:
         headers = ("job", "state", "committed epoch", ">lag", "waits for")
         parts.append(grid(headers, ((job["name"], *_progress_cells(job)) for job in facts["jobs"])))
         parts.extend(_outside_reasons(facts["jobs"]))
-    return [*parts, *loads_table(facts["loads"]), *held_snapshots(facts["snapshots"])]
+    return [*parts, *_views_table(facts["jobs"]), *loads_table(facts["loads"]), *held_snapshots(facts["snapshots"])]
 
 
 def loads_table(loads: Sequence[Facts]) -> Iterable[Table]:
@@ -149,7 +149,15 @@ def jobs_page(jobs: Sequence[Facts]) -> list[Table | str]:
     each = ("job", "reads", "writes", ">every", ">incarnation", "barrier", "last error")
     running = [job for job in jobs if job["runner"]]
     runners = [grid(("job", "run by", "process", "on", "since"), map(_runner_row, running))] if running else []
-    return [grid(headers, drawn), *_outside_reasons(jobs), grid(each, (_job_row(job) for job in jobs)), *runners]
+    details = grid(each, (_job_row(job) for job in jobs))
+    return [grid(headers, drawn), *_outside_reasons(jobs), details, *_views_table(jobs), *runners]
+
+
+def _views_table(jobs: Sequence[Facts]) -> Iterable[Table]:
+    """Yield a table of the queries of views, if there are any."""
+    views = [job for job in jobs if job["sql"] is not None]
+    if views:
+        yield grid(("view", "query"), ((job["name"], one_line(job["sql"])) for job in views))
 
 
 def _outside_reasons(jobs: Sequence[Facts]) -> Iterable[str]:
@@ -217,6 +225,7 @@ def description_page(facts: Facts) -> list[Table | str]:
     named = [
         ("state", state(facts["state"])),
         ("job", f"{facts['job']}, reads {', '.join(facts['upstreams'])}" if facts["job"] else NONE),
+        *([("query", one_line(facts["sql"]))] if facts["sql"] is not None else []),
         ("run by", _runner_text(facts["runner"])),
         ("read by", ", ".join(facts["read_by"]) or NONE),
         ("committed epoch", epoch_text(facts["max_committed_epoch"])),

@@ -54,6 +54,22 @@ def test_apply_shows_the_plan_and_then_makes_it(
     assert document["applied"] is False and {change["action"] for change in document["changes"]} == {"unchanged"}
 
 
+def test_the_queries_of_views_are_shown(
+    lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, root, folder = lake
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(["apply", str(folder), root, "--yes"]) == 0
+    query = "SELECT day, SUM(cents) AS cents FROM orders GROUP BY day"
+    for command in (["jobs", root], ["status", root], ["describe", root, "revenue"]):
+        capsys.readouterr()
+        assert run(command) == 0
+        assert query in capsys.readouterr().out
+    for table, sql in (("revenue", query), ("orders", None)):
+        assert run(["describe", root, table, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["sql"] == sql
+
+
 def test_apply_replaces_and_drops_after_a_confirmation(
     lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
