@@ -164,4 +164,4 @@ def test_mutants_are_caught(store: el.Store, spark: SparkSession, mutant: str, m
         while job.step(spark, view.refresh) is not None:
             pass
     with store.snapshot(consistency="aligned") as moment, moment.duckdb() as connection:
-        assert tpch.compare(connection, view) > 0
+        assert tpch.compare(connection, view, name) > 0
