@@ -84,12 +84,12 @@ def perform(plan: DemoPlan, output: Path, console: Console, now_s: Callable[[], 
         screen = stack.enter_context(Screen(console))
         store = stack.enter_context(open_store(root, checkpoint_interval_ms=plan.interval_ms))
         tables = {name: data.read(name) for name in data.KEYS}
-        epoch = create(store, tables)
+        spark = session("epochlog demo", output / "spark.log")
+        stack.callback(spark.stop)
+        epoch = create(store, spark, tables)
         origin_ms = to_unix_ms(epoch) - int(now_s() * 1000)
         victim = Victim(root, KILLED, output / "killed-view.log", lambda text: screen.say(now_s(), text))
         stack.callback(victim.close)
-        spark = session("epochlog demo", output / "spark.log")
-        stack.callback(spark.stop)
         days = data.arrivals(
             tables["flights"], tables["weather"], plan.days, max(plan.files_per_batch, min(7, plan.days // 8))
         )

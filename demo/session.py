@@ -1,4 +1,4 @@
-"""Spark sessions of the demo, with settings for two minutes on a small machine, and the start of jobs on them."""
+"""Spark sessions of the demo, with settings for two minutes on a small machine, and the start of views on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from epochlog.errors import EpochlogError
+from epochlog.spark.job_query import start
 from epochlog.spark.session import spark
+from epochlog.view import View
 
 SETTINGS = {
     "spark.log.level": "ERROR",
@@ -39,11 +41,11 @@ def session(app_name: str, log: Path) -> SparkSession:
         os.close(saved_stderr)
 
 
-def start_job(job: Any, session: SparkSession, refresh: Callable[[Any], None]) -> StreamingQuery:
-    """Start a job and wait until its first refresh begins, or its first micro-batch ends without one.
+def start_view(view: View, session: SparkSession, refresh: Callable[[Any], None]) -> StreamingQuery:
+    """Start a view and wait until its first refresh begins, or its first micro-batch ends without one.
 
-    Spark gives the process of a Python source ten seconds to start, which can be too short for several at once on two
-    cores. So jobs start one by one, and a failed start is repeated.
+    refresh: the view's, or a function around it. Spark gives the process of a Python source ten seconds to start, which
+    can be too short for several at once on two cores. So views start one by one, and a failed start is repeated.
     """
     begun = threading.Event()
 
@@ -53,10 +55,10 @@ def start_job(job: Any, session: SparkSession, refresh: Callable[[Any], None]) -
 
     reason = None
     for _ in range(TRIES):
-        query = job.start(session, run, poll=POLL)
+        query = start(view._runner, session, run, poll=POLL)
         while query.isActive and not begun.is_set() and query.lastProgress is None:
             begun.wait(LOOK_S)
         if query.isActive:
             return query
         reason = query.exception()
-    raise EpochlogError(f"job {job.name} did not start: {reason}")
+    raise EpochlogError(f"view {view.name} did not start: {reason}")

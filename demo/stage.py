@@ -18,7 +18,7 @@ from .acts import Slowdown, Victim
 from .compare import TABLES, ComparedMoment, findings
 from .feed import STREAMS, DayFeed, arrived, start_stream
 from .picture import Phase
-from .session import start_job
+from .session import start_view
 from .show import Screen, ShownLine
 from .views import VIEWS
 
@@ -69,7 +69,7 @@ class Stage:
     ) -> None:
         self.store, self.spark, self.feed, self.plan = store, spark, feed, plan
         self.victim, self.screen, self.now_s = victim, screen, now_s
-        self.slowdown = Slowdown(VIEWS[SLOWED].refresh, plan.slow_extra_s)
+        self.slowdown = Slowdown(store.view(SLOWED).refresh, plan.slow_extra_s)
         self.commits = dict.fromkeys(TABLES, 0)
         self.moments: list[ComparedMoment] = []
         self.phases: dict[str, Phase] = {}
@@ -90,10 +90,11 @@ class Stage:
     def start(self, root: str, checkpoints: Path, origin_ms: int) -> None:
         """Start all jobs but the victim's, and the two streams; `origin_ms` is the run's second 0 in Unix ms."""
         self._origin_ms = origin_ms
-        for name, view in VIEWS.items():
+        for name in VIEWS:
             if name != KILLED:
+                view = self.store.view(name)
                 refresh = self.slowdown if name == SLOWED else view.refresh
-                self._queries.append(start_job(self.store.job(name), self.spark, refresh))
+                self._queries.append(start_view(view, self.spark, refresh))
         for stream in STREAMS:
             args = (root, checkpoints, self.plan.files_per_batch)
             self._queries.append(start_stream(self.spark, self.feed, stream, *args))

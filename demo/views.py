@@ -1,25 +1,13 @@
-"""Views of the demo, each with its columns, its SQL (DuckDB, over whole tables) and its refresh (Spark, over changes).
+"""Views of the demo: each with its query, in Spark's dialect, and the same query for DuckDB.
 
-Each SQL reads root tables alone, so that a view on a view is compared with its whole derivation. A refresh never
-recomputes a whole view: it collects the keys that the barrier's changes touch, recomputes them from the aligned
-upstreams, and replaces their rows. All figures are counts, sums and quotients of integers, or copied values, so that
-both engines must agree exactly.
+The query for DuckDB reads root tables alone, so that a view on a view is compared with its whole derivation, and shares
+no text with the other. All figures are counts, sums and quotients of integers, or copied values, so that both engines
+must agree exactly. examples/python_refreshes.py has the same four views with refreshes written by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any
-
-import pyarrow as pa
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
-from epochlog.spark.refresh_context import SparkRefreshContext
-
-from .data import HOUR
 
 LATE_MIN = 15
 WORST = 10
@@ -28,33 +16,30 @@ WORST_MIN_FLIGHTS = 5
 
 @dataclass(frozen=True, slots=True)
 class DemoView:
-    """Definition of a job with one output table of its name."""
+    """Definition of a view. query: in Spark's dialect; expected: the query for DuckDB, with the same columns."""
 
     name: str
-    upstreams: tuple[str, ...]
     key: tuple[str, ...]
-    schema: pa.Schema
-    sql: str
-    refresh: Callable[[SparkRefreshContext], None]
-
-
-def layout(key: dict[str, pa.DataType], values: dict[str, pa.DataType]) -> pa.Schema:
-    return pa.schema([*(pa.field(name, kind, nullable=False) for name, kind in key.items()), *values.items()])
-
-
-def exprs(**by_name: str) -> list[Any]:
-    return [F.expr(text).alias(name) for name, text in by_name.items()]
-
-
-def touched(ctx: SparkRefreshContext, upstreams: Iterable[str], key: Sequence[str]) -> pa.Table:
-    """Return the distinct keys that the barrier's changes touch. Each upstream has the columns `key`."""
-    return reduce(DataFrame.unionByName, (ctx.touched(name, key) for name in upstreams)).toArrow()
+    query: str
+    expected: str
 
 
 # ---- route_delays: flights per origin and destination -------------------------------------------------------------
 
-ROUTE = ["origin", "dest"]
-ROUTE_DELAYS = f"""
+ROUTE_DELAYS = DemoView(
+    "route_delays",
+    ("origin", "dest"),
+    f"""
+    SELECT origin, dest,
+           COUNT(*) AS flights,
+           COUNT(arr_delay) AS arrived,
+           SUM(arr_delay) AS delay_min,
+           COUNT_IF(arr_delay > {LATE_MIN}) AS late,
+           SUM(arr_delay) * 60 DIV COUNT(arr_delay) AS mean_delay_s
+    FROM flights
+    GROUP BY origin, dest
+    """,
+    f"""
     SELECT origin, dest,
            count(*) AS flights,
            count(arr_delay) AS arrived,
@@ -63,51 +48,47 @@ ROUTE_DELAYS = f"""
            (sum(arr_delay) * 60 // count(arr_delay))::BIGINT AS mean_delay_s
     FROM flights
     GROUP BY origin, dest
-"""
-
-
-def route_delays(ctx: SparkRefreshContext) -> None:
-    keys = touched(ctx, ["flights"], ROUTE)
-    flights = ctx.table("flights", columns=[*ROUTE, "arr_delay"], among=keys)
-    figures = exprs(
-        flights="count(*)",
-        arrived="count(arr_delay)",
-        delay_min="sum(arr_delay)",
-        late=f"count_if(arr_delay > {LATE_MIN})",
-        mean_delay_s="sum(arr_delay) * 60 div count(arr_delay)",
-    )
-    ctx.recompute("route_delays", by=ROUTE, touched=keys, from_=flights.groupBy(*ROUTE).agg(*figures))
-
+    """,
+)
 
 # ---- worst_routes: of each origin the ten with the longest mean delay; a view on a view ----------------------------
 
-WORST_ROUTES = f"""
-    WITH route_delays AS ({ROUTE_DELAYS})
+WORST_ROUTES = DemoView(
+    "worst_routes",
+    ("origin", "dest"),
+    f"""
+    SELECT origin, dest, rank, mean_delay_s, flights
+    FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY origin ORDER BY mean_delay_s DESC, dest) AS rank
+          FROM route_delays
+          WHERE arrived >= {WORST_MIN_FLIGHTS})
+    WHERE rank <= {WORST}
+    """,
+    f"""
+    WITH route_delays AS ({ROUTE_DELAYS.expected})
     SELECT origin, dest, rank, mean_delay_s, flights
     FROM (SELECT *, row_number() OVER (PARTITION BY origin ORDER BY mean_delay_s DESC, dest) AS rank
           FROM route_delays
           WHERE arrived >= {WORST_MIN_FLIGHTS})
     WHERE rank <= {WORST}
-"""
-
-
-def worst_routes(ctx: SparkRefreshContext) -> None:
-    origins = touched(ctx, ["route_delays"], ["origin"])
-    ranking = Window.partitionBy("origin").orderBy(F.desc("mean_delay_s"), "dest")
-    answer = (
-        ctx.table("route_delays", among=origins)
-        .where(f"arrived >= {WORST_MIN_FLIGHTS}")
-        .withColumn("rank", F.row_number().over(ranking).cast("long"))
-        .where(f"rank <= {WORST}")
-        .select("origin", "dest", "rank", "mean_delay_s", "flights")
-    )
-    ctx.recompute("worst_routes", by="origin", touched=origins, from_=answer)
-
+    """,
+)
 
 # ---- weather_impact: flights joined with weather, per origin and hour ----------------------------------------------
 
-AIR = ["origin", "time_hour"]
-WEATHER_IMPACT = f"""
+WEATHER_IMPACT = DemoView(
+    "weather_impact",
+    ("origin", "time_hour"),
+    f"""
+    SELECT origin, time_hour,
+           COUNT(*) AS flights,
+           COUNT(*) - COUNT(dep_time) AS cancelled,
+           SUM(dep_delay) AS delay_min,
+           COUNT_IF(dep_delay > {LATE_MIN}) AS late,
+           temp, wind_speed, precip, visib
+    FROM flights JOIN weather USING (origin, time_hour)
+    GROUP BY origin, time_hour, temp, wind_speed, precip, visib
+    """,
+    f"""
     SELECT origin, time_hour,
            count(*) AS flights,
            count(*) - count(dep_time) AS cancelled,
@@ -119,26 +100,25 @@ WEATHER_IMPACT = f"""
            any_value(visib) AS visib
     FROM flights JOIN weather USING (origin, time_hour)
     GROUP BY origin, time_hour
-"""
-
-
-def weather_impact(ctx: SparkRefreshContext) -> None:
-    keys = touched(ctx, ["flights", "weather"], AIR)
-    flights = ctx.table("flights", columns=[*AIR, "dep_time", "dep_delay"], among=keys)
-    figures = exprs(
-        flights="count(*)",
-        cancelled="count(*) - count(dep_time)",
-        delay_min="sum(dep_delay)",
-        late=f"count_if(dep_delay > {LATE_MIN})",
-    )
-    air = ctx.table("weather", columns=[*AIR, "temp", "wind_speed", "precip", "visib"], among=keys)
-    answer = flights.groupBy(*AIR).agg(*figures).join(air.hint("broadcast"), AIR)
-    ctx.recompute("weather_impact", by=AIR, touched=keys, from_=answer)
-
+    """,
+)
 
 # ---- carrier_scoreboard: flights per carrier, joined with airlines -------------------------------------------------
 
-CARRIER_SCOREBOARD = f"""
+CARRIER_SCOREBOARD = DemoView(
+    "carrier_scoreboard",
+    ("carrier",),
+    f"""
+    SELECT carrier, name,
+           COUNT(*) AS flights,
+           COUNT(*) - COUNT(dep_time) AS cancelled,
+           COUNT_IF(arr_delay <= {LATE_MIN}) * 1000 DIV COUNT(*) AS on_time_permille,
+           SUM(arr_delay) AS delay_min,
+           SUM(distance) AS miles
+    FROM flights JOIN airlines USING (carrier)
+    GROUP BY carrier, name
+    """,
+    f"""
     SELECT carrier, name,
            count(*) AS flights,
            count(*) - count(dep_time) AS cancelled,
@@ -147,70 +127,7 @@ CARRIER_SCOREBOARD = f"""
            sum(distance)::BIGINT AS miles
     FROM flights JOIN airlines USING (carrier)
     GROUP BY carrier, name
-"""
+    """,
+)
 
-
-def carrier_scoreboard(ctx: SparkRefreshContext) -> None:
-    keys = touched(ctx, ["flights", "airlines"], ["carrier"])
-    columns = ["carrier", "dep_time", "arr_delay", "distance"]
-    flights = ctx.table("flights", columns=columns, among=keys)
-    figures = exprs(
-        flights="count(*)",
-        cancelled="count(*) - count(dep_time)",
-        on_time_permille=f"count_if(arr_delay <= {LATE_MIN}) * 1000 div count(*)",
-        delay_min="sum(arr_delay)",
-        miles="sum(distance)",
-    )
-    answer = flights.groupBy("carrier").agg(*figures).join(ctx.table("airlines").hint("broadcast"), "carrier")
-    ctx.recompute("carrier_scoreboard", by="carrier", touched=keys, from_=answer)
-
-
-INT, TEXT, REAL = pa.int64(), pa.string(), pa.float64()
-VIEWS = {
-    view.name: view
-    for view in (
-        DemoView(
-            "route_delays",
-            ("flights",),
-            ("origin", "dest"),
-            layout(
-                {"origin": TEXT, "dest": TEXT},
-                {"flights": INT, "arrived": INT, "delay_min": INT, "late": INT, "mean_delay_s": INT},
-            ),
-            ROUTE_DELAYS,
-            route_delays,
-        ),
-        DemoView(
-            "worst_routes",
-            ("route_delays",),
-            ("origin", "dest"),
-            layout({"origin": TEXT, "dest": TEXT}, {"rank": INT, "mean_delay_s": INT, "flights": INT}),
-            WORST_ROUTES,
-            worst_routes,
-        ),
-        DemoView(
-            "weather_impact",
-            ("flights", "weather"),
-            ("origin", "time_hour"),
-            layout(
-                {"origin": TEXT, "time_hour": HOUR},
-                {"flights": INT, "cancelled": INT, "delay_min": INT, "late": INT}
-                | {"temp": REAL, "wind_speed": REAL, "precip": REAL, "visib": REAL},
-            ),
-            WEATHER_IMPACT,
-            weather_impact,
-        ),
-        DemoView(
-            "carrier_scoreboard",
-            ("flights", "airlines"),
-            ("carrier",),
-            layout(
-                {"carrier": TEXT},
-                {"name": TEXT, "flights": INT, "cancelled": INT, "on_time_permille": INT, "delay_min": INT}
-                | {"miles": INT},
-            ),
-            CARRIER_SCOREBOARD,
-            carrier_scoreboard,
-        ),
-    )
-}
+VIEWS = {view.name: view for view in (ROUTE_DELAYS, WORST_ROUTES, WEATHER_IMPACT, CARRIER_SCOREBOARD)}

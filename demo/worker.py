@@ -22,8 +22,7 @@ from typing import IO, Any
 from epochlog.api import open as open_store
 from epochlog.errors import EpochlogError
 
-from .session import session, start_job
-from .views import VIEWS
+from .session import session, start_view
 
 
 def say(event: str, **values: Any) -> None:
@@ -52,7 +51,8 @@ def main(argv: list[str]) -> int:
     hold, end = threading.Event(), threading.Event()
     spark = session(f"epochlog demo: {name}", Path(log))
     with open_store(root, create=False) as store:
-        query = start_job(store.job(name), spark, holding(VIEWS[name].refresh, hold, end))
+        view = store.view(name)
+        query = start_view(view, spark, holding(view.refresh, hold, end))
         say("ready")
 
         def read_commands() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -51,9 +51,10 @@ def output_schema(
     """
     del primary_key
     queries = _ViewSession(session)
-    empty = {NOW + name: queries.empty(tables[name]) for name in plan.tables}
-    with queries.named(empty) as run:
-        frame = run(plan.query())
+    with _keeping_active_session(session):
+        empty = {NOW + name: queries.empty(tables[name]) for name in plan.tables}
+        with queries.named(empty) as run:
+            frame = run(plan.query())
     return pa.schema([field.with_nullable(True) for field in arrow_schema(frame.schema)])
 
 
@@ -62,6 +63,11 @@ def refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
 
     All rows are recomputed in a backfill or rebuild, and in a step in which a table has changed that touches no groups.
     """
+    with _keeping_active_session(ctx.spark):
+        _refresh(ctx, output, plan)
+
+
+def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
     queries = _ViewSession(ctx.spark)
     ctx.use_session(queries.session)
     initial = ctx.barrier.kind == "initial"
@@ -85,6 +91,24 @@ def refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
         if not set(scope) <= set(table.primary_key):
             _require_own_keys(ctx, table, rows, scope, groups)
         ctx.recompute(output, by=list(scope), from_=rows, touched=touched)
+
+
+@contextmanager
+def _keeping_active_session(session: SparkSession) -> Iterator[None]:
+    """Put the thread's active session back at the end: Spark's createDataFrame makes its own session the active one,
+    and the user's streams look their data source up in the active session.
+    """
+    sessions: Any = type(session)
+    of_jvm = sessions._get_j_spark_session_class(session._jvm)
+    in_python, in_jvm = sessions._activeSession, of_jvm.getActiveSession()
+    try:
+        yield
+    finally:
+        sessions._activeSession = in_python
+        if in_jvm.isDefined():
+            of_jvm.setActiveSession(in_jvm.get())
+        else:
+            of_jvm.clearActiveSession()
 
 
 def _require_own_keys(

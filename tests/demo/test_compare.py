@@ -27,7 +27,7 @@ class DuckDBTables:
             self.connection.register("incoming", table)
             self.connection.execute(f"CREATE TABLE {name} AS FROM incoming")
         for name, view in VIEWS.items():
-            self.connection.execute(f"CREATE TABLE {name} AS {view.sql}")
+            self.connection.execute(f"CREATE TABLE {name} AS {view.expected}")
 
     def duckdb(self) -> Any:
         return self.connection.cursor()

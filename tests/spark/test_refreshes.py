@@ -11,11 +11,11 @@ from typing import Any
 import live_view
 import pyarrow as pa
 import pytest
+import python_refreshes
 import tpch_views
 from pyspark.sql import SparkSession
 
 import refresh_cases
-from epochlog.demo import views as demo_views
 from refresh_cases import INT, ORDERS, TEXT
 from refresh_world import CheckedView, RefreshWorld, Root, Story
 
@@ -116,7 +116,7 @@ def of_program(name: str, folder: Path) -> Story:
         return Story({"orders": ORDERS}, [revenue])
     if name == "first_view":
         return refresh_cases.story_of(refresh_cases.ON_SPARK[0], folder)
-    views, roots = (tpch_views.VIEWS, TPCH) if name[0] == "q" else (demo_views.VIEWS, FLIGHTS)
+    views, roots = (tpch_views.VIEWS, TPCH) if name[0] == "q" else (python_refreshes.VIEWS, FLIGHTS)
     chosen = views_of(views, *name.split("+"))
     read = {upstream for view in chosen for upstream in view.upstreams} & set(roots)
     return Story({root: roots[root] for root in roots if root in read}, chosen, rows=24)
@@ -144,4 +144,6 @@ def test_a_refresh_on_spark_keeps_the_law(name: str, tmp_path: Path, spark: Spar
 
 
 def test_all_of_the_programs_are_played() -> None:
-    assert {*tpch_views.VIEWS, *demo_views.VIEWS} <= {where.partition(":")[2] for where in refresh_cases.IN_PROGRAMS}
+    assert {*tpch_views.VIEWS, *python_refreshes.VIEWS} <= {
+        where.partition(":")[2] for where in refresh_cases.IN_PROGRAMS
+    }

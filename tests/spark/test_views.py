@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -32,6 +33,16 @@ def test_views_equal_their_queries_after_every_step(shop: Shop, spark: SparkSess
         shop.change()
         shop.step(engine)
         shop.check()
+
+
+def test_the_active_session_stays_the_users(shop: Shop, spark: SparkSession) -> None:
+    """A stream of the user finds the data source, which the session of the views does not have."""
+    spark.createDataFrame([], "id int")  # makes the session the active one of this thread
+    view = shop.store.create_view("active", "SELECT id, cents FROM orders", ["id"], spark=spark)
+    shop.store.checkpoint()
+    view.step(spark)
+    active: Any = SparkSession.getActiveSession()
+    assert active._jsparkSession.equals(spark._jsparkSession)
 
 
 @pytest.mark.long

@@ -125,14 +125,17 @@ IN_PROGRAMS = {
     "examples/pipeline.py:Best.__call__",
     "examples/live_view.py:revenue",
     *(f"examples/tpch_views.py:{name}" for name in ("q1", "q6", "q3_orders", "q5", "q10_customers", "q3", "q10")),
-    *(f"demo/views.py:{name}" for name in ("route_delays", "worst_routes", "weather_impact", "carrier_scoreboard")),
+    *(
+        f"examples/python_refreshes.py:{name}"
+        for name in ("route_delays", "worst_routes", "weather_impact", "carrier_scoreboard")
+    ),
 }
 """Those of the programs; the tests beside this module take them from there."""
 NO_VIEWS = {
     f"{COOKBOOK}:forgetful": "it shows what a wrong refresh looks like",
     "docs/guide/operating.md:rates_are_down": "it shows what a failing refresh looks like",
     "demo/acts.py:Slowdown.__call__": "it calls the refresh of a view, and waits",
-    "demo/session.py:start_job.run": "it calls the refresh of a view",
+    "demo/session.py:start_view.run": "it calls the refresh of a view",
     "demo/worker.py:holding.run": "it calls the refresh of a view",
 }
 
