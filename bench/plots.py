@@ -72,7 +72,7 @@ def _panel(axes: Any, plot: Plot, panel: Panel) -> None:
         textcoords="offset points", ha="right", color=RED, fontsize=8,
     )  # fmt: skip
     axes.set_title(panel.says, loc="left", fontsize=9, color="#222222")
-    axes.set_ylim(0, max(panel.limit, *high) * 1.15)
+    axes.set_ylim(0, max(panel.limit, *high) * 1.15 or 1)
     if plot.log_x:
         axes.set_xscale("log")
     else:

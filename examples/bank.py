@@ -97,7 +97,8 @@ def create_views(store: el.Store) -> None:
 class Tally:
     """Counts of the reads of one kind, until one of them has seen all transfers.
 
-    behind_s: age of the oldest transfer that a read did not see.
+    behind_s: age of the oldest transfer that a read did not see. off: of each read, its second and the dollars by which
+    what was credited and what was debited differ.
     """
 
     done: bool = False
@@ -105,6 +106,7 @@ class Tally:
     wrong: int = 0
     nulls: int = 0
     behind_s: list[float] = field(default_factory=list)
+    off: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def share(self) -> float:
@@ -113,6 +115,7 @@ class Tally:
     def add(self, sums: dict[str, pa.Table], arrivals: Arrivals) -> None:
         """Judge one read of all sums."""
         is_right, seen = adds_up(**sums), pc.sum(sums["credits"]["credits"]).as_py() or 0
+        self.off.append((arrivals.running_s(), abs(seen - (pc.sum(sums["debits"]["debits"]).as_py() or 0))))
         self.reads += 1
         self.wrong += not is_right
         self.behind_s.append(arrivals.behind_s(seen))
@@ -129,6 +132,9 @@ class Arrivals:
     def add(self, count: int) -> None:
         self._times.append(time.monotonic())
         self._counts.append(self._counts[-1] + count)
+
+    def running_s(self) -> float:
+        return time.monotonic() - self._times[0]
 
     def behind_s(self, seen: int) -> float:
         """Return the time since the oldest transfer was committed that is not among the first `seen`; 0 without."""
