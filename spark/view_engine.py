@@ -50,7 +50,7 @@ def output_schema(
     Raises InvalidInput with Spark's reason if it refuses the query.
     """
     del primary_key
-    queries = _ViewSession(session)
+    queries = ViewSession(session)
     with _keeping_active_session(session):
         empty = {NOW + name: queries.empty(tables[name]) for name in plan.tables}
         with queries.named(empty) as run:
@@ -68,7 +68,7 @@ def refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
 
 
 def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
-    queries = _ViewSession(ctx.spark)
+    queries = ViewSession(ctx.spark)
     ctx.use_session(queries.session)
     initial = ctx.barrier.kind == "initial"
     changed = [] if initial else [name for name in plan.tables if ctx._plan.upstream(name).changes.rows]
@@ -131,7 +131,7 @@ def _require_own_keys(
 
 def _touched(
     ctx: SparkRefreshContext,
-    queries: _ViewSession,
+    queries: ViewSession,
     plan: ViewPlan,
     changed: Sequence[str],
     scope: Sequence[str],
@@ -175,7 +175,7 @@ def _cast(rows: DataFrame, target: StructType) -> DataFrame:
     return rows.select(*(F.col(f"`{field.name}`").cast(field.dataType).alias(field.name) for field in target.fields))
 
 
-class _ViewSession:
+class ViewSession:
     """Session for the queries of views, made of the user's session."""
 
     def __init__(self, session: SparkSession) -> None:

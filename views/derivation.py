@@ -127,11 +127,12 @@ class ViewPlan:
 
 def render(query: exp.Expr, dialect: str, names: Mapping[str, str] | None = None) -> str:
     """Return the text of a query for an engine: "duckdb" or "spark". names: other names of its tables."""
-    renamed = query.copy()
-    for table in renamed.find_all(exp.Table):
-        if names is not None and table.name in names:
-            table.set("this", exp.to_identifier(names[table.name], quoted=True))
-    return renamed.sql(dialect, identify=True)
+    if names is not None:
+        query = query.copy()
+        for table in query.find_all(exp.Table):
+            if table.name in names:
+                table.set("this", exp.to_identifier(names[table.name], quoted=True))
+    return query.sql(dialect, identify=True)
 
 
 def derive(sql: str, tables: Mapping[str, TableSchema], primary_key: Sequence[str], refresh: str = "auto") -> ViewPlan:

@@ -53,7 +53,7 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
     """
     kinds = _Kinds(query, tables, schemas)
     for node in query.walk():
-        reason = _reason(node, kinds)
+        reason = _reason_of_membership(node) if isinstance(node, exp.In) else _reason(node, kinds)
         if reason:
             raise InvalidInput(
                 f"DuckDB and Spark differ on {node.sql(syntax.DIALECT)}: {reason}; or give the view a Spark session"
@@ -62,7 +62,7 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
 
 def _reason(node: exp.Expr, kinds: _Kinds) -> str | None:
     """Return how to write the node so that the engines agree; None if they do."""
-    if type(node) not in LOCAL or (isinstance(node, exp.GroupingSets) and any(map(_is_empty, node.expressions))):
+    if not _is_known(node):
         return "use another expression"
     if isinstance(node, exp.Div | exp.Mod) and not _is_nonzero(node.expression):
         return "divide by NULLIF(…, 0), because division by zero fails in Spark alone"
@@ -93,6 +93,13 @@ def _reason(node: exp.Expr, kinds: _Kinds) -> str | None:
     if isinstance(node, _COMPARISONS):
         return _reason_of_comparison(kinds.of(node.this), kinds.of(node.expression), node)
     return None
+
+
+def _is_known(node: exp.Expr) -> bool:
+    """Return True if the engines can agree on nodes of this type."""
+    if isinstance(node, exp.Grouping):
+        return isinstance(node.parent, exp.Ordered)  # its type differs, its order does not
+    return type(node) in LOCAL and not (isinstance(node, exp.GroupingSets) and any(map(_is_empty, node.expressions)))
 
 
 def _reason_of_decimal(node: exp.Expr, kinds: _Kinds) -> str | None:
@@ -139,6 +146,27 @@ def _reason_of_comparison(left: str | None, right: str | None, node: exp.Expr) -
     if literal and {left, right} & {"date", "timestamp"} and "text" in (left, right):
         return None
     return f"it compares {left} with {right}: cast one side"
+
+
+def _reason_of_membership(test: exp.In) -> str | None:
+    if not test.args.get("query") or _is_condition(test):
+        return None
+    return "as a value it is FALSE in Spark where it is NULL in SQL, so use it in WHERE, ON or HAVING"
+
+
+def _is_condition(test: exp.In) -> bool:
+    """Return True if NULL and FALSE of the test, or of its negation, select the same rows."""
+    node: exp.Expr = test
+    negated = False
+    while isinstance(node.parent, exp.Paren | exp.And | exp.Or | exp.Not):
+        if isinstance(node, exp.And | exp.Or) and isinstance(node.parent, exp.Not):
+            return False
+        if isinstance(node.parent, exp.Not):
+            if negated:
+                return False
+            negated = True
+        node = node.parent
+    return isinstance(node.parent, exp.Where | exp.Having | exp.Join)
 
 
 def _is_empty(entry: exp.Expr) -> bool:

@@ -175,6 +175,8 @@ REFUSED = (
     "day + INTERVAL 1 DAY",
     "DATE_ADD(day, 1)",
     "CONCAT(s, f)",
+    "i IN (SELECT y.i FROM x y)",
+    "COALESCE(i NOT IN (SELECT y.i FROM x y), TRUE)",
 )
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field
+from itertools import islice
+from typing import Protocol
 
 import duckdb
 import pyarrow as pa
 import sqlglot
+from sqlglot import exp
 
+from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
-from epochlog.views.derivation import ViewPlan, render
-from view_queries import TABLES
+from epochlog.views.derivation import CHANGED, EITHER, EMPTY, NOW, TOUCHED, ViewPlan, derive, render
+from epochlog.views.normal_form import normal_form
+from epochlog.views.parsing import parse
+from view_cases import CASES
+from view_queries import TABLES, Queries
 
 Row = tuple[int | None, ...]
 Rows = dict[tuple[int | None, ...], Row]
+Judge = Callable[[str, Mapping[str, Rows]], list[Row]]
+"""Returns the rows of a query over these tables."""
 
 SCHEMAS = {
     name: TableSchema(name, pa.schema([pa.field(c, pa.int32(), c not in key) for c in columns]), key)
@@ -32,16 +43,12 @@ class ViewWorld:
     """Tables before and after a step; `chance` alone decides."""
 
     chance: random.Random
-    connection: duckdb.DuckDBPyConnection
     tables: Sequence[str]
     before: dict[str, Rows] = field(default_factory=dict)
     now: dict[str, Rows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.tables:
-            types = ", ".join(f"{column} INT" for column in TABLES[name][0])
-            for prefix in ("", "old_", "epochlog_now_", "epochlog_changed_", "epochlog_either_", "epochlog_empty_"):
-                self.connection.execute(f"CREATE OR REPLACE TABLE {prefix}{name} ({types})")
             self.now[name] = {}
             for _ in range(self.chance.choice([0, 5, 9, 9]) if name != "cfg" else self.chance.choice([0, 1, 1])):
                 self.put(name)
@@ -84,42 +91,72 @@ class ViewWorld:
     def either_rows(self, name: str) -> list[Row]:
         return [*self.now[name].values(), *self.old_images(name)]
 
-    def load(self) -> None:
+    def contents(self) -> dict[str, list[Row]]:
+        """Return the rows of the tables that a plan's queries read, by their names."""
+        contents: dict[str, list[Row]] = {}
         for name in self.tables:
-            self._fill(f"old_{name}", list(self.before[name].values()))
-            self._fill(name, list(self.now[name].values()))
-            self._fill(f"epochlog_now_{name}", list(self.now[name].values()))
-            self._fill(f"epochlog_changed_{name}", self.changed_images(name))
-            self._fill(f"epochlog_either_{name}", self.either_rows(name))
-
-    def _fill(self, table: str, rows: Sequence[Row]) -> None:
-        values = ", ".join(f"({', '.join('NULL' if value is None else str(value) for value in row)})" for row in rows)
-        self.connection.execute(f"DELETE FROM {table}")
-        if values:
-            self.connection.execute(f"INSERT INTO {table} VALUES {values}")
+            contents[NOW + name] = list(self.now[name].values())
+            contents[CHANGED + name] = self.changed_images(name)
+            contents[EITHER + name] = self.either_rows(name)
+            contents[EMPTY + name] = []
+        return contents
 
 
-def in_duckdb(sql: str, prefix: str = "") -> str:
-    """Return the query as the judge runs it, independently of the derivation. prefix: of the tables."""
-    tree = sqlglot.parse_one(sql, read="spark")
-    if prefix:
-        _prefixed(tree, prefix, frozenset())
-    return tree.sql("duckdb")
+class Engine(Protocol):
+    """Engine that runs the queries of plans over small tables."""
+
+    def load(self, contents: Mapping[str, list[Row]]) -> None:
+        """Fill the tables of a plan's queries, by their names."""
+        ...
+
+    def touched(self, query: exp.Expr) -> list[Row]:
+        """Return the touched values, and keep them as the table that refresh queries read."""
+        ...
+
+    def rows(self, query: exp.Expr) -> list[Row]: ...
 
 
-def _prefixed(node: sqlglot.exp.Expr, prefix: str, ctes: frozenset[str]) -> None:
-    clause = node.args.get("with_")
-    if isinstance(clause, sqlglot.exp.With):
-        for cte in clause.expressions:
-            _prefixed(cte.this, prefix, ctes)
-            ctes |= {cte.alias}
-    if isinstance(node, sqlglot.exp.Table) and node.name not in ctes:
-        if not node.alias:
-            node.set("alias", sqlglot.exp.TableAlias(this=sqlglot.exp.to_identifier(node.name)))
-        node.set("this", sqlglot.exp.to_identifier(prefix + node.name))
-    for child in list(node.iter_expressions()):
-        if child is not clause:
-            _prefixed(child, prefix, ctes)
+class DuckDBEngine:
+    """DuckDB as the engine of plans, and as the judge of both engines."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+        self._loaded: dict[str, list[Row]] = {}
+        self._judges: dict[str, str] = {}
+
+    def load(self, contents: Mapping[str, list[Row]]) -> None:
+        for name, rows in contents.items():
+            self._fill(name, rows)
+
+    def touched(self, query: exp.Expr) -> list[Row]:
+        values = self._connection.sql(render(query, "duckdb")).to_arrow_table()
+        self._connection.register(TOUCHED, values)
+        return list(zip(*(column.to_pylist() for column in values.columns), strict=True))
+
+    def rows(self, query: exp.Expr) -> list[Row]:
+        return self._connection.execute(render(query, "duckdb")).fetchall()
+
+    def judge(self, sql: str, tables: Mapping[str, Rows]) -> list[Row]:
+        """Return the rows of a query, independently of the derivation."""
+        for name, rows in tables.items():
+            self._fill(name, list(rows.values()))
+        if sql not in self._judges:
+            self._judges = {sql: sqlglot.parse_one(sql, read="spark").sql("duckdb", copy=False)}
+        return self._connection.execute(self._judges[sql]).fetchall()
+
+    def _fill(self, name: str, rows: list[Row]) -> None:
+        if self._loaded.get(name) == rows:
+            return
+        columns = TABLES[without_prefix(name)][0]
+        values = [[row[place] for row in rows] for place in range(len(columns))]
+        arrays = [pa.array(column, pa.int32()) for column in values]
+        self._connection.register(name, pa.Table.from_arrays(arrays, names=list(columns)))
+        self._loaded[name] = rows
+
+
+def without_prefix(name: str) -> str:
+    """Return the table whose rows a table of a plan's query has."""
+    return next((name.removeprefix(p) for p in (NOW, CHANGED, EITHER, EMPTY) if name.startswith(p)), name)
 
 
 @dataclass
@@ -136,44 +173,78 @@ class Outcome:
         return Outcome(*(mine + theirs for mine, theirs in pairs))
 
 
-def check_step(world: ViewWorld, plan: ViewPlan, sql: str, changed: set[str], outcome: Outcome) -> None:
+@dataclass(frozen=True)
+class Answers:
+    """Rows of a view's query before and after a step, by the judge."""
+
+    was: list[Row]
+    wanted: list[Row]
+
+
+def check_step(
+    world: ViewWorld, plan: ViewPlan, engine: Engine, answers: Answers, changed: set[str], outcome: Outcome
+) -> None:
     """Compare the plan's touched values and refreshed rows with the query before and after. Raises Differs."""
-    connection = world.connection
     if not changed:
         return
     scope = _some_of(world.chance, plan, changed)
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE was AS {in_duckdb(sql, 'old_')}")
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE wanted AS {in_duckdb(sql)}")
-    names = list(plan.form.outputs)
-    if not scope:
+    engine.load(world.contents())
+    touched = None
+    with suppress(InvalidInput):  # as in a refresh: an engine that refuses these values recomputes all rows
+        touched = engine.touched(plan.touched_query(changed, scope)) if scope else None
+    if touched is None:
         outcome.full += 1
-        connection.execute(f"CREATE OR REPLACE TEMP TABLE fresh AS {render(plan.query(), 'duckdb')}")
-        _require_equal(connection, "fresh", "wanted", names, "all rows")
+        _require_equal(engine.rows(plan.query()), answers.wanted, plan, "all rows")
         return
     outcome.incremental += 1
-    text = render(plan.touched_query(changed, scope), "duckdb")
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE epochlog_touched AS {text}")
-    pairs = " AND ".join(f'k."{name}" IS NOT DISTINCT FROM r."{name}"' for name in scope)
-    for table in ("was", "wanted"):
-        connection.execute(
-            f"CREATE OR REPLACE TEMP TABLE {table}_rest AS SELECT * FROM {table} r "
-            f"WHERE NOT EXISTS (SELECT 1 FROM epochlog_touched k WHERE {pairs})"
-        )
-    _require_equal(connection, "was_rest", "wanted_rest", names, f"untouched rows by {scope}: {text}")
-    connection.execute(
-        "CREATE OR REPLACE TEMP TABLE wanted_part AS SELECT * FROM wanted r "
-        f"WHERE EXISTS (SELECT 1 FROM epochlog_touched k WHERE {pairs})"
-    )
-    text = render(plan.refresh_query(scope), "duckdb")
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE fresh AS {text}")
-    _require_equal(connection, "fresh", "wanted_part", names, f"refreshed rows by {scope}: {text}")
-    listed = ", ".join(f'"{name}"' for name in scope)
-    outcome.touched += _one(connection, "SELECT COUNT(*) FROM epochlog_touched")
-    outcome.needed += _one(
-        connection,
-        f"SELECT COUNT(*) FROM (SELECT DISTINCT {listed} FROM ((FROM was EXCEPT ALL FROM wanted) UNION ALL "
-        "(FROM wanted EXCEPT ALL FROM was)))",
-    )
+    places, groups = [plan.form.outputs.index(name) for name in scope], set(touched)
+
+    def parts(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+        rest: list[Row] = []
+        part: list[Row] = []
+        for row in rows:
+            (part if tuple(row[place] for place in places) in groups else rest).append(row)
+        return part, rest
+
+    (was_part, was_rest), (wanted_part, wanted_rest) = parts(answers.was), parts(answers.wanted)
+    _require_equal(was_rest, wanted_rest, plan, f"untouched rows by {scope}")
+    _require_equal(engine.rows(plan.refresh_query(scope)), wanted_part, plan, f"refreshed rows by {scope}")
+    outcome.touched += len(groups)
+    differing = (Counter(was_part) - Counter(wanted_part)) + (Counter(wanted_part) - Counter(was_part))
+    outcome.needed += len({tuple(row[place] for place in places) for row in differing})
+
+
+def play(
+    plan: ViewPlan, seed: object, steps: int, engine: Engine, judge: Judge, world: type[ViewWorld] = ViewWorld
+) -> Outcome:
+    """Check a plan over random changes; a difference names the seed and the query."""
+    outcome = Outcome()
+    tables = world(random.Random(f"world {seed}"), plan.tables)
+    was = judge(plan.sql, tables.now)
+    for _ in range(steps):
+        changed = tables.change()
+        wanted = judge(plan.sql, tables.now)
+        try:
+            check_step(tables, plan, engine, Answers(was, wanted), changed, outcome)
+        except Differs as error:
+            raise Differs(f"seed {seed}, key {plan.primary_key}: {error}\n{plan.sql}") from error
+        was = wanted
+    return outcome
+
+
+def random_plan(seed: int) -> ViewPlan:
+    """Return the plan of a random query with a random key."""
+    chance = random.Random(f"query {seed}")
+    query = Queries(chance).query(chance.choice([1, 1, 2]))
+    names = query.unique if query.unique and chance.random() < 0.7 else query.columns
+    return derive(query.sql, SCHEMAS, chance.sample(names, chance.randint(1, min(3, len(names)))))
+
+
+def plan_of_case(name: str) -> ViewPlan:
+    """Return the plan of a named case; its key is the scope, or the query's first column."""
+    sql, scope, _ = CASES[name]
+    first = normal_form(parse(sql), SCHEMAS).outputs[0]
+    return derive(sql, SCHEMAS, scope or [first])
 
 
 def _some_of(chance: random.Random, plan: ViewPlan, changed: set[str]) -> tuple[str, ...]:
@@ -185,16 +256,8 @@ def _some_of(chance: random.Random, plan: ViewPlan, changed: set[str]) -> tuple[
     return tuple(chance.sample(common, chance.randint(1, min(3, len(common)))))
 
 
-def _one(connection: duckdb.DuckDBPyConnection, sql: str) -> int:
-    row = connection.execute(sql).fetchone()
-    assert row is not None
-    return row[0]
-
-
-def _require_equal(
-    connection: duckdb.DuckDBPyConnection, actual: str, wanted: str, names: Sequence[str], what: str
-) -> None:
-    many = connection.execute(f"FROM {actual} EXCEPT ALL FROM {wanted}").fetchall()
-    few = connection.execute(f"FROM {wanted} EXCEPT ALL FROM {actual}").fetchall()
+def _require_equal(actual: list[Row], wanted: list[Row], plan: ViewPlan, what: str) -> None:
+    many, few = Counter(actual) - Counter(wanted), Counter(wanted) - Counter(actual)
     if many or few:
-        raise Differs(f"columns {names}: too many {many[:4]}, missing {few[:4]}; {what}")
+        some = [list(islice(rows.elements(), 4)) for rows in (many, few)]
+        raise Differs(f"columns {plan.form.outputs}: too many {some[0]}, missing {some[1]}; {what}")

@@ -12,81 +12,49 @@ import duckdb
 import pytest
 from sqlglot import exp
 
-from epochlog.views import derivation, opening, restriction, stability, syntax, touched
-from epochlog.views.derivation import ViewPlan, derive
+from epochlog.views import opening, restriction, stability, syntax, touched
+from epochlog.views.derivation import ViewPlan
 from view_cases import CASES
-from view_queries import Queries
-from view_world import SCHEMAS, Differs, Outcome, ViewWorld, check_step
+from view_world import Differs, DuckDBEngine, Outcome, ViewWorld, plan_of_case, play, random_plan
 
-QUERIES = int(os.environ.get("EPOCHLOG_VIEW_QUERIES", "0"))
+QUERIES = int(os.environ.get("EPOCHLOG_VIEW_QUERIES", "10000"))
 """Random queries of a campaign, from the seed EPOCHLOG_VIEW_SEED on."""
-FIRST = int(os.environ.get("EPOCHLOG_VIEW_SEED", "1000000"))
+FIRST = int(os.environ.get("EPOCHLOG_VIEW_SEED") or random.SystemRandom().randrange(10**9))
 
 
 @pytest.fixture(scope="module")
-def connection() -> Iterator[duckdb.DuckDBPyConnection]:
+def engine() -> Iterator[DuckDBEngine]:
     with duckdb.connect() as connection:
         connection.execute("SET threads = 1")
-        yield connection
-
-
-def play(
-    plan: ViewPlan, seed: object, steps: int, connection: duckdb.DuckDBPyConnection, world: type[ViewWorld] = ViewWorld
-) -> Outcome:
-    """Check a plan over random changes; a difference names the seed and the query."""
-    outcome = Outcome()
-    tables = world(random.Random(f"world {seed}"), connection, plan.tables)
-    for _ in range(steps):
-        changed = tables.change()
-        tables.load()
-        try:
-            check_step(tables, plan, plan.sql, changed, outcome)
-        except Differs as error:
-            raise Differs(f"seed {seed}, key {plan.primary_key}: {error}\n{plan.sql}") from error
-    return outcome
-
-
-def plan_of(name: str) -> ViewPlan:
-    """Return the plan of a named case; its key is the scope, or the query's first column."""
-    sql, scope, _ = CASES[name]
-    first = derivation.normal_form(derivation.parse(sql), SCHEMAS).outputs[0]
-    return derive(sql, SCHEMAS, scope or [first])
+        yield DuckDBEngine(connection)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_named_case_refreshes_to_its_query(name: str, connection: duckdb.DuckDBPyConnection) -> None:
+def test_a_named_case_refreshes_to_its_query(name: str, engine: DuckDBEngine) -> None:
     _, scope, full = CASES[name]
-    plan = plan_of(name)
+    plan = plan_of_case(name)
     assert plan.scope_of({"t"} & set(plan.tables)) == scope or "t" not in plan.tables, plan.explain()
     assert tuple(table for table in plan.tables if not plan.scope_of({table})) == full, plan.explain()
-    play(plan, name, 6, connection)
+    play(plan, name, 6, engine, engine.judge)
 
 
-def random_plan(seed: int) -> ViewPlan:
-    chance = random.Random(f"query {seed}")
-    query = Queries(chance).query(chance.choice([1, 1, 2]))
-    names = query.unique if query.unique and chance.random() < 0.7 else query.columns
-    return derive(query.sql, SCHEMAS, chance.sample(names, chance.randint(1, min(3, len(names)))))
-
-
-def play_random_queries(seeds: Sequence[int], connection: duckdb.DuckDBPyConnection) -> Outcome:
+def play_random_queries(seeds: Sequence[int], steps: int, engine: DuckDBEngine) -> Outcome:
     total = Outcome()
     for seed in seeds:
-        outcome = play(random_plan(seed), seed, 3, connection)
-        total = total.plus(outcome)
+        total = total.plus(play(random_plan(seed), seed, steps, engine, engine.judge))
     return total
 
 
-def test_random_queries_refresh_to_their_rows(connection: duckdb.DuckDBPyConnection) -> None:
-    outcome = play_random_queries(range(40), connection)
-    assert outcome.incremental > 20, outcome
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_random_queries_refresh_to_their_rows(first: int, engine: DuckDBEngine) -> None:
+    outcome = play_random_queries(range(first, first + 50), 2, engine)
+    assert outcome.incremental > 0.15 * outcome.full, outcome
 
 
-@pytest.mark.long
-def test_many_random_queries_refresh_to_their_rows(connection: duckdb.DuckDBPyConnection) -> None:
-    chance = random.SystemRandom()
-    first = FIRST if QUERIES else chance.randrange(10**9)
-    outcome = play_random_queries(range(first, first + (QUERIES or 150)), connection)
+@pytest.mark.campaign
+def test_ten_thousand_random_queries_refresh_to_their_rows(engine: DuckDBEngine) -> None:
+    outcome = play_random_queries(range(FIRST, FIRST + QUERIES), 3, engine)
     assert outcome.incremental > 0.15 * outcome.full, outcome
 
 
@@ -243,15 +211,13 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = {
 
 
 @pytest.mark.parametrize("error", PLANTED)
-def test_a_planted_error_is_found(
-    error: str, monkeypatch: pytest.MonkeyPatch, connection: duckdb.DuckDBPyConnection
-) -> None:
+def test_a_planted_error_is_found(error: str, monkeypatch: pytest.MonkeyPatch, engine: DuckDBEngine) -> None:
     plant, cases = PLANTED[error]
     plant(monkeypatch)
     for attempt in range(60):
         for name in cases:
             try:
-                play(plan_of(name), f"{name} {attempt}", 5, connection)
+                play(plan_of_case(name), f"{name} {attempt}", 5, engine, engine.judge)
             except Differs:
                 return
     raise AssertionError("no case shows the planted error")

@@ -1,0 +1,144 @@
+"""Plans of views on Spark: random queries and named cases, each step compared with the query's rows in DuckDB."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+import duckdb
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from sqlglot import exp
+
+from epochlog.errors import InvalidInput
+from epochlog.spark.view_engine import ViewSession
+from epochlog.views.derivation import NOW, TOUCHED, ViewPlan
+from epochlog.views.local_functions import require_local
+from view_cases import CASES
+from view_queries import TABLES
+from view_world import DuckDBEngine, Outcome, Row, Rows, plan_of_case, play, random_plan, without_prefix
+
+pytestmark = pytest.mark.spark
+
+QUERIES = int(os.environ.get("EPOCHLOG_VIEW_QUERIES", "500"))
+"""Random queries of a campaign, from the seed EPOCHLOG_VIEW_SEED on."""
+FIRST = int(os.environ.get("EPOCHLOG_VIEW_SEED") or random.SystemRandom().randrange(10**9))
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+}
+"""Settings for tables of a few rows, on which generating and compiling code takes most of the time."""
+
+
+class SparkEngine:
+    """Spark as the engine of plans: their queries run as the library runs them, over views of literal rows."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._owner = spark.newSession()
+        self._queries = ViewSession(self._owner)
+        for session in (self._owner, self._queries.session):
+            for name, value in SETTINGS.items():
+                session.conf.set(name, value)
+        self._frames: dict[str, DataFrame] = {}
+        self._loaded: dict[str, list[Row]] = {}
+
+    def load(self, contents: Mapping[str, list[Row]]) -> None:
+        for name, rows in contents.items():
+            if self._loaded.get(name) != rows:
+                self._frames[name] = self._queries.session.sql(literal_rows(without_prefix(name), rows))
+                self._loaded[name] = rows
+
+    def touched(self, query: exp.Expr) -> list[Row]:
+        with self._queries.named(self._frames) as run:
+            values = run(query).toArrow()
+        self._frames[TOUCHED] = self._queries.session.createDataFrame(values).hint("broadcast")
+        return list(zip(*(column.to_pylist() for column in values.columns), strict=True))
+
+    def rows(self, query: exp.Expr) -> list[Row]:
+        with self._queries.named(self._frames) as run:
+            return [tuple(row) for row in run(query).collect()]
+
+    def accepts(self, plan: ViewPlan) -> bool:
+        """Return True if a store would make a view of the query on Spark."""
+        self.load({NOW + name: [] for name in plan.tables})
+        try:
+            self.rows(plan.query())
+        except InvalidInput:
+            return False
+        return True
+
+    def judge(self, sql: str, tables: Mapping[str, Rows]) -> list[Row]:
+        """Return the rows of a query as it was written, without the derivation."""
+        for name, rows in tables.items():
+            self._owner.sql(literal_rows(name, list(rows.values()))).createOrReplaceTempView(name)
+        return [tuple(row) for row in self._owner.sql(sql).collect()]
+
+
+def literal_rows(table: str, rows: Sequence[Row]) -> str:
+    columns = TABLES[table][0]
+    listed = ", ".join(f"CAST({column} AS INT) AS {column}" for column in columns)
+    values = ", ".join(f"({', '.join('NULL' if value is None else str(value) for value in row)})" for row in rows)
+    empty = f"({', '.join('0' for _ in columns)})"
+    return f"SELECT {listed} FROM VALUES {values or empty} AS t({', '.join(columns)}){'' if rows else ' WHERE FALSE'}"
+
+
+REFUSED = (
+    "EXISTS in EXISTS",
+    "HAVING with a subquery and grouping sets",
+    "a subquery beside a correlated global aggregate",
+)
+"""Named cases that Spark cannot run."""
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[DuckDBEngine]:
+    with duckdb.connect() as connection:
+        connection.execute("SET threads = 1")
+        yield DuckDBEngine(connection)
+
+
+def play_on_spark(plan: ViewPlan, seed: object, steps: int, spark: SparkEngine, duck: DuckDBEngine) -> Outcome:
+    """Compare with DuckDB; with Spark's own answer where DuckDB can have another one."""
+    try:
+        require_local(plan.form.query, plan.form.occurrences, plan.schemas)
+    except InvalidInput:
+        return play(plan, seed, steps, spark, spark.judge)
+    return play(plan, seed, steps, spark, duck.judge)
+
+
+def play_random_queries(
+    first: int, queries: int, steps: int, spark: SparkSession, duck: DuckDBEngine
+) -> tuple[Outcome, int]:
+    """Play the next queries that Spark accepts; return the outcome and how many others it has refused."""
+    engine, total, played, seed = SparkEngine(spark), Outcome(), 0, first
+    while played < queries:
+        plan = random_plan(seed)
+        if engine.accepts(plan):
+            total = total.plus(play_on_spark(plan, seed, steps, engine, duck))
+            played += 1
+        seed += 1
+    return total, seed - first - queries
+
+
+@pytest.mark.slow
+def test_random_queries_refresh_to_their_rows(spark: SparkSession, judge: DuckDBEngine) -> None:
+    outcome, _ = play_random_queries(0, 10, 1, spark, judge)
+    assert outcome.incremental > 2, outcome
+
+
+@pytest.mark.campaign
+def test_many_random_queries_refresh_to_their_rows(spark: SparkSession, judge: DuckDBEngine) -> None:
+    outcome, refused = play_random_queries(FIRST, QUERIES, 2, spark, judge)
+    assert outcome.incremental > 0.15 * outcome.full and refused < QUERIES, (outcome, refused)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", CASES)
+def test_a_named_case_refreshes_to_its_query(name: str, spark: SparkSession, judge: DuckDBEngine) -> None:
+    engine, plan = SparkEngine(spark), plan_of_case(name)
+    if engine.accepts(plan):
+        play_on_spark(plan, name, 3, engine, judge)
+    else:
+        assert name in REFUSED
