@@ -16,6 +16,7 @@ from . import syntax
 
 ORDERED = (exp.RowNumber, exp.Ntile, exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
 """Window functions whose result depends on the order of rows that compare as equal."""
+_SETS = ("grouping_sets", "rollup", "cube")
 
 
 def break_ties(query: exp.Select, sources: Sequence[tuple[str, Sequence[str]]]) -> None:
@@ -25,8 +26,7 @@ def break_ties(query: exp.Select, sources: Sequence[tuple[str, Sequence[str]]]) 
         terms += [_ordered(exp.Literal.number(position + 1)) for position in range(len(query.expressions))]
     group = query.args.get("group")
     if group is not None:
-        keys = [part for part in group.expressions if not isinstance(part, exp.Rollup | exp.Cube | exp.GroupingSets)]
-        keys += [part for sets in group.find_all(exp.Rollup, exp.Cube) for part in sets.expressions]
+        keys = _keys_of_groups(group)
     elif any(syntax.has_aggregate(output) for output in query.expressions):
         keys = []
     else:
@@ -34,6 +34,24 @@ def break_ties(query: exp.Select, sources: Sequence[tuple[str, Sequence[str]]]) 
     for output in query.expressions:
         for window in [child for child in syntax.walk(output) if isinstance(child, exp.Window)]:
             _break_ties_of_window(window, keys)
+
+
+def _keys_of_groups(group: exp.Group) -> list[exp.Expr]:
+    """Return expressions that tell the groups apart: those of all grouping sets, and to which set a group belongs."""
+    keys: dict[str, exp.Expr] = {}
+    pending: list[exp.Expr] = [*group.expressions, *(part for kind in _SETS for part in group.args.get(kind) or [])]
+    several = False
+    while pending:
+        part = pending.pop(0)
+        if isinstance(part, exp.Rollup | exp.Cube | exp.GroupingSets | exp.Tuple):
+            several = several or not isinstance(part, exp.Tuple)
+            pending = [*part.expressions, *pending]
+        elif isinstance(part, exp.Paren):
+            pending.insert(0, part.this)
+        else:
+            keys.setdefault(part.sql(), part)
+    grouping = [exp.Grouping(expressions=[key.copy()]) for key in keys.values()] if several else []
+    return [*keys.values(), *grouping]
 
 
 def _break_ties_of_window(window: exp.Window, keys: Sequence[exp.Expr]) -> None:
