@@ -20,14 +20,12 @@ from epochlog.store.types.schema import TableSchema
 from .derivation import EMPTY, NOW, NotCovered, Query, ViewPlan, render
 from .local_functions import as_spark_computes, require_local
 from .restriction import TOUCHED
-from .table_reads import TableRead, choose_lookup, table_reads
-from .touched import CHANGED, EITHER
+from .table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_of, table_reads
+from .touched import CHANGED
 
 if TYPE_CHECKING:
     import duckdb
 
-LOOKUP_SHARE = 8
-"""A table is looked up by key if it has at least this number of rows for each key."""
 _OLD = pa.array(["delete", "update_preimage"])
 _log = logging.getLogger("epochlog")
 
@@ -117,16 +115,14 @@ class _Tables:
         tables = dict(known or {})
         pending = table_reads(query)
         while pending:
-            name, lookup = self._next(pending, tables)
-            tables[name] = self._load(pending.pop(name), lookup)
+            name, keys = self._next(pending, tables)
+            tables[name] = self._load(pending.pop(name), keys)
         for name, rows in tables.items():
             self._connection.register(name, rows)
         return _run(self._connection, query)
 
-    def _next(
-        self, pending: Mapping[str, TableRead], known: Mapping[str, pa.Table]
-    ) -> tuple[str, tuple[tuple[str, ...], pa.Table] | None]:
-        """Return the table to load next: a small one, then one whose keys are known, then any."""
+    def _next(self, pending: Mapping[str, TableRead], known: Mapping[str, pa.Table]) -> tuple[str, pa.Table | None]:
+        """Return the table to load next: a small one, then one whose keys are known, then any; and its keys."""
         for name in pending:
             if name.startswith((CHANGED, EMPTY)):
                 return name, None
@@ -135,22 +131,20 @@ class _Tables:
             if chosen is not None:
                 lookup, key = chosen
                 values = known[lookup.source].select([lookup.columns[column] for column in key]).rename_columns(key)
-                return name, (key, values.group_by(list(key)).aggregate([]))
+                values = looked_up(values, self._schema(name).schema)
+                if values is not None:
+                    return name, values
         return next(iter(pending)), None
 
-    def _load(self, read: TableRead, lookup: tuple[tuple[str, ...], pa.Table] | None) -> pa.Table:
-        table, schema = self._table(read.name), self._schema(read.name)
+    def _load(self, read: TableRead, keys: pa.Table | None) -> pa.Table:
+        table, schema = table_of(read.name), self._schema(read.name)
         columns = [name for name in schema.schema.names if name in read.columns] or [schema.primary_key[0]]
         if read.name.startswith(EMPTY):
             return _plain(schema.schema.empty_table().select(columns))
         if read.name.startswith(CHANGED):
             return self._changes(table, columns).drop_columns([CHANGE_TYPE])
-        among = None
-        if (
-            lookup is not None
-            and lookup[1].num_rows <= self._ctx._plan.upstream(table).current.rows_at_most // LOOKUP_SHARE
-        ):
-            among = lookup[1].cast(pa.schema([schema.schema.field(column) for column in lookup[0]]).remove_metadata())
+        at_most = self._ctx._plan.upstream(table).current.rows_at_most
+        among = keys if keys is not None and keys.num_rows <= at_most // LOOKUP_SHARE else None
         rows = _plain(self._ctx.table(table, columns=columns, among=among))
         if read.name.startswith(NOW) or not self._ctx._plan.upstream(table).changes.rows:
             return rows
@@ -162,11 +156,8 @@ class _Tables:
         changes = self._ctx.changes(table, pre_images=True, columns=columns)
         return _plain(changes.select([*columns, CHANGE_TYPE]))
 
-    def _table(self, name: str) -> str:
-        return next(name.removeprefix(prefix) for prefix in (CHANGED, EITHER, EMPTY, NOW) if name.startswith(prefix))
-
     def _schema(self, name: str) -> TableSchema:
-        return self._plan.schemas[self._table(name)]
+        return self._plan.schemas[table_of(name)]
 
 
 def _conformed(ctx: LocalRefreshContext, output: str, rows: pa.Table) -> pa.Table:

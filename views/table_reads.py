@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from sqlglot import exp
 
 from . import syntax
+from .derivation import EMPTY, NOW
 from .restriction import TOUCHED
+from .touched import CHANGED, EITHER
+
+LOOKUP_SHARE = 8
+"""A table is looked up by key if it has at least this number of rows for each key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +143,26 @@ def choose_lookup(
         if prefix and lookup.source in known and (best is None or len(prefix) > len(best[1])):
             best = (lookup, tuple(prefix))
     return best
+
+
+def looked_up(values: pa.Table, schema: pa.Schema) -> pa.Table | None:
+    """Return the distinct values with the types of the columns of their names, without integers that these cannot have;
+    None if equality of the two types is more than equality of stored values.
+    """
+    columns: list[pa.ChunkedArray] = []
+    possible = pa.chunked_array([pa.repeat(True, values.num_rows)])
+    for name, column in zip(values.column_names, values.columns, strict=True):
+        kind = schema.field(name).type
+        if column.type != kind:
+            if not (pa.types.is_signed_integer(column.type) and pa.types.is_signed_integer(kind)):
+                return None
+            narrowed = column.cast(kind, safe=False)
+            same = pc.equal(narrowed.cast(column.type, safe=False), column)
+            column, possible = narrowed, pc.and_(possible, pc.fill_null(same, True))
+        columns.append(column)
+    return pa.table(columns, names=values.column_names).filter(possible).group_by(values.column_names).aggregate([])
+
+
+def table_of(name: str) -> str:
+    """Return the store's table of a table in a query of a plan."""
+    return next(name.removeprefix(prefix) for prefix in (CHANGED, EITHER, EMPTY, NOW) if name.startswith(prefix))

@@ -9,9 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import epochlog as el
+from epochlog.spark.refresh_context import SparkRefreshContext
+from view_lookups import VIEWS as LARGE_VIEWS
+from view_lookups import LargeShop
 from view_shop import ORDERS, VIEWS, Shop
 from wait_until import wait_until
 
@@ -33,6 +36,34 @@ def test_views_equal_their_queries_after_every_step(shop: Shop, spark: SparkSess
         shop.change()
         shop.step(engine)
         shop.check()
+
+
+@pytest.mark.long
+def test_views_of_large_tables_look_rows_up(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    shop = LargeShop(tmp_path / "lake", seed)
+    codes = "SELECT o.id, MAX(c.id) AS customer FROM orders o JOIN customers c ON o.code = c.code GROUP BY o.id"
+    for name, (sql, key) in {**LARGE_VIEWS, "of_codes": (codes, ["id"])}.items():
+        shop.store.create_view(name, sql, key, spark=spark)
+    by_values: list[str] = []
+    table_of = SparkRefreshContext.table
+
+    def counted(self: SparkRefreshContext, name: str, **options: Any) -> DataFrame:
+        if options.get("among") is not None:
+            by_values.append(name)
+        return table_of(self, name, **options)
+
+    monkeypatch.setattr(SparkRefreshContext, "table", counted)
+    shop.play(3, lambda view: view.step(spark))
+    assert {"orders", "customers"} <= set(by_values)
+    shop.store.view("of_codes").step(spark)
+    rows = shop.store.table("of_codes").to_arrow()
+    numbers = [row for row in shop.store.table("customers").to_arrow().to_pylist() if row["code"] in ("7", "007")]
+    assert set(rows["customer"].to_pylist()) == {max(row["id"] for row in numbers)}
+    shop.store.close()
 
 
 def test_the_active_session_stays_the_users(shop: Shop, spark: SparkSession) -> None:
