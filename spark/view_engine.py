@@ -20,17 +20,15 @@ import pyarrow as pa
 
 from epochlog.checkpoint.job.row_groups import PRUNED_BY, several_rows
 from epochlog.errors import InvalidInput
-from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.types.schema import TableSchema
-from epochlog.views.derivation import EMPTY, NOW, NotCovered, Query, ViewPlan, render
+from epochlog.views.derivation import NOW, NotCovered, Query, ViewPlan, render
 from epochlog.views.restriction import TOUCHED
-from epochlog.views.table_reads import LOOKUP_SHARE, TableRead, looked_up, table_of, table_reads
-from epochlog.views.touched import CHANGED
 
 from .errors import find_epochlog_error
 from .job import is_session_lost
 from .refresh_context import SparkRefreshContext
 from .types import arrow_schema, spark_schema
+from .view_tables import ViewTables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,21 +74,23 @@ def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
     if not initial and not changed:
         return
     scope = plan.scope_of(changed) if changed else ()
-    tables = _Tables(ctx, queries, plan, changed)
-    touched = _touched(tables, plan, changed, scope) if scope else None
+    tables = ViewTables(ctx, plan)
+    touched = _touched(tables, queries, plan, changed, scope) if scope else None
     table = ctx._plan.output(output).table.schema
     target = spark_schema(output, table.schema, table.primary_key)
     if touched is None:
-        with tables.planned(plan.query()) as frame:
-            ctx.recompute(output, by=[], from_=_cast(frame, target))
+        query = plan.query()
+        with queries.named(tables.frames(query)) as run:
+            ctx.recompute(output, by=[], from_=_cast(run(query), target))
         return
     if not touched.num_rows:
         return
     groups = queries.session.createDataFrame(touched)
     if touched.num_rows <= PRUNED_BY:
         groups = groups.hint("broadcast")
-    with tables.planned(plan.refresh_query(scope), touched, groups) as frame:
-        rows = _cast(frame, target)
+    query = plan.refresh_query(scope)
+    with queries.named({**tables.frames(query, {TOUCHED: touched}), TOUCHED: groups}) as run:
+        rows = _cast(run(query), target)
         if not set(scope) <= set(table.primary_key):
             _require_own_keys(ctx, table, rows, scope, groups)
         ctx.recompute(output, by=list(scope), from_=rows, touched=touched)
@@ -132,7 +132,9 @@ def _require_own_keys(
         raise several_rows(table.name, {name: kept[0][name] for name in key})
 
 
-def _touched(tables: _Tables, plan: ViewPlan, changed: Sequence[str], scope: Sequence[str]) -> pa.Table | None:
+def _touched(
+    tables: ViewTables, queries: ViewSession, plan: ViewPlan, changed: Sequence[str], scope: Sequence[str]
+) -> pa.Table | None:
     """Return the touched values of the scope; None if they cannot be computed in this step.
 
     That is so if no condition connects them with the changed rows, or if an expression that is evaluated for more rows
@@ -143,78 +145,14 @@ def _touched(tables: _Tables, plan: ViewPlan, changed: Sequence[str], scope: Seq
     except NotCovered:
         return None
     try:
-        with tables.planned(query) as frame:
-            return frame.toArrow()
+        with queries.named(tables.frames(query)) as run:
+            return run(query).toArrow()
     except Exception as error:
         typed_error = find_epochlog_error(error)
-        if is_session_lost(tables.session) or not isinstance(typed_error, InvalidInput | None):
+        if is_session_lost(queries.session) or not isinstance(typed_error, InvalidInput | None):
             raise
         _log.warning("view %r: the touched values cannot be computed, so all rows are: %s", tables.view, error)
         return None
-
-
-class _Tables:
-    """Tables of a refresh at its barrier. A query gets those that it names, with the columns that it reads, and of a
-    table that it looks up by touched values or by values of changed rows, the rows with these values alone.
-    """
-
-    def __init__(self, ctx: SparkRefreshContext, queries: ViewSession, plan: ViewPlan, changed: Sequence[str]) -> None:
-        self._ctx = ctx
-        self._queries = queries
-        self._plan = plan
-        self._changed = changed
-        self.session = queries.session
-        self.view = ctx._plan.job.name
-
-    @contextmanager
-    def planned(
-        self, query: Query, touched: pa.Table | None = None, groups: DataFrame | None = None
-    ) -> Iterator[DataFrame]:
-        """Yield the frame of a query of the plan. touched, groups: the touched values, as rows and as a frame."""
-        frames = {name: self._load(read, touched) for name, read in table_reads(query).items()}
-        if groups is not None:
-            frames[TOUCHED] = groups
-        with self._queries.named(frames) as run:
-            yield run(query)
-
-    def _load(self, read: TableRead, touched: pa.Table | None) -> DataFrame:
-        table = table_of(read.name)
-        schema = self._plan.schemas[table]
-        columns = [name for name in schema.schema.names if name in read.columns] or [schema.primary_key[0]]
-        if read.name.startswith(EMPTY):
-            return self._queries.empty(schema).select(*columns)
-        if read.name.startswith(CHANGED):
-            return self._changes(table, columns).drop(CHANGE_TYPE)
-        rows = self._ctx.table(table, columns=columns, among=self._among(read, touched))
-        if read.name.startswith(NOW) or table not in self._changed:
-            return rows
-        changes = self._changes(table, columns)
-        old = changes.where(changes[CHANGE_TYPE].isin("delete", "update_preimage"))
-        return rows.unionByName(old.drop(CHANGE_TYPE))
-
-    def _among(self, read: TableRead, touched: pa.Table | None) -> pa.Table | None:
-        """Return the values by which the rows of a read are looked up; None if all rows are read."""
-        table = table_of(read.name)
-        schema, at_most = self._plan.schemas[table].schema, self._ctx._plan.upstream(table).current.rows_at_most
-        for lookup in read.lookups:
-            sources = list(lookup.columns.values())
-            if lookup.source == TOUCHED and touched is not None:
-                values = touched.select(sources)
-            elif lookup.source.startswith(CHANGED):
-                few = self._ctx._local_table(self._ctx.touched(table_of(lookup.source), list(dict.fromkeys(sources))))
-                if few is None:
-                    continue
-                values = few.select(sources)
-            else:
-                continue
-            values = looked_up(values.rename_columns(list(lookup.columns)), schema)
-            if values is not None and values.num_rows <= min(PRUNED_BY, at_most // LOOKUP_SHARE):
-                return values
-        return None
-
-    def _changes(self, table: str, columns: Sequence[str]) -> DataFrame:
-        changes = self._ctx.changes(table, pre_images=True, columns=columns)
-        return changes.select(*columns, CHANGE_TYPE)
 
 
 def _cast(rows: DataFrame, target: StructType) -> DataFrame:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.errors import InvalidInput
+from epochlog.store.env.files import Files
 from epochlog.store.scan.pruning import conjunction
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
@@ -133,14 +134,15 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
             return plan.read(self._files, options)
         names, groups = plan.schema(options.columns).names, as_groups(plan.table, among)
         if options.filter is None and set(groups.column_names) == set(plan.table.primary_key):
-            return self._by_key(plan, names, groups)
+            return read_by_key(self._files, plan, names, groups)
         wanted = [*names, *(name for name in groups.column_names if name not in names)]
         rows = plan.read(self._files, ReadOptions(wanted, conjunction(options.filter, pruning(groups))))
         return rows.filter(pa.array(belonging(rows, groups))).select(names)
 
-    def _by_key(self, plan: ScanPlan, columns: Sequence[str], groups: pa.Table) -> pa.Table:
-        """Return the rows whose primary keys are the groups, in key order. Drop null groups: no key is null."""
-        keys = plan.table.conform_keys(groups.drop_null())
-        _, rows = plan.find(self._files, plan.codec.encode(keys), columns or plan.table.primary_key[:1])
-        table = rows.data.select(list(columns))
-        return table.cast(plan.schema(columns)) if columns else table  # a cast of no columns loses the number of rows
+
+def read_by_key(files: Files, plan: ScanPlan, columns: Sequence[str], groups: pa.Table) -> pa.Table:
+    """Return the rows whose primary keys are the groups, in key order. Drop null groups: no key is null."""
+    keys = plan.table.conform_keys(groups.drop_null())
+    _, rows = plan.find(files, plan.codec.encode(keys), columns or plan.table.primary_key[:1])
+    table = rows.data.select(list(columns))
+    return table.cast(plan.schema(columns)) if columns else table  # a cast of no columns loses the number of rows

@@ -10,12 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 import epochlog as el
+from epochlog.spark import refresh_context, view_tables
+from epochlog.spark.partitions import ReadPartition
 from epochlog.spark.refresh_context import SparkRefreshContext
 from view_lookups import VIEWS as LARGE_VIEWS
 from view_lookups import LargeShop
-from view_shop import ORDERS, VIEWS, Shop
+from view_shop import CUSTOMERS, ORDERS, VIEWS, Shop
 from wait_until import wait_until
 
 pytestmark = pytest.mark.spark
@@ -56,7 +59,14 @@ def test_views_of_large_tables_look_rows_up(
             by_values.append(name)
         return table_of(self, name, **options)
 
+    read_by_key = view_tables.read_by_key
+
+    def counted_by_key(files: Any, plan: Any, *arguments: Any) -> pa.Table:
+        by_values.append(plan.table.name)
+        return read_by_key(files, plan, *arguments)
+
     monkeypatch.setattr(SparkRefreshContext, "table", counted)
+    monkeypatch.setattr(view_tables, "read_by_key", counted_by_key)
     shop.play(3, lambda view: view.step(spark))
     assert {"orders", "customers"} <= set(by_values)
     shop.store.view("of_codes").step(spark)
@@ -145,3 +155,44 @@ def stepped(view: el.View, spark: SparkSession) -> bool:
         return view.step(spark) is not None
     except el.InvalidInput:  # the barrier before the mend
         return False
+
+
+def test_tables_are_looked_up_by_key(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step reads the rows of the keys that changes touch, of whole keys on the driver and of prefixes by tasks."""
+    read: list[int] = []
+    original_frame, original_rows = refresh_context.read_frame, view_tables.read_by_key
+
+    def read_frame(session: SparkSession, partition: ReadPartition, schema: StructType) -> DataFrame:
+        read.append(sum(batch.num_rows for batch in partition.read()))
+        return original_frame(session, partition, schema)
+
+    def read_by_key(*arguments: Any) -> pa.Table:
+        rows = original_rows(*arguments)
+        read.append(rows.num_rows)
+        return rows
+
+    monkeypatch.setattr(refresh_context, "read_frame", read_frame)
+    monkeypatch.setattr(view_tables, "read_by_key", read_by_key)
+    lines = pa.schema([("order", pa.int64()), ("line", pa.int32()), ("cents", pa.int64())])
+    sql = """
+        SELECT o.id, c.region, SUM(l.cents) AS cents FROM orders o JOIN customers c ON c.id = o.customer
+        JOIN lines l ON l.order = o.id GROUP BY o.id, c.region
+    """
+    with el.open(tmp_path / "store", durability="os") as store:
+        count = 2_000
+        orders = store.create_table("orders", ORDERS, ["id"])
+        numbers = list(range(count))
+        orders.upsert(pa.table([numbers, [n % 500 for n in numbers], [1] * count, numbers], schema=ORDERS))
+        customers = store.create_table("customers", CUSTOMERS, ["id"])
+        customers.upsert(pa.table([numbers, ["eu"] * count], schema=CUSTOMERS))
+        store.create_table("lines", lines, ["order", "line"]).upsert(
+            pa.table([[n for n in numbers for _ in range(2)], [0, 1] * count, [10] * (2 * count)], schema=lines)
+        )
+        view = store.create_view("v", sql, ["id"])
+        store.checkpoint()
+        view.step()
+        orders.upsert(pa.table([[7], [1_000], [1], [10]], schema=ORDERS))
+        store.checkpoint()
+        assert view.step(spark)
+        assert view.check().ok and store.table("v").count() == count
+    assert 0 < sum(read) < 50, read

@@ -1,0 +1,142 @@
+"""Tables that the queries of a view's plan read, as DataFrames at the barrier of a refresh.
+
+The driver reads few changes itself, and rows by few primary keys. Their values are then known, so that other tables are
+looked up by them in turn. All other rows are read by Spark's tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.checkpoint.job.local_context import read_by_key
+from epochlog.checkpoint.job.row_groups import PRUNED_BY
+from epochlog.store.changelog.change_rows import CHANGE_TYPE
+from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.schema import TableSchema
+from epochlog.views.derivation import EMPTY, NOW, Query, ViewPlan
+from epochlog.views.table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_of, table_reads
+from epochlog.views.touched import CHANGED
+
+from .refresh_context import LOCAL_TOUCHED_ROWS, SparkRefreshContext
+from .types import arrow_schema, spark_schema, to_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_OLD = ("delete", "update_preimage")
+
+
+class ViewTables:
+    """Tables of a refresh on Spark. A query gets those that it names, with the columns that it reads, and of a table
+    that it looks up by known values, the rows with these values alone.
+    """
+
+    def __init__(self, ctx: SparkRefreshContext, plan: ViewPlan) -> None:
+        self._ctx = ctx
+        self._plan = plan
+        self.view = ctx._plan.job.name
+
+    def frames(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> dict[str, DataFrame]:
+        """Return the tables of a query by name. known: tables that are no upstreams, with the values of lookups."""
+        tables: dict[str, pa.Table] = dict(known or {})
+        frames: dict[str, DataFrame] = {}
+        pending = table_reads(query)
+        while pending:
+            name, values = self._next(pending, tables)
+            read = pending.pop(name)
+            rows = self._local(read, values)
+            if rows is None:
+                frames[name] = self._frame(read, values)
+            else:
+                tables[name] = rows
+                frames[name] = self._broadcast(name, rows)
+        return frames
+
+    def _next(self, pending: Mapping[str, TableRead], known: Mapping[str, pa.Table]) -> tuple[str, pa.Table | None]:
+        """Return the table to load next, with its values: a small one, one whose keys are known, other values, any."""
+        for name in pending:
+            if name.startswith((CHANGED, EMPTY)):
+                return name, None
+        for name, read in pending.items():
+            chosen = choose_lookup(read, self._schema(name).primary_key, known)
+            if chosen is not None:
+                lookup, key = chosen
+                values = self._values(known[lookup.source], {column: lookup.columns[column] for column in key}, name)
+                if values is not None:
+                    return name, values
+        for name, read in pending.items():
+            for lookup in read.lookups:
+                if lookup.source in known:
+                    values = self._values(known[lookup.source], lookup.columns, name)
+                    if values is not None:
+                        return name, values
+        return next(iter(pending)), None
+
+    def _values(self, source: pa.Table, columns: Mapping[str, str], name: str) -> pa.Table | None:
+        """Return the values of a lookup; None if they are too many for the table's rows, or of another kind."""
+        values = source.select(list(columns.values())).rename_columns(list(columns))
+        values = looked_up(values, self._schema(name).schema)
+        rows = self._ctx._plan.upstream(table_of(name)).current.rows_at_most
+        return values if values is not None and values.num_rows <= min(PRUNED_BY, rows // LOOKUP_SHARE) else None
+
+    def _local(self, read: TableRead, values: pa.Table | None) -> pa.Table | None:
+        """Return the rows that the driver reads; None if they may be too many."""
+        columns, table = self._columns(read), table_of(read.name)
+        if read.name.startswith(EMPTY):
+            return self._schema(read.name).schema.empty_table().select(columns)
+        if read.name.startswith(CHANGED):
+            changes = self._changes(table, columns)
+            return None if changes is None else changes.drop_columns([CHANGE_TYPE])
+        upstream = self._ctx._plan.upstream(table)
+        if values is None or set(values.column_names) != set(upstream.table.schema.primary_key):
+            return None
+        rows = read_by_key(self._ctx._files, upstream.current, columns, values)
+        if read.name.startswith(NOW) or not upstream.changes.rows:
+            return rows
+        old = self._old_rows(table, columns)
+        return None if old is None else pa.concat_tables([rows, old.cast(rows.schema)])
+
+    def _changes(self, table: str, columns: Sequence[str]) -> pa.Table | None:
+        """Return the changes with their types; None if they are too many for the driver."""
+        upstream = self._ctx._plan.upstream(table)
+        if upstream.changes.backfill or upstream.changes.rows > LOCAL_TOUCHED_ROWS:
+            return None
+        options = ReadOptions(columns, None, upstream.keys)
+        batches = upstream.changes.batches(self._ctx._files, "net", pre_images=True, options=options)
+        changes = pa.Table.from_batches(batches, schema=upstream.changes.schema(columns))
+        return changes.select([*columns, CHANGE_TYPE])
+
+    def _old_rows(self, table: str, columns: Sequence[str]) -> pa.Table | None:
+        changes = self._changes(table, columns)
+        if changes is None:
+            return None
+        return changes.filter(pc.is_in(changes.column(CHANGE_TYPE), pa.array(_OLD))).drop_columns([CHANGE_TYPE])
+
+    def _frame(self, read: TableRead, values: pa.Table | None) -> DataFrame:
+        columns, table = self._columns(read), table_of(read.name)
+        if read.name.startswith(CHANGED):
+            return self._ctx.changes(table, pre_images=True, columns=columns).select(*columns)
+        rows = self._ctx.table(table, columns=columns, among=values)
+        if read.name.startswith(NOW) or not self._ctx._plan.upstream(table).changes.rows:
+            return rows
+        old = self._old_rows(table, columns)
+        if old is not None:
+            return rows.unionByName(self._broadcast(read.name, old))
+        changes = self._ctx.changes(table, pre_images=True, columns=columns)
+        return rows.unionByName(changes.where(changes[CHANGE_TYPE].isin(*_OLD)).select(*columns))
+
+    def _broadcast(self, name: str, rows: pa.Table) -> DataFrame:
+        key = tuple(column for column in self._schema(name).primary_key if column in rows.column_names)
+        schema = spark_schema(name, rows.schema, key)
+        return self._ctx.spark.createDataFrame(to_spark(name, rows, arrow_schema(schema)), schema).hint("broadcast")
+
+    def _columns(self, read: TableRead) -> list[str]:
+        schema = self._schema(read.name)
+        return [name for name in schema.schema.names if name in read.columns] or [schema.primary_key[0]]
+
+    def _schema(self, name: str) -> TableSchema:
+        return self._plan.schemas[table_of(name)]
