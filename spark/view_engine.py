@@ -20,9 +20,12 @@ import pyarrow as pa
 
 from epochlog.checkpoint.job.row_groups import PRUNED_BY, several_rows
 from epochlog.errors import InvalidInput
+from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.derivation import NOW, NotCovered, Query, ViewPlan, render
+from epochlog.views.folding import FOLDED, IS_NEW, MOST_GROUPS, Fold, folded, groups_of_changes
 from epochlog.views.restriction import TOUCHED
+from epochlog.views.table_reads import table_reads
 
 from .errors import find_epochlog_error
 from .job import is_session_lost
@@ -73,6 +76,8 @@ def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
     changed = [] if initial else [name for name in plan.tables if ctx._plan.upstream(name).changes.rows]
     if not initial and not changed:
         return
+    if changed and plan.fold is not None and _fold(ctx, queries, output, plan.fold):
+        return
     scope = plan.scope_of(changed) if changed else ()
     tables = ViewTables(ctx, plan)
     touched = _touched(tables, queries, plan, changed, scope) if scope else None
@@ -94,6 +99,40 @@ def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
         if not set(scope) <= set(table.primary_key):
             _require_own_keys(ctx, table, rows, scope, groups)
         ctx.recompute(output, by=list(scope), from_=rows, touched=touched)
+
+
+def _fold(ctx: SparkRefreshContext, queries: ViewSession, output: str, fold: Fold) -> bool:
+    """Add the changes to the view's sums and counts (R9); return False if that does not give the view's rows."""
+    table = ctx._plan.output(output).table.schema
+    ((name, read),) = table_reads(fold.deltas).items()
+    columns = [column for column in ctx._plan.upstream(fold.table).table.schema.schema.names if column in read.columns]
+    changes = ctx.changes(fold.table, pre_images=True, columns=columns)
+    signed = changes.withColumn(IS_NEW, ~changes[CHANGE_TYPE].isin("delete", "update_preimage"))
+    try:
+        with queries.named({name: signed.select(*columns, IS_NEW)}) as run:
+            deltas = run(fold.deltas).limit(MOST_GROUPS + 1).toArrow()
+    except Exception as error:
+        if is_session_lost(queries.session) or not isinstance(find_epochlog_error(error), InvalidInput | None):
+            raise
+        return False  # The query itself may not fail: these expressions are evaluated of other values.
+    groups = groups_of_changes(fold, table.schema, deltas)
+    sums = None if groups is None else folded(fold, groups, deltas, _rows_before(ctx, output, groups))
+    if sums is None:
+        return False
+    if len(sums):
+        with queries.named({FOLDED: queries.session.createDataFrame(sums)}) as run:
+            ctx.upsert(output, _cast(run(fold.rows), spark_schema(output, table.schema, table.primary_key)))
+    return True
+
+
+def _rows_before(ctx: SparkRefreshContext, output: str, groups: pa.Table) -> pa.Table:
+    """Return the rows that the output had with these primary keys, read by the driver; all rows for no columns."""
+    plan = ctx._plan.output(output).previous
+    if not groups.column_names:
+        return plan.read(ctx._files)
+    keys = plan.table.conform_keys(groups.drop_null())
+    _, rows = plan.find(ctx._files, plan.codec.encode(keys), plan.table.schema.names)
+    return rows.data.select(plan.table.schema.names)
 
 
 @contextmanager

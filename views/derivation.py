@@ -16,6 +16,7 @@ from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
+from .folding import Fold, fold_of
 from .normal_form import NormalForm, normal_form
 from .opening import covered, holds, path_to
 from .parsing import parse
@@ -46,7 +47,10 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True)
 class ViewPlan:
-    """Plan of a view's refresh. full_reason: why each refresh recomputes all rows; None for an incremental view."""
+    """Plan of a view's refresh. full_reason: why each refresh recomputes all rows; None for an incremental view.
+
+    fold: the plan that adds changes to sums where it can; None for a query of another kind.
+    """
 
     sql: str
     primary_key: tuple[str, ...]
@@ -54,6 +58,7 @@ class ViewPlan:
     schemas: Mapping[str, TableSchema]
     occurrences: tuple[Occurrence, ...]
     full_reason: str | None
+    fold: Fold | None = None
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -108,6 +113,8 @@ class ViewPlan:
 
     def explain(self) -> str:
         """Describe what the refresh recomputes when each of the tables changes."""
+        if self.full_reason is not None and self.fold is not None:
+            return "incremental: changes are added to the sums and counts; if a sum becomes 0, all rows are recomputed"
         if self.full_reason is not None:
             return f"full: each refresh recomputes all rows, because {self.full_reason}"
         scope = self.scope
@@ -118,6 +125,8 @@ class ViewPlan:
                 lines.append(f"  {occurrence.table}: a change touches ({', '.join(own)})")
             else:
                 lines.append(f"  {occurrence.table}: a change recomputes all rows, because {occurrence.reason}")
+        if self.fold is not None:
+            lines.append("  changes are added to the sums and counts; if a sum becomes 0, the groups are recomputed")
         return "\n".join(lines)
 
     def _scope_of_occurrence(self, occurrence: Occurrence) -> tuple[str, ...]:
@@ -163,7 +172,8 @@ def derive(sql: str, tables: Mapping[str, TableSchema], primary_key: Sequence[st
                 f"the view cannot be incremental: a change of {lacking[0].table!r} recomputes all rows, because "
                 f"{lacking[0].reason}; create it with refresh='auto' or change the query"
             )
-    return ViewPlan(sql, plan.primary_key, form, plan.schemas, occurrences, reason)
+    fold = None if refresh == "full" else fold_of(form.query, form.occurrences, primary_key)
+    return ViewPlan(sql, plan.primary_key, form, plan.schemas, occurrences, reason, fold)
 
 
 def _occurrence(form: NormalForm, alias: str, table: str) -> Occurrence:

@@ -18,6 +18,7 @@ from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.types.schema import TableSchema
 
 from .derivation import EMPTY, NOW, NotCovered, Query, ViewPlan, render
+from .folding import FOLDED, IS_NEW, Fold, folded, groups_of_changes
 from .local_functions import as_spark_computes, require_local
 from .restriction import TOUCHED
 from .table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_of, table_reads
@@ -56,6 +57,8 @@ def refresh(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
     scope = plan.scope_of(changed) if changed else ()
     require_local(plan.form.query, plan.form.occurrences, plan.schemas)
     with _connected() as connection:
+        if changed and plan.fold is not None and _fold(ctx, connection, output, plan.fold):
+            return
         tables = _Tables(ctx, connection, plan)
         touched = _touched(tables, plan, changed, scope) if scope else None
         if touched is None:
@@ -64,6 +67,38 @@ def refresh(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
             rows = _conformed(ctx, output, tables.run(plan.refresh_query(scope), {TOUCHED: touched}))
             _require_own_keys(ctx, output, rows, scope, touched)
             ctx.recompute(output, by=list(scope), from_=rows, touched=touched)
+
+
+def _fold(ctx: LocalRefreshContext, connection: duckdb.DuckDBPyConnection, output: str, fold: Fold) -> bool:
+    """Add the changes to the view's sums and counts (R9); return False if that does not give the view's rows."""
+    schema = ctx._plan.output(output).table.schema.schema
+    ((name, read),) = table_reads(fold.deltas).items()
+    columns = [column for column in ctx._plan.upstream(fold.table).table.schema.schema.names if column in read.columns]
+    changes = ctx.changes(fold.table, pre_images=True, columns=columns)
+    is_new = pc.invert(pc.is_in(changes.column(CHANGE_TYPE), _OLD))
+    connection.register(name, _plain(changes.select(columns)).append_column(IS_NEW, is_new))
+    try:
+        deltas = _with_integers(_run(connection, fold.deltas))
+        groups = groups_of_changes(fold, schema, deltas)
+        if groups is None:
+            return False
+        before = ctx.output(output, among=groups) if fold.groups else ctx.output(output)
+        sums = folded(fold, groups, deltas, before)
+        if sums is None:
+            return False
+        connection.register(FOLDED, sums)
+        rows = _conformed(ctx, output, _run(connection, fold.rows))
+    except (InvalidInput, pa.ArrowInvalid):
+        return False  # The query itself may not fail: these expressions are evaluated of other values.
+    if len(rows):
+        by = list(fold.groups)
+        ctx.recompute(output, by=by, from_=rows, **({"touched": rows.select(by)} if by else {}))
+    return True
+
+
+def _with_integers(rows: pa.Table) -> pa.Table:
+    """Return the rows with integers in place of DuckDB's wider ones. Raises ArrowInvalid if a value is too large."""
+    return rows.cast(pa.schema([_as_in_spark(field) for field in rows.schema]))
 
 
 def _require_own_keys(
