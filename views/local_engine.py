@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -233,13 +235,22 @@ def _run(connection: duckdb.DuckDBPyConnection, query: Query) -> pa.Table:
 
 @contextmanager
 def _connected() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection that sees no file and no network, in UTC."""
+    """Yield a connection that sees no file, no network and no tables of other connections, in UTC."""
+    with _database(os.getpid()).cursor() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        yield connection
+
+
+@cache
+def _database(process: int) -> duckdb.DuckDBPyConnection:
+    """Return this process' database, which has no tables: making one takes longer than a small refresh.
+
+    process: a child of a fork has none of the threads of its parent's database.
+    """
     try:
         import duckdb
     except ModuleNotFoundError as error:
         raise DependencyMissing(
             "views without a Spark session need DuckDB, which is not installed: pip install 'epochlog[sql]'"
         ) from error
-    with duckdb.connect(config={"enable_external_access": False}) as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        yield connection
+    return duckdb.connect(config={"enable_external_access": False})

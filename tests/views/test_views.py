@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
 import epochlog as el
+from epochlog.views import local_engine
 from view_shop import CUSTOMERS, ORDERS, REVENUE, VIEWS, Shop
 from wait_until import wait_until
 
@@ -253,3 +255,16 @@ def test_rows_of_two_groups_with_one_key_are_refused(shop: Shop) -> None:
     view.rebuild()
     assert view.step()
     assert shop.store.table("largest").to_arrow()["k"].to_pylist() == [10, 30]
+
+
+def test_refreshes_share_one_database_and_see_no_tables_of_each_other() -> None:
+    with local_engine._connected() as left, local_engine._connected() as right:
+        left.register("t", pa.table({"k": [1]}))
+        right.register("t", pa.table({"k": [2]}))
+        assert [c.sql("FROM t").fetchall() for c in (left, right)] == [[(1,)], [(2,)]]
+        assert left.sql("SELECT current_setting('TimeZone')").fetchall() == [("UTC",)]
+        with pytest.raises(duckdb.PermissionException):
+            left.sql("FROM read_csv('/etc/passwd')")
+    with local_engine._connected() as later, pytest.raises(duckdb.CatalogException):
+        later.sql("FROM t")
+    assert local_engine._database.cache_info().currsize == 1
