@@ -24,6 +24,7 @@ from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.derivation import NOW, NotCovered, Query, ViewPlan, render
 from epochlog.views.folding import FOLDED, IS_NEW, MOST_GROUPS, Fold, folded, groups_of_changes
+from epochlog.views.refresh_choice import recomputes_all
 from epochlog.views.restriction import TOUCHED
 from epochlog.views.table_reads import table_reads
 
@@ -81,9 +82,12 @@ def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
     scope = plan.scope_of(changed) if changed else ()
     tables = ViewTables(ctx, plan)
     touched = _touched(tables, queries, plan, changed, scope) if scope else None
+    if touched is not None and plan.by_rows and recomputes_all(touched.num_rows, ctx.rows_of_output(output)):
+        touched = None
     table = ctx._plan.output(output).table.schema
     target = spark_schema(output, table.schema, table.primary_key)
     if touched is None:
+        ctx.operation = "refresh" if initial else "recompute"
         query = plan.query()
         with queries.named(tables.frames(query)) as run:
             ctx.recompute(output, by=[], from_=_cast(run(query), target))

@@ -20,6 +20,7 @@ from .folding import Fold, fold_of
 from .normal_form import NormalForm, normal_form
 from .opening import covered, holds, path_to
 from .parsing import parse
+from .refresh_choice import LEAST_ROWS, SHARE_PERCENT
 from .restriction import TOUCHED, restricted
 from .stability import has_grouping_sets, is_global, windows_of
 from .touched import CHANGED, EITHER, EMPTY, NotCovered, touched, with_tables
@@ -49,7 +50,8 @@ class Occurrence:
 class ViewPlan:
     """Plan of a view's refresh. full_reason: why each refresh recomputes all rows; None for an incremental view.
 
-    fold: the plan that adds changes to sums where it can; None for a query of another kind.
+    fold: the plan that adds changes to sums where it can; None for a query of another kind. by_rows: a step whose
+    changes touch most of the view's rows recomputes all of them.
     """
 
     sql: str
@@ -59,6 +61,7 @@ class ViewPlan:
     occurrences: tuple[Occurrence, ...]
     full_reason: str | None
     fold: Fold | None = None
+    by_rows: bool = False
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -127,6 +130,8 @@ class ViewPlan:
                 lines.append(f"  {occurrence.table}: a change recomputes all rows, because {occurrence.reason}")
         if self.fold is not None:
             lines.append("  changes are added to the sums and counts; if a sum becomes 0, the groups are recomputed")
+        if self.by_rows:
+            lines.append(f"  a step that touches {SHARE_PERCENT} % of {LEAST_ROWS:,} rows or more recomputes all rows")
         return "\n".join(lines)
 
     def _scope_of_occurrence(self, occurrence: Occurrence) -> tuple[str, ...]:
@@ -173,7 +178,16 @@ def derive(sql: str, tables: Mapping[str, TableSchema], primary_key: Sequence[st
                 f"{lacking[0].reason}; create it with refresh='auto' or change the query"
             )
     fold = None if refresh == "full" else fold_of(form.query, form.occurrences, primary_key)
-    return ViewPlan(sql, plan.primary_key, form, plan.schemas, occurrences, reason, fold)
+    return ViewPlan(
+        sql,
+        plan.primary_key,
+        form,
+        plan.schemas,
+        occurrences,
+        reason,
+        fold,
+        by_rows=refresh == "auto" and reason is None,
+    )
 
 
 def _occurrence(form: NormalForm, alias: str, table: str) -> Occurrence:

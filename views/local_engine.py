@@ -22,6 +22,7 @@ from epochlog.store.types.schema import TableSchema
 from .derivation import EMPTY, NOW, NotCovered, Query, ViewPlan, render
 from .folding import FOLDED, IS_NEW, Fold, folded, groups_of_changes
 from .local_functions import as_spark_computes, require_local
+from .refresh_choice import recomputes_all
 from .restriction import TOUCHED
 from .table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_of, table_reads
 from .touched import CHANGED
@@ -63,7 +64,10 @@ def refresh(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
             return
         tables = _Tables(ctx, connection, plan)
         touched = _touched(tables, plan, changed, scope) if scope else None
+        if touched is not None and plan.by_rows and recomputes_all(touched.num_rows, ctx.rows_of_output(output)):
+            touched = None
         if touched is None:
+            ctx.operation = "refresh" if initial else "recompute"
             ctx.recompute(output, by=[], from_=_conformed(ctx, output, tables.run(plan.query())))
         elif touched.num_rows:
             rows = _conformed(ctx, output, tables.run(plan.refresh_query(scope), {TOUCHED: touched}))

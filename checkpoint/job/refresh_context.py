@@ -45,6 +45,7 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         self._written: set[str] = set()  # outputs with a successful write
         self._finished: dict[str, list[Segment]] = {}
         self._ended = False
+        self.operation = "refresh"  # of the commit in the outputs' histories
 
     @property
     def barrier(self) -> Barrier:
@@ -94,6 +95,10 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         `among` is that of `table`.
         """
         return self._rows(self._plan.output(output).previous, ReadOptions(columns, filter), among)
+
+    def rows_of_output(self, output: str) -> int:
+        """Return an upper bound of the output's rows at prev, from the statistics of its files."""
+        return self._plan.output(output).previous.rows_at_most
 
     def _rows(self, plan: ScanPlan, options: ReadOptions, among: Groups | None) -> Rows:
         """Read the rows of a plan, of all groups or `among` these."""

@@ -151,14 +151,21 @@ class JobRunner(JobClaims):
         if runner is not None and runner.kind == "step":
             self.handle.runners.forget(runner.holder)
 
-    def commit(self, plan: RefreshPlan, outputs: Mapping[str, Sequence[Segment]], *, keep: bool = False) -> int:
+    def commit(
+        self,
+        plan: RefreshPlan,
+        outputs: Mapping[str, Sequence[Segment]],
+        *,
+        keep: bool = False,
+        operation: str = "refresh",
+    ) -> int:
         """Commit all outputs at the barrier and return the epoch. Outputs without segments get empty log entries.
 
         For a backfill chunk, record its segments and return 0. A refused commit deletes its files. keep: leave the
-        files, because the caller commits them again.
+        files, because the caller commits them again. operation: of the commit in the outputs' histories.
         """
         edits = [
-            TableEdit(output.table.id, name, tuple(outputs.get(name, ())), operation="refresh")
+            TableEdit(output.table.id, name, tuple(outputs.get(name, ())), operation=operation)
             for name, output in plan.outputs.items()
         ]
         try:
@@ -313,7 +320,8 @@ class JobRunner(JobClaims):
         """Refresh and commit."""
         context = adapter.context(plan)
         try:
-            return self.commit(plan, self.run_refresh(plan, context, refresh, adapter))
+            segments = self.run_refresh(plan, context, refresh, adapter)
+            return self.commit(plan, segments, operation=context.operation)
         finally:
             context._end()
 

@@ -18,7 +18,7 @@ from epochlog.spark.partitions import ReadPartition
 from epochlog.spark.refresh_context import SparkRefreshContext
 from view_lookups import VIEWS as LARGE_VIEWS
 from view_lookups import LargeShop
-from view_shop import CUSTOMERS, ORDERS, VIEWS, Shop
+from view_shop import CUSTOMERS, ORDERS, VIEWS, Shop, change_orders, many_orders
 from wait_until import wait_until
 
 pytestmark = pytest.mark.spark
@@ -196,3 +196,12 @@ def test_tables_are_looked_up_by_key(tmp_path: Path, spark: SparkSession, monkey
         assert view.step(spark)
         assert view.check().ok and store.table("v").count() == count
     assert 0 < sum(read) < 50, read
+
+
+def test_a_change_of_most_rows_recomputes_all(tmp_path: Path, spark: SparkSession) -> None:
+    with el.open(tmp_path / "store", durability="os") as store:
+        views, orders = many_orders(store)
+        change_orders(store, orders, 0.6)
+        assert views["auto"].step(spark)
+        assert store.table("auto").history()["operation"].to_pylist()[0] == "recompute"
+        assert views["auto"].check().ok

@@ -10,6 +10,7 @@ import sqlglot
 from pyspark.sql import SparkSession
 
 import epochlog as el
+from epochlog.views.refresh_choice import LEAST_ROWS
 
 ORDERS = pa.schema([("id", pa.int64()), ("customer", pa.int64()), ("day", pa.int32()), ("cents", pa.int64())])
 CUSTOMERS = pa.schema([("id", pa.int64()), ("region", pa.string())])
@@ -82,3 +83,24 @@ class Shop:
                 for left, right in ((name, "wanted"), ("wanted", name)):
                     query = f"SELECT {columns} FROM {left} EXCEPT ALL SELECT {columns} FROM {right}"
                     assert database.sql(query).fetchall() == [], (name, left)
+
+
+def many_orders(store: el.Store) -> tuple[dict[str, el.View], el.Table]:
+    """Make a table of enough orders for a choice by rows, and a view of each kind of refresh, and step them."""
+    orders = store.create_table("orders", ORDERS, ["id"])
+    ids = list(range(LEAST_ROWS))
+    orders.upsert(pa.table([ids, ids, ids, ids], schema=ORDERS))
+    sql = "SELECT id, day, cents * 2 AS cents FROM orders"
+    views = {kind: store.create_view(kind, sql, ["id"], refresh=kind) for kind in ("auto", "incremental", "full")}
+    store.checkpoint()
+    for view in views.values():
+        view.step()
+    return views, orders
+
+
+def change_orders(store: el.Store, orders: el.Table, share: float) -> None:
+    """Change a share of the orders of `many_orders`."""
+    ids = list(range(round(LEAST_ROWS * share)))
+    cents = [number + round(share * 100) for number in ids]
+    orders.upsert(pa.table([ids, ids, ids, cents], schema=ORDERS))
+    store.checkpoint()

@@ -16,7 +16,8 @@ import pytest
 
 import epochlog as el
 from epochlog.views import local_engine
-from view_shop import CUSTOMERS, ORDERS, REVENUE, VIEWS, Shop
+from epochlog.views.refresh_choice import recomputes_all
+from view_shop import CUSTOMERS, ORDERS, REVENUE, VIEWS, Shop, change_orders, many_orders
 from wait_until import wait_until
 
 
@@ -268,3 +269,31 @@ def test_refreshes_share_one_database_and_see_no_tables_of_each_other() -> None:
     with local_engine._connected() as later, pytest.raises(duckdb.CatalogException):
         later.sql("FROM t")
     assert local_engine._database.cache_info().currsize == 1
+
+
+@pytest.mark.parametrize("touched, rows, expected", [
+    (5_000, 10_000, True), (4_999, 10_000, False), (9_999, 9_999, False), (0, 0, False), (30_000, 20_000, True),
+])  # fmt: skip
+def test_the_choice_of_a_refresh_is_by_rows(touched: int, rows: int, expected: bool) -> None:
+    assert recomputes_all(touched, rows) == expected
+
+
+def test_a_change_of_most_rows_recomputes_all(tmp_path: Path) -> None:
+    with el.open(tmp_path / "store", durability="os") as store:
+        views, orders = many_orders(store)
+        operations = {}
+        for share in (0.6, 0.1):
+            change_orders(store, orders, share)
+            for name, view in views.items():
+                assert view.step() and view.check().ok
+                operations[name, share] = store.table(name).history()["operation"].to_pylist()[0]
+        assert operations == {
+            ("auto", 0.6): "recompute",
+            ("auto", 0.1): "refresh",
+            ("incremental", 0.6): "refresh",
+            ("incremental", 0.1): "refresh",
+            ("full", 0.6): "recompute",
+            ("full", 0.1): "recompute",
+        }
+        assert "recomputes all rows" in views["auto"].explain()
+        assert "recomputes all rows" not in views["incremental"].explain()
