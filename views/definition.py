@@ -121,9 +121,20 @@ def require_same_columns(name: str, current: TableSchema, wanted: TableSchema) -
     if current.schema.equals(wanted.schema):
         return
     raise SchemaMismatch(
-        f"view {name!r} has the columns {_columns(current)}, and its new query {_columns(wanted)}: a replaced view "
-        "keeps its columns and their types. Cast or rename them in the query, or drop the view and create it again"
+        f"view {name!r} has the columns {_columns(current)}, and its new query {_differences(current, wanted)}: a "
+        "replaced view keeps its columns, their order and their types. List, cast or rename them in the query (a * "
+        "stands for all columns of its table), create a view of another name, or drop the view, after those that read "
+        "it, and create it again"
     )
+
+
+def _differences(current: TableSchema, wanted: TableSchema) -> str:
+    """Describe the columns of a query that a view does not have so."""
+    old, new = ({field.name: field.type for field in table.schema} for table in (current, wanted))
+    parts = [f"adds {name} {kind}" for name, kind in new.items() if name not in old]
+    parts += [f"lacks {name}" for name in old if name not in new]
+    parts += [f"has {name} {new[name]}" for name, kind in old.items() if name in new and new[name] != kind]
+    return ", ".join(parts) or f"has them in another order: {', '.join(new)}"
 
 
 def _columns(table: TableSchema) -> str:

@@ -198,6 +198,26 @@ def test_a_replacement_that_does_not_fit_changes_no_view(shop: Shop) -> None:
         shop.store.replace_views({})
 
 
+@pytest.mark.parametrize("columns, difference", [
+    ("id, region, 1 AS extra", "adds extra int"),
+    ("id", "lacks region"),
+    ("id, LENGTH(region) AS region", "has region int32"),
+    ("region, id", "in another order: region, id"),
+])  # fmt: skip
+def test_a_query_with_other_columns_is_told_apart(shop: Shop, columns: str, difference: str) -> None:
+    """Views that read `*` of the view keep its columns: it cannot gain any."""
+    shop.store.create_view("first", "SELECT * FROM customers", ["id"])
+    shop.store.create_view("second", "SELECT * FROM first", ["id"])
+    with pytest.raises(el.SchemaMismatch, match=difference) as error:
+        shop.store.replace_views({"first": f"SELECT {columns} FROM customers", "second": "SELECT * FROM first"})
+    assert all(step in str(error.value) for step in ("cast", "another name", "drop the view"))
+    with pytest.raises(el.TableInUse, match="second"):
+        shop.store.drop_view("first")
+    shop.store.drop_view("second")
+    shop.store.drop_view("first")
+    shop.store.create_view("first", f"SELECT {columns} FROM customers", ["id"])
+
+
 WORKER = """
 import sys, epochlog as el
 with el.open(sys.argv[1], durability="os") as store:
