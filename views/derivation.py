@@ -16,6 +16,7 @@ from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
+from .changed_keys import changed_keys
 from .folding import Fold, fold_of
 from .normal_form import NormalForm, normal_form
 from .opening import covered, holds, path_to
@@ -88,9 +89,7 @@ class ViewPlan:
         It reads tables CHANGED, EITHER and EMPTY. Raises NotCovered.
         """
         parts: list[exp.Expr] = [
-            touched(self.form.query, path_to(self.form.query, occurrence.alias), scope, self.form.occurrences)
-            for occurrence in self.occurrences
-            if occurrence.table in changed
+            self._touched_by(occurrence.alias, scope) for occurrence in self.occurrences if occurrence.table in changed
         ]
         parts.append(with_tables(self.form.query, self.form.occurrences, EMPTY))  # no rows, but the types
         queries = []
@@ -104,6 +103,11 @@ class ViewPlan:
         for query in queries[1:]:
             union = exp.Union(this=union, expression=query, distinct=True)
         return union
+
+    def _touched_by(self, alias: str, scope: Sequence[str]) -> exp.Query:
+        query, tables = self.form.query, self.form.occurrences
+        path = path_to(query, alias)
+        return changed_keys(query, path, scope, tables, self.schemas) or touched(query, path, scope, tables)
 
     def query(self) -> exp.Expr:
         """Return the view's query over the tables NOW."""
