@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from epochlog.errors import InvalidInput
 from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, consumer_key, log_key, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.changelog.change_rows import CHANGE_FIELDS
+from epochlog.store.changelog.change_rows import CHANGE_FIELDS, CHANGE_TYPE
 from epochlog.store.changelog.consumer import Consumer
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.changelog.log_plan import LogPlan, plan_backfill, plan_changes
@@ -163,6 +164,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return plan_changes(view, table, after, max(after, until))
 
         plan = self._handle().catalog.read(make_plan)
+        if CHANGE_TYPE not in self._schema.names:
+            _refuse_deletes(plan)
         pre_images = self._read.pre_images
         partition = ReadPartition(
             self._handle().files, plan, self._schema, ReadOptions(self._columns, self._keys), pre_images=pre_images
@@ -246,6 +249,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._handle(), name, tables, too_old=too_old, states=read.pre_images
             )
         return self._claimed_consumer
+
+
+def _refuse_deletes(plan: LogPlan) -> None:
+    """Raise InvalidInput for changes with deletes, which look like rows with nulls without their change type."""
+    deletes = sum(segment.deletes for group in plan.groups for segment in group.segments)
+    if deletes:
+        raise InvalidInput(
+            f"table {plan.table.name}: the next changes of the stream have deletes ({deletes:,}), and the stream does "
+            f"not read {CHANGE_TYPE}, which tells them from upserts: select it too, as in "
+            f"spark.readStream.table(…).select('*', '{CHANGE_TYPE}'), and start with a new checkpoint"
+        )
 
 
 def _log_epochs(view: ReadTxn, table: TableDef, after: int) -> Iterator[LogEpoch]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from epochlog.batch.named_snapshots import held_snapshots
@@ -12,6 +13,7 @@ from epochlog.errors import InvalidInput, NotWritable, TableNotFound
 from epochlog.store.commit.table_ddl import drop_table
 from epochlog.store.metadata.definitions import Counters
 
+from .changes import TableChanges
 from .ddl import create_from_sql
 from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer
 from .query_epochs import CatalogTables, LoadedTable, QueryEpochs
@@ -99,6 +101,20 @@ class StoreCatalog(Proxy):
             raise self._no_such_table(identifier) from None
 
     @answer
+    def loadChangelog(self, identifier: Any, context: Any, options: Any) -> TableChanges:
+        """Load the changes of a table; without an end, those up to the epoch at which the query reads the table."""
+        namespace, name = list(identifier.namespace()), identifier.name()
+        if namespace:
+            raise InvalidInput(
+                f"{namespace[0]} is a held snapshot, one moment: read the changes of {self._name}.{name}"
+            )
+        try:
+            loaded = self._load(namespace, name, None)
+        except TableNotFound:
+            raise self._no_such_table(identifier) from None
+        return TableChanges(self.jvm, self._tables.handle, f"{self._name}.{name}", loaded, context)
+
+    @answer
     def createTable(self, identifier: Any, info: Any) -> CatalogTable:
         """Create a root table. info: Java's TableInfo."""
         namespace, name = list(identifier.namespace()), identifier.name()
@@ -148,7 +164,7 @@ class StoreCatalog(Proxy):
             chosen = self._tables.as_of_ms(travel // 1_000)
         else:
             chosen = self._groups.epochs(name)
-        return self._tables.load(name, chosen)
+        return replace(self._tables.load(name, chosen), fixed=bool(namespace) or travel is not None)
 
     def _table(self, path: Sequence[str], loaded: LoadedTable) -> CatalogTable:
         label = ".".join([self._name, *path])
@@ -218,13 +234,6 @@ class StoreCatalog(Proxy):
     @answer
     def renameTable(self, old: Any, new: Any) -> NoReturn:
         raise NotWritable(f"a table of a store keeps its name: {old.name()!r} cannot be renamed")
-
-    @answer
-    def loadChangelog(self, identifier: Any, *context: Any) -> NoReturn:
-        raise InvalidInput(
-            'a catalog reads no changes: use spark.read.format("epochlog").option("readChangeFeed", "true")'
-            f'.option("startingVersion", …) with the path of the store and the table {identifier.name()!r}'
-        )
 
     # ---- errors that Spark knows -------------------------------------------------------------------------------------
 

@@ -45,10 +45,11 @@ class QueryEpochs:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """Table as a query reads it."""
+    """Table as a query reads it. fixed: at an epoch that the query names, by a version, a time or a held snapshot."""
 
     definition: TableDef
     epoch: int
+    fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from epochlog.errors import InvalidInput
 from epochlog.spark.batch_source import Load, plan_partitions
-from epochlog.spark.options import StoreLocation, Tasks
+from epochlog.spark.options import StoreLocation, Tasks, location_options
 from epochlog.spark.stream_source import PiecePartition
 from epochlog.spark.types import arrow_schema
+from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.plan_ranges import bytes_to_read
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
@@ -39,18 +41,21 @@ class TableScanBuilder(Proxy):
     class Java:
         implements = (f"{CONNECTOR}read.ScanBuilder", f"{CONNECTOR}read.SupportsPushDownRequiredColumns")
 
-    def __init__(self, jvm: Jvm, handle: Handle, table: LoadedTable, java_schema: Any) -> None:
+    def __init__(
+        self, jvm: Jvm, handle: Handle, table: LoadedTable, java_schema: Any, stream_options: Mapping[str, str]
+    ) -> None:
         super().__init__(jvm)
         self._handle = handle
         self._table = table
         self._java_schema = java_schema
+        self._stream_options = stream_options
 
     def pruneColumns(self, required: Any) -> None:
         self._java_schema = required
 
     @answer
     def build(self) -> TableScan:
-        return TableScan(self.jvm, self._handle, self._table, self._java_schema)
+        return TableScan(self.jvm, self._handle, self._table, self._java_schema, self._stream_options)
 
 
 class TableScan(Proxy):
@@ -59,11 +64,14 @@ class TableScan(Proxy):
     class Java:
         implements = (f"{CONNECTOR}read.Scan", f"{CONNECTOR}read.SupportsReportStatistics")
 
-    def __init__(self, jvm: Jvm, handle: Handle, table: LoadedTable, java_schema: Any) -> None:
+    def __init__(
+        self, jvm: Jvm, handle: Handle, table: LoadedTable, java_schema: Any, stream_options: Mapping[str, str]
+    ) -> None:
         super().__init__(jvm)
         self._handle = handle
         self._table = table
         self._java_schema = java_schema
+        self._stream_options = stream_options
         self._schema = arrow_schema(StructType.fromJson(json.loads(java_schema.json())))
         self._statistics: TableStatistics | None = None
         self._inner: Any = None
@@ -100,6 +108,7 @@ class TableScan(Proxy):
     def toBatch(self) -> Any:
         """Return Spark's batch over the planned partitions; Spark asks once for each copy of the scan's plan."""
         if self._batch is None:
+            self._refuse_of_streams()
             self._batch = self._plan_batch()
         return self._batch
 
@@ -119,8 +128,27 @@ class TableScan(Proxy):
         )
         return self._python_scan(encode_read(plan_partitions(self._handle, load, self._schema), self._schema)).toBatch()
 
+    def _refuse_of_streams(self) -> None:
+        """Raise InvalidInput for a batch with an option or a column of streams."""
+        table, names = self._table.definition, [field.name for field in CHANGE_FIELDS]
+        columns = [name for name in self._schema.names if name in names]
+        if columns or self._stream_options:
+            raise InvalidInput(
+                f"table {table.name}: {(*columns, *self._stream_options)[0]} is of streams; read the changes by "
+                "spark.readStream.table(…), or with format('epochlog') and .option('readChangeFeed', 'true')"
+            )
+
+    @answer
     def toMicroBatchStream(self, checkpoint: str) -> Any:
-        return self._python_scan().toMicroBatchStream(checkpoint)
+        """Return Spark's stream of the source of `format("epochlog")`, with the columns of the query."""
+        if self._table.fixed:
+            raise InvalidInput(
+                f"table {self._table.definition.name}: a stream reads changes, not one moment; leave out "
+                "VERSION, TIMESTAMP and the held snapshot, and set startingVersion"
+            )
+        options = {**location_options(self._handle), "table": self._table.definition.name, **self._stream_options}
+        located = self.jvm.spark.util.CaseInsensitiveStringMap(self.jvm.map({**options, "readChangeFeed": "true"}))
+        return self.jvm.python_table(self._java_schema).newScanBuilder(located).build().toMicroBatchStream(checkpoint)
 
     def toContinuousStream(self, checkpoint: str) -> Any:
         return self._python_scan().toContinuousStream(checkpoint)

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import from_arrow_type
 
 from epochlog.spark.delete_where import RowCondition, commit_delete
-from epochlog.spark.options import WRITE, location_options, refuse_catalog_options
+from epochlog.spark.options import STREAM, WRITE, location_options, refuse_catalog_options
 from epochlog.spark.overwrite import commit_overwrite
 from epochlog.spark.types import spark_schema
+from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.session.handle import Handle
@@ -26,6 +29,9 @@ from .scan import TableScanBuilder
 
 TRAVEL = ("versionAsOf", "timestampAsOf")
 """Options of a read that Spark itself turns into VERSION AS OF and TIMESTAMP AS OF."""
+OF_STREAMS = ("startingVersion", "preImages", *STREAM)
+"""Options of `spark.readStream.table`."""
+_STREAM_NAMES = {name.lower(): name for name in OF_STREAMS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +52,12 @@ class JavaShapes:
         self.no_constraints = jvm.gateway.new_array(jvm.spark.connector.catalog.constraints.Constraint, 0)
         self.capabilities = jvm.java.util.HashSet()
         kinds = jvm.spark.connector.catalog.TableCapability
-        for kind in (kinds.BATCH_READ, kinds.BATCH_WRITE, kinds.TRUNCATE):
+        of_streams = (kinds.MICRO_BATCH_READ, kinds.STREAMING_WRITE)
+        for kind in (kinds.BATCH_READ, kinds.BATCH_WRITE, kinds.TRUNCATE, *of_streams):
             self.capabilities.add(kind)
+        self.change_columns = jvm.gateway.new_array(jvm.spark.connector.catalog.MetadataColumn, len(CHANGE_FIELDS))
+        for place, field in enumerate(CHANGE_FIELDS):
+            jvm.java.lang.reflect.Array.set(self.change_columns, place, ChangeColumn(jvm, field))
 
     def shape(self, table_id: int, schema: TableSchema) -> JavaShape:
         known = self._shapes.get(table_id)
@@ -60,6 +70,56 @@ class JavaShapes:
         return shape
 
 
+class ChangeColumn(Proxy):
+    """Column that a stream of a table has beside the table's own, if the query names it."""
+
+    class Java:
+        implements = (f"{CONNECTOR}catalog.MetadataColumn",)
+
+    def __init__(self, jvm: Jvm, field: pa.Field) -> None:
+        super().__init__(jvm)
+        self._field = field
+
+    def name(self) -> str:
+        return self._field.name
+
+    def dataType(self) -> Any:
+        text = from_arrow_type(self._field.type).json()
+        return self.jvm.spark.types.DataType.fromJson(text)
+
+    def isNullable(self) -> bool:
+        return self._field.nullable
+
+    def comment(self) -> None:
+        return None
+
+    def transform(self) -> None:
+        return None
+
+    def metadataInJSON(self) -> None:
+        return None
+
+
+class StreamWriteBuilder(Proxy):
+    """Builder of a write by the sink of `format("epochlog")`. A stream in update mode upserts, too."""
+
+    class Java:
+        implements = (
+            f"{CONNECTOR}write.SupportsTruncate",
+            "org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend",
+        )
+
+    def __init__(self, jvm: Jvm, inner: Any) -> None:
+        super().__init__(jvm)
+        self._inner = inner
+
+    def build(self) -> Any:
+        return self._inner.build()
+
+    def truncate(self) -> Any:
+        return self._inner.truncate()
+
+
 class CatalogTable(Proxy):
     """Table at one epoch. scanning: called when Spark begins to build a scan of it."""
 
@@ -68,6 +128,7 @@ class CatalogTable(Proxy):
             f"{CONNECTOR}catalog.SupportsRead",
             f"{CONNECTOR}catalog.SupportsWrite",
             f"{CONNECTOR}catalog.SupportsDeleteV2",
+            f"{CONNECTOR}catalog.SupportsMetadataColumns",
         )
 
     def __init__(
@@ -128,11 +189,21 @@ class CatalogTable(Proxy):
     def capabilities(self) -> Any:
         return self._shapes.capabilities
 
+    def metadataColumns(self) -> Any:
+        return self._shapes.change_columns
+
+    def canRenameConflictingMetadataColumns(self) -> bool:
+        return False
+
     @answer
     def newScanBuilder(self, options: Any) -> TableScanBuilder:
         self._scanning()
-        refuse_catalog_options(_names(options), self._label, TRAVEL)
-        return TableScanBuilder(self.jvm, self._handle, self._loaded, self._shape().schema)
+        names = _names(options)
+        refuse_catalog_options(names, self._label, (*TRAVEL, *OF_STREAMS))
+        of_streams = {
+            _STREAM_NAMES[name.lower()]: str(options.get(name)) for name in names if name.lower() in _STREAM_NAMES
+        }
+        return TableScanBuilder(self.jvm, self._handle, self._loaded, self._shape().schema, of_streams)
 
     @answer
     def newWriteBuilder(self, info: Any) -> Any:
@@ -145,7 +216,7 @@ class CatalogTable(Proxy):
         located = self.jvm.spark.connector.write.LogicalWriteInfoImpl(
             info.queryId(), info.schema(), self.jvm.spark.util.CaseInsensitiveStringMap(options), nothing, nothing
         )
-        return self.jvm.python_table(self._shape().schema).newWriteBuilder(located)
+        return StreamWriteBuilder(self.jvm, self.jvm.python_table(self._shape().schema).newWriteBuilder(located))
 
     @answer
     def canDeleteWhere(self, predicates: Any, *options: Any) -> bool:
