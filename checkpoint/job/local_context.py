@@ -111,9 +111,13 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
         else:
             groups = None
             self._check_full_recompute(output, touched)
-        before = self.output(output, columns=key, among=groups)
+        read = groups
+        if groups is not None and set(names) == set(key):  # a group is one row: look up those that have none any more
+            read = groups.filter(pa.array(~belonging(groups, rows.select(groups.column_names))))
         with self._writing(output) as writer:
-            writer.delete(before.filter(pa.array(~belonging(before, rows.select(key)))))
+            if read is None or read.num_rows:
+                before = self.output(output, columns=key, among=read)
+                writer.delete(before.filter(pa.array(~belonging(before, rows.select(key)))))
             writer.upsert(rows)
 
     def _touched_by(self, output: str, names: list[str]) -> pa.Table:

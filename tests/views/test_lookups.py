@@ -47,6 +47,28 @@ def test_a_refresh_reads_rows_by_the_values_of_changes(shop: LargeShop, monkeypa
     assert read and max(read) < ROWS // 8
 
 
+def test_a_refresh_looks_up_its_own_rows_only_where_a_key_is_gone(
+    shop: LargeShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.play(1, lambda view: view.step())
+    read: list[int] = []
+    rows_of = LocalRefreshContext.output
+
+    def counted(self: LocalRefreshContext, *args: Any, **options: Any) -> pa.Table:
+        rows = rows_of(self, *args, **options)
+        read.append(rows.num_rows)
+        return rows
+
+    monkeypatch.setattr(LocalRefreshContext, "output", counted)
+    view = shop.store.view("of_orders")
+    shop.put("orders", [1, 2])
+    shop.store.checkpoint()
+    assert view.step() and read == []
+    shop.store.table("orders").delete(pa.table({"id": [1]}))
+    shop.store.checkpoint()
+    assert view.step() and read == [1] and view.check().ok
+
+
 @pytest.mark.parametrize("values, kind, expected", [
     ([1, 1, None], pa.int32(), [1, None]),
     ([1, 2**40, -(2**32) + 1], pa.int32(), [1]),  # no integer of 32 bits equals the others
