@@ -108,8 +108,8 @@ class Crowd:
         runner = job._runner
         commit = runner.commit
 
-        def timed(plan: Any, outputs: Any, *, keep: bool = False) -> int:
-            epoch = commit(plan, outputs, keep=keep)
+        def timed(plan: Any, outputs: Any, *, keep: bool = False, operation: str = "refresh") -> int:
+            epoch = commit(plan, outputs, keep=keep, operation=operation)
             if plan.barrier.prev:
                 self.took.append(Took(runner.name, epoch, time() * 1000 - to_unix_ms(epoch) - 1))
             return epoch
