@@ -108,7 +108,8 @@ class Queries:
             return FromClause(f"{left.sql} CROSS JOIN {right.sql}", both, unique)
         extends = " SEMI " not in left.sql and " ANTI " not in left.sql  # a view cannot have them before these joins
         kind = self.chance.choice([join for join in JOINS if extends or join not in ("RIGHT JOIN", "FULL JOIN")])
-        shared = sorted({c.split(".")[1] for c in left.columns} & {c.split(".")[1] for c in right.columns})
+        of_left = [column.split(".")[1] for column in left.columns]
+        shared = sorted({c for c in of_left if of_left.count(c) == 1} & {c.split(".")[1] for c in right.columns})
         if shared and " ON " not in left.sql and self.chance.random() < 0.12:
             return self.using(left, right, kind, self.chance.choice(shared))
         conjuncts = [self.equality(left, right)] if self.chance.random() < 0.95 else []
