@@ -134,6 +134,7 @@ IN_PROGRAMS = {
 NO_VIEWS = {
     f"{COOKBOOK}:forgetful": "it shows what a wrong refresh looks like",
     "docs/guide/operating.md:rates_are_down": "it shows what a failing refresh looks like",
+    "examples/bank.py:Bank.arrivals": "it counts the transfers",
     "demo/acts.py:Slowdown.__call__": "it calls the refresh of a view, and waits",
     "demo/session.py:start_view.run": "it calls the refresh of a view",
     "demo/worker.py:holding.run": "it calls the refresh of a view",
