@@ -83,6 +83,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, read: StreamRead, schema: pa.Schema, keys: pc.Expression | None = None) -> None:
+        if read.pre_images and CHANGE_TYPE not in schema.names:
+            raise InvalidInput(
+                f"table {read.location.table}: preImages adds the rows before each update, which only {CHANGE_TYPE} "
+                f"tells from the new ones: read it too, as in spark.readStream.table(…).select('*', '{CHANGE_TYPE}'), "
+                "or leave out preImages"
+            )
         self._read = read
         self._keys = keys  # filter on key columns
         self._schema = schema

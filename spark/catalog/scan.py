@@ -19,10 +19,10 @@ from pyspark.sql.types import StructType
 
 from epochlog.errors import InvalidInput
 from epochlog.spark.batch_source import Load, plan_partitions
-from epochlog.spark.options import StoreLocation, Tasks, bool_option, location_options
+from epochlog.spark.options import StoreLocation, Tasks, location_options
 from epochlog.spark.stream_source import PiecePartition
 from epochlog.spark.types import arrow_schema
-from epochlog.store.changelog.change_rows import CHANGE_FIELDS, CHANGE_TYPE
+from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.plan_ranges import bytes_to_read
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
@@ -145,12 +145,6 @@ class TableScan(Proxy):
             raise InvalidInput(
                 f"table {self._table.definition.name}: a stream reads changes, not one moment; leave out "
                 "VERSION, TIMESTAMP and the held snapshot, and set startingVersion"
-            )
-        if bool_option(self._stream_options, "preImages", False) and CHANGE_TYPE not in self._schema.names:
-            raise InvalidInput(
-                f"table {self._table.definition.name}: preImages adds the rows before each update, which only "
-                f"{CHANGE_TYPE} tells from the new ones: select it too, as in "
-                f"spark.readStream.table(…).select('*', '{CHANGE_TYPE}'), or leave out preImages"
             )
         options = {**location_options(self._handle), "table": self._table.definition.name, **self._stream_options}
         located = self.jvm.spark.util.CaseInsensitiveStringMap(self.jvm.map({**options, "readChangeFeed": "true"}))

@@ -211,6 +211,10 @@ def test_a_stream_with_the_users_schema(lake) -> None:
     writer = reader.options(**lake.options("orders")).load().writeStream
     lake.drain(writer.foreachBatch(lambda frame, _batch: streamed.extend(tuple(row) for row in frame.collect())))
     assert sorted(streamed) == [("insert", 0), ("insert", 1), ("insert", 2)]
+    without = lake.spark.readStream.schema("id long").format("epochlog").options(**lake.options("orders"))
+    images = without.option("preImages", "true").load().writeStream
+    with pytest.raises(Exception, match="InvalidInput.*preImages.*_change_type"):
+        lake.drain(images.format("noop"))
 
 
 def test_a_stream_of_some_keys_and_columns(lake) -> None:
