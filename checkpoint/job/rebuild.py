@@ -52,9 +52,10 @@ def rebuilding(tx: Txn, handle: Handle, job: JobRecord, boundary: int) -> JobRec
 
     Raises TableFinished. Call inside a transaction.
     """
-    _refuse_ended(tx, job)
+    safe_epoch = _readable_from(tx, job)
     now_ms = handle.catalog.now_ms()
     discard_staged(tx, job.outputs, now_ms)
+    job = job.without_rebuild()
     return replace(
         job,
         state="creating" if job.state == "parked" else job.state,
@@ -65,18 +66,24 @@ def rebuilding(tx: Txn, handle: Handle, job: JobRecord, boundary: int) -> JobRec
         lost=None,
         last_error=None,
         failed_ms=None,
+        superseded=tuple(epoch for epoch in job.superseded if not epoch < job.position <= safe_epoch),
     )
 
 
-def _refuse_ended(tx: Txn, job: JobRecord) -> None:
+def _readable_from(tx: Txn, job: JobRecord) -> int:
+    """Return the lowest safe epoch of the outputs; raise TableFinished if the job has ended."""
+    safe_epochs: list[int] = []
     for table_id in job.outputs:
         table = get_table(tx, table_id, f"output of {job.name}")
-        end = get_version(tx, table_id, table.name).end_epoch
+        version = get_version(tx, table_id, table.name)
+        safe_epochs.append(version.safe_epoch)
+        end = version.end_epoch
         if end is not None:
             raise TableFinished(
                 f"job {job.name!r} is finished: the data of its output {table.name!r} ended at {show_epoch(end)}, so "
                 "it takes no more commits; create another job with other outputs"
             )
+    return min(safe_epochs)
 
 
 # ---- the difference ------------------------------------------------------------------------------------------------

@@ -61,9 +61,14 @@ def _hindrance(view: Epochs, table: TableEpochs, epoch: int) -> str:
             "known to be all"
         )
     change, up = min(changes, key=itemgetter(0), default=(FAR, table))
+    later = first_after(table.commits, epoch)
+    if (replaced := first_after(table.superseded, commit)) <= epoch and replaced < change:
+        return (
+            f"the query of {name} was replaced at {show_epoch(replaced)}, and again before it was committed; the next "
+            f"commit is at {show_epoch(later)}, {distance(epoch, later)} past {show_epoch(epoch)}"
+        )
     if change > epoch:
         return ""
-    later = first_after(table.commits, epoch)
     if later <= table.position:
         gap = f"the change of {up.name} at {show_epoch(change)} is only in the later one"
         return (

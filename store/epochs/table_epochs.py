@@ -22,7 +22,8 @@ class TableEpochs:
     may be incomplete, whatever changes its upstreams remember; without a commit, the epoch of the job's creation.
     created: the epoch of the table's creation. adopted: of a root table that was an output before, its first epoch as a
     root table; the valid epochs before it are not known. history_ms: the time for which its older versions are kept
-    (0: not known). job_id, interval_ms (0: not known), outside_ms: of the job that writes it, see JobRecord.
+    (0: not known). job_id, interval_ms (0: not known), outside_ms, superseded (ascending): of the job that writes it,
+    see JobRecord.
     """
 
     table_id: int
@@ -41,10 +42,12 @@ class TableEpochs:
     job_id: int | None = None
     interval_ms: int = 0
     outside_ms: int | None = None
+    superseded: Ints = field(default_factory=lambda: ints(()))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "commits", ints(self.commits))
         object.__setattr__(self, "changes", ints(self.changes))
+        object.__setattr__(self, "superseded", ints(self.superseded))
 
     @property
     def position(self) -> int:

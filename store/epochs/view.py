@@ -222,7 +222,8 @@ class EpochView:
         due = table.due_past(commit)
         if not commit or (due is None and any(up.known_from > commit for up in ups)):
             return -1
-        return min(epoch, epoch if due is None else due - 1, *[first_after(up.changes, commit) - 1 for up in ups])
+        ends = [first_after(up.changes, commit) - 1 for up in ups]
+        return min(epoch, epoch if due is None else due - 1, first_after(table.superseded, commit) - 1, *ends)
 
     def _local_intervals(self, table: TableEpochs, lo: int, hi: int) -> Intervals:
         """Return the epochs around [lo, hi] at which a derived table passes its local test."""
@@ -239,7 +240,7 @@ class EpochView:
         starts = starts[min(begin, len(starts) - 1) if last or due is not None else begin :]
         if not len(starts):
             return single(1, 0)
-        ends = np.append(starts[1:] - 1, self.last_epoch)
+        ends = np.minimum(np.append(starts[1:] - 1, self.last_epoch), next_after(table.superseded, starts) - 1)
         for up in table.upstreams:
             ends = np.minimum(ends, next_after(self.tables[up].changes, starts) - 1)
         if last:

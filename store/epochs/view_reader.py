@@ -18,6 +18,7 @@ from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.metadata.definitions import Counters, JobRecord, StoreRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, all_tables, get_job, get_store, get_table, get_version
 from epochlog.store.metadata.version import Commit, TableVersion
+from epochlog.store.types.epoch_set import ints
 
 from .table_epochs import TableEpochs
 from .view import EpochView
@@ -142,6 +143,7 @@ def _table_epochs(
         job_id=table.job_id,
         interval_ms=job.interval * store.interval_ms if job else 0,
         outside_ms=job.outside_ms if job else None,
+        superseded=ints(job.superseded if job else ()),
     )
 
 

@@ -5,7 +5,7 @@ Higher folders decide their meaning.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
 
@@ -250,7 +250,8 @@ class JobRecord:
     change of its upstreams that it lacked then, until its next commit. outside_ms: the time since when `global` leaves
     its tables out because of its lag, until it has caught up; None: it takes part. created_ms: time of the creation.
     runner: the runner that has claimed the job and not left; `job_runners.live_runner` checks that it is alive. view:
-    the definition, if the job is a view.
+    the definition, if the job is a view. superseded: of a view, the epochs of replacements and rebuilds that another
+    request, or parking, came before their commit: from each of them until its next commit the view has no valid epoch.
     """
 
     id: int
@@ -279,6 +280,7 @@ class JobRecord:
     created_ms: int = 0
     runner: Runner | None = None
     view: ViewDefinition | None = None
+    superseded: tuple[int, ...] = ()
 
     @property
     def rebuilding(self) -> bool:
@@ -304,9 +306,9 @@ class JobRecord:
         """
         end = None if self.state == "finished" else self.drain
         created_epoch = from_unix_ms(self.created_ms) if self.created_ms and not self.position else None
-        return min(
-            (epoch for epoch in (self.unread, self.rebuild, end, created_epoch) if epoch is not None), default=None
-        )
+        superseded = next((epoch for epoch in self.superseded if epoch > self.position), None)
+        candidates = (self.unread, superseded, self.rebuild, end, created_epoch)
+        return min((epoch for epoch in candidates if epoch is not None), default=None)
 
     @property
     def runner_after_step(self) -> Runner | None:
@@ -317,11 +319,24 @@ class JobRecord:
         """Return True if a commit at `epoch` is the job's last, because `drain` is at or below it."""
         return self.drain is not None and epoch >= self.drain
 
+    def without_rebuild(self) -> JobRecord:
+        """Return the record without its requested rebuild, which a view remembers in `superseded`.
+
+        Another view of the same replacement may have committed it. This one has the query before it until its next
+        commit, so its epochs from the request on are not valid.
+        """
+        remembered = any(epoch > self.position for epoch in self.superseded)  # the older request is the bound
+        if self.view is None or self.rebuild is None or not self.position or remembered:
+            return replace(self, rebuild=None)
+        return replace(self, rebuild=None, superseded=(*self.superseded, self.rebuild))
+
     def to_record(self) -> Record:
-        """Return the catalog's record; only a view's has its definition."""
+        """Return the catalog's record; only a view's has its definition, and `superseded` if there is any."""
         record = asdict(self)
         if self.view is None:
             del record["view"]
+        if not self.superseded:
+            del record["superseded"]
         return record
 
     @classmethod
@@ -332,6 +347,7 @@ class JobRecord:
         cursor = Cursor(**record["cursor"]) if record.get("cursor") else None
         runner = Runner.from_record(record["runner"]) if record.get("runner") else None
         view = ViewDefinition(**record["view"]) if record.get("view") else None
+        fixed["superseded"] = tuple(record.get("superseded", ()))
         return cls(**{**record, **fixed, "barrier": barrier, "cursor": cursor, "runner": runner, "view": view})
 
 

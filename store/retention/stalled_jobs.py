@@ -61,11 +61,10 @@ def park(handle: Handle, tx: Txn, table: TableDef, stalled: StalledJob, now_ms: 
     )
     discard_staged(tx, job.outputs, now_ms)
     parked = replace(
-        job,
+        job.without_rebuild(),
         state="parked",
         barrier=None,
         cursor=None,
-        rebuild=None,
         lost=lost,
         unread=job.unread or min((change for change in lacked if change is not None), default=None),
     )

@@ -103,6 +103,17 @@ def test_from_where_a_job_was_told_to_end_or_begin_anew_it_is_not_complete() -> 
     assert valid(v, "r") == valid(v, "above") == [(20, 29)]
 
 
+@pytest.mark.rule("2.4")
+def test_a_superseded_replacement_ends_the_valid_epochs_of_the_commit_before_it() -> None:
+    """`a` has committed the replacement at 30, `b` only the one at 60; both had the commit at 20."""
+    orders = root(1, "orders", [10])
+    v = view(90, orders, derived(2, "a", (1,), [20, 30, 60]), derived(3, "b", (1,), [20, 60], superseded=ints([30])))
+    assert valid(v, "b") == [(20, 29), (60, 90)]
+    assert [v.largest_valid_at_most(["a", "b"], epoch) for epoch in (90, 59, 30, 29, 19)] == [90, 29, 29, 29, None]
+    [reason] = v.why_not(["a", "b"], 40)
+    assert "b was replaced" in reason and show_epoch(30) in reason and show_epoch(60) in reason
+
+
 def test_b15_two_jobs_that_merge_share_epochs_only_where_both_have_stopped() -> None:
     orders = root(1, "orders", list(range(5, 100, 10)))
     v = view(99, orders, derived(2, "a", (1,), [10, 40, 80]), derived(3, "b", (1,), [20, 40, 60, 80]))
