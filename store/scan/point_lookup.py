@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,17 +11,18 @@ import pyarrow as pa
 
 from epochlog.store.env.files import Files
 from epochlog.store.env.lru_cache import LRUCache
-from epochlog.store.env.parallel import parallel_map
 from epochlog.store.sst.merge import Rows, joined, lookup
-from epochlog.store.sst.segment import BATCH_ROWS, Segment, SegmentReader
-from epochlog.store.sst.sorted_run import RunFile, read_part
+from epochlog.store.sst.segment import Segment, SegmentReader
+from epochlog.store.sst.sorted_run import RunFile, read_blocks
 from epochlog.store.types.key_codec import KeyCodec, search
-from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 CACHE_BYTES = 256 << 20
-DIRECT_KEYS = 16
-"""For fewer needles, a block's keys are decoded before its other columns, for it may hold none of them."""
+DIRECT_KEYS, DIRECT_COLUMNS = 16, 8
+"""For fewer needles, a block's keys are decoded before more columns than these, for it may hold none of the needles."""
+
+TOGETHER_ROWS = 1 << 19
+"""Rows of the blocks of a file that are decoded together, to have few in memory beside the cache."""
 
 Level = Sequence[Segment] | Sequence[RunFile] | Rows
 """Files with disjoint key ranges, in key order; or rows in memory."""
@@ -74,39 +75,62 @@ class PointReader:
     def _in_level(self, level: Level, needles: pa.Array) -> list[_Hits]:
         if isinstance(level, Rows):
             return _find_hits(level, needles, 0)
-        places = [(file, block) for file in level for block in range(len(file.blocks))]
-        if len(places) == 1:
-            return self._in_block(level[0], 0, needles, 0)
-        starts = self.codec.array([start for file in level for start in file.blocks])
-        slots = search(starts, needles, "right") - 1  # the one block that may hold the key; -1: none
-        edges = [0, *(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), len(needles)]
+        starts = self.codec.array([file.key_min for file in level])
+        places = search(starts, needles, "right") - 1  # the one file that may hold the key; -1: none
+        return [
+            part
+            for first, end in _equal_spans(places)
+            if places[first] >= 0
+            for part in self._in_file(level[places[first]], needles.slice(first, end - first), first)
+        ]
 
-        def look(span: tuple[int, int]) -> list[_Hits]:
-            first, end = span
-            file, block = places[slots[first]]
-            return self._in_block(file, block, needles.slice(first, end - first), first)
-
-        spans = [span for span in pairwise(edges) if slots[span[0]] >= 0]
-        return [part for parts in parallel_map(look, spans, len(spans) * BATCH_ROWS // 2) for part in parts]
-
-    def _in_block(self, file: Segment | RunFile, block: int, needles: pa.Array, first: int) -> list[_Hits]:
-        if needles[0].as_py() > file.key_max:
+    def _in_file(self, file: Segment | RunFile, needles: pa.Array, first: int) -> list[_Hits]:
+        """Return the needles that are in the file, with their rows. first: the index of the first needle."""
+        below = int(search(needles, self.codec.array([file.key_max]), "right")[0])
+        if not below:
             return []
-        name = self.files.place, file.path, file.bytes, file.crc32  # identifies the verified content
-        rows = _blocks.get((*name, block, self.columns))
-        if rows is None and len(needles) < DIRECT_KEYS:
-            bare = _blocks.get((*name, block, ())) or self._decoded(name, file, block, ())
-            if not (lookup(bare.keys, needles) >= 0).any():
-                return []
-        return _find_hits(rows or self._decoded(name, file, block, self.columns), needles, first)
-
-    def _decoded(self, name: tuple[object, ...], file: Segment | RunFile, block: int, columns: tuple[str, ...]) -> Rows:
-        if isinstance(file, Segment):
-            rows = SegmentReader(self.files, file, self.table, self.codec).read(columns, block=block)
+        needles = needles.slice(0, below)
+        if len(file.blocks) > 1:
+            slots = search(self.codec.array(file.blocks), needles, "right") - 1  # the one block that may hold the key
+            spans = {int(slots[low]): (low, high) for low, high in _equal_spans(slots)}
         else:
-            rows = read_part(self.files, file, self.table, self.codec, ReadOptions(columns), block=block)
-        _blocks.put((*name, block, columns), rows)
+            spans = {0: (0, below)}
+        parts = {block: needles.slice(low, high - low) for block, (low, high) in spans.items()}
+        blocks, count = list(parts), max(1, TOGETHER_ROWS * len(file.blocks) // file.rows)
+        return [
+            hits
+            for place in range(0, len(blocks), count)
+            for block, rows in self._rows_of(file, {b: parts[b] for b in blocks[place : place + count]}).items()
+            for hits in _find_hits(rows, parts[block], first + spans[block][0])
+        ]
+
+    def _rows_of(self, file: Segment | RunFile, parts: Mapping[int, pa.Array]) -> dict[int, Rows]:
+        """Return the rows of the blocks that hold one of their needles, or may hold one. parts: the needles of each."""
+        if len(self.columns) <= DIRECT_COLUMNS:
+            return self._decoded(file, parts, self.columns)
+        bare = self._decoded(file, [block for block, part in parts.items() if len(part) < DIRECT_KEYS], ())
+        absent = {block for block, rows in bare.items() if not (lookup(rows.keys, parts[block]) >= 0).any()}
+        return self._decoded(file, [block for block in parts if block not in absent], self.columns)
+
+    def _decoded(self, file: Segment | RunFile, blocks: Collection[int], columns: tuple[str, ...]) -> dict[int, Rows]:
+        """Return the rows of these blocks, decoded now or earlier."""
+        name = self.files.place, file.path, file.bytes, file.crc32  # identifies the verified content
+        rows = {block: cached for block in blocks if (cached := _blocks.get((*name, block, columns))) is not None}
+        missing = [block for block in blocks if block not in rows]
+        for block, decoded in zip(missing, self._read(file, missing, columns) if missing else (), strict=True):
+            _blocks.put((*name, block, columns), decoded)
+            rows[block] = decoded
         return rows
+
+    def _read(self, file: Segment | RunFile, blocks: Sequence[int], columns: Sequence[str]) -> list[Rows]:
+        if isinstance(file, Segment):
+            return SegmentReader(self.files, file, self.table, self.codec).read_blocks(columns, blocks)
+        return read_blocks(self.files, file, self.table, self.codec, columns, blocks)
+
+
+def _equal_spans(values: np.ndarray) -> list[tuple[int, int]]:
+    """Return the spans [first, end) of equal neighbours."""
+    return list(pairwise([0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]))
 
 
 def _find_hits(rows: Rows, needles: pa.Array, first: int) -> list[_Hits]:

@@ -18,10 +18,9 @@ import pyarrow as pa
 from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.sst.segment import BATCH_ROWS, Segment, SegmentReader
-from epochlog.store.sst.sorted_run import RunFile, read_part
+from epochlog.store.sst.sorted_run import RunFile, read_blocks
 from epochlog.store.types.key_codec import Key, KeyCodec
 from epochlog.store.types.key_range import KeyRange
-from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.row_size import row_bytes, split_widths, varying_bytes
 from epochlog.store.types.schema import TableSchema
 
@@ -154,10 +153,10 @@ def _slices(files: Files, table: TableSchema, columns: Sequence[str], span: Span
     codec, source = KeyCodec(table.schema, table.primary_key), span.source
     fixed, names = split_widths(_fields(table, columns))
     if isinstance(source, RunFile):
-        rows = read_part(files, source, table, codec, ReadOptions(names), block=span.block)
+        (rows,) = read_blocks(files, source, table, codec, names, [span.block])
     else:
         assert source is not None
-        rows = SegmentReader(files, source, table, codec).read(names, block=span.block)
+        (rows,) = SegmentReader(files, source, table, codec).read_blocks(names, [span.block])
     taken = np.cumsum(np.full(len(rows), max(1.0, fixed)) + (row_bytes(rows.data) if names else 0.0))
     places = np.unique(np.searchsorted(taken, taken[-1] * np.arange(_SLICES) / _SLICES))
     keys = rows.keys.take(pa.array(places)).to_pylist()
@@ -183,8 +182,9 @@ def _blocks(source: Source, fixed: int, varying: Sequence[str]) -> Iterator[Span
 
 def _block_rows(rows: int, count: int) -> list[float]:
     """Return the rows of each block of a file: all but the last are full, unless another build wrote the file."""
-    if count == -(-rows // BATCH_ROWS):
-        return [float(min(BATCH_ROWS, rows - place * BATCH_ROWS)) for place in range(count)]
+    for full in (BATCH_ROWS, *(BATCH_ROWS >> shift for shift in range(1, 4))):
+        if count == -(-rows // full):
+            return [float(min(full, rows - place * full)) for place in range(count)]
     return [rows / count] * count
 
 

@@ -36,7 +36,11 @@ from .data_file import (
 from .merge import Rows
 
 BATCH_ROWS = 65_536
-"""Largest number of rows of a record batch, the unit that a key range or a point lookup decodes."""
+"""Largest number of rows of a record batch, the unit that a key range or a point lookup decodes; and of the batches
+that a thread decodes at a time."""
+LARGE_ROWS, LARGE_BATCH_ROWS = 1 << 22, 8_192
+"""Rows above which a segment has smaller record batches, and their rows: keys are looked up in a bulk load until it is
+compacted, and most of them lie in batches of their own."""
 
 _SAMPLE_ROWS = 8_192
 _WORTH_DECODING = 0.8
@@ -98,7 +102,9 @@ def write_segment(
     table = file_table(schema, codec, rows)
     if table.nbytes < 1 << 31:  # else a column may not fit in one array
         table = table.combine_chunks()
-    batches = table.to_batches(max_chunksize=BATCH_ROWS)
+    batches = table.to_batches(
+        max_chunksize=min(BATCH_ROWS, LARGE_BATCH_ROWS) if len(rows) > LARGE_ROWS else BATCH_ROWS
+    )
     data = _encode_file(table.schema, batches, _choose_compression(files, table))
     starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
     segment = Segment(
@@ -151,28 +157,32 @@ class SegmentReader:
         columns: Sequence[str] | None = None,
         key_range: KeyRange = ALL_KEYS,
         *,
-        block: int | None = None,
         passing: Sequence[KeyRange] | None = None,
         borders: Borders | None = None,
     ) -> Rows:
         """Read the rows with keys in [low, high), in key order, with these columns of the table (None: all).
 
-        block: read this block only. passing: leave out blocks without a key of these ranges. borders: cache of batches
-        for consecutive reads of ascending ranges with equal columns. Raises Corrupt for a damaged file.
+        passing: leave out blocks without a key of these ranges. borders: cache of batches for consecutive reads of
+        ascending ranges with equal columns. Raises Corrupt for a damaged file.
         """
         names = self.schema.schema.names if columns is None else list(columns)
-        data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
-        blocks = blocks_of(self.segment.blocks, key_range, passing) if block is None else [block]
-        try:
-            table = self._decode(data, names, blocks, borders)
-        except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
-            raise undecodable(self.segment.path, error) from error
+        batches, schema = self._decode(names, blocks_of(self.segment.blocks, key_range, passing), borders)
+        table = pa.Table.from_batches(batches, schema)
         keys = keys_of(self.codec, table)
         first, end = row_span(self.codec, keys, key_range)
         if end - first < len(keys):
             keys, table = keys.slice(first, end - first), table.slice(first, end - first)
-        deleted = marks(table.column(OP)) if OP in table.column_names else None
-        return Rows(keys, table.select(names), deleted)
+        return self._rows(keys, table, names)
+
+    def read_blocks(self, columns: Sequence[str], blocks: Sequence[int]) -> list[Rows]:
+        """Read the rows of each of these blocks, with these columns of the table. Raises Corrupt for a damaged file."""
+        batches, _ = self._decode(columns, blocks)
+        tables = [pa.Table.from_batches([batch]) for batch in batches]
+        return [self._rows(keys_of(self.codec, table), table, columns) for table in tables]
+
+    @staticmethod
+    def _rows(keys: pa.Array, table: pa.Table, names: Sequence[str]) -> Rows:
+        return Rows(keys, table.select(names), marks(table.column(OP)) if OP in table.column_names else None)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the file's record batches in order, with these columns of the table in the file's order, and `_op` if
@@ -191,25 +201,41 @@ class SegmentReader:
         return [OP] if self.segment.deletes else []
 
     def _decode(
-        self, data: pa.Buffer, names: list[str], blocks: Sequence[int], borders: Borders | None = None
-    ) -> pa.Table:
+        self, names: Sequence[str], blocks: Sequence[int], borders: Borders | None = None
+    ) -> tuple[list[pa.RecordBatch], pa.Schema]:
+        """Decode these blocks, with these columns, those of the keys, and `_op` if there are deletes."""
+        data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        try:
+            return self._decode_from(data, names, blocks, borders)
+        except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
+            raise undecodable(self.segment.path, error) from error
+
+    def _decode_from(
+        self, data: pa.Buffer, names: Sequence[str], blocks: Sequence[int], borders: Borders | None
+    ) -> tuple[list[pa.RecordBatch], pa.Schema]:
         first, options = self._open_reader(
             data, {*names, *key_columns(self.codec), *self._op_columns}, use_threads=False
         )
         path = self.segment.path
         border = borders.get(path) if borders else None
 
-        def read(index: int) -> pa.RecordBatch:
-            """Read one record batch with its own reader: a reader is not thread-safe."""
-            if border is not None and border[0] == index:
-                return border[1]
-            reader = first if len(blocks) == 1 else pa.ipc.open_file(data, options=options)
-            return _copy_if_mapped(reader.get_batch(index), data)
+        def read(indices: Sequence[int]) -> list[pa.RecordBatch]:
+            """Read some record batches with a reader of their own: a reader is not thread-safe."""
+            reader = first if len(indices) == len(blocks) else pa.ipc.open_file(data, options=options)
+            return [
+                border[1]
+                if border is not None and border[0] == index
+                else _copy_if_mapped(reader.get_batch(index), data)
+                for index in indices
+            ]
 
-        batches = parallel_map(read, blocks, len(blocks) * BATCH_ROWS)
+        each = -(-self.segment.rows // len(self.segment.blocks))
+        together = max(1, BATCH_ROWS // each)
+        pieces = [blocks[place : place + together] for place in range(0, len(blocks), together)]
+        batches = [batch for piece in parallel_map(read, pieces, len(blocks) * each) for batch in piece]
         if borders is not None and batches:
             borders[path] = blocks[-1], batches[-1]
-        return pa.Table.from_batches(batches, first.schema)
+        return batches, first.schema
 
     def _open_reader(
         self, data: pa.Buffer, needed: set[str], *, use_threads: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from epochlog.store.catalog.records import checked
 from epochlog.store.env.files import Files, inside_root
+from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.env.os_refusals import undecodable
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.types.key_codec import Key, KeyCodec, contiguous
@@ -39,12 +40,18 @@ from .data_file import (
 )
 from .merge import Rows
 
-ROW_GROUP_ROWS = 65_536
-"""Rows of a row group, the unit that a point lookup or a thread decodes."""
+ROW_GROUP_ROWS = 8_192
+"""Rows of a row group of a narrow table: the unit that a point lookup decodes."""
+ROW_GROUP_COLUMNS = 8
+"""Columns up to which a table is narrow. Wider ones have row groups of more rows, so that a file has as many column
+chunks, which its footer lists."""
+MOST_ROW_GROUP_ROWS = SCAN_ROWS = 65_536
+"""Rows of a row group of a wide table; and of the row groups that a thread decodes at a time."""
 EPOCH, UNTIL = "_epoch", "_until"
 """Hidden int64 columns: the first epoch that sees a row, and (in history) the first that no longer sees it."""
 
 _SAMPLE_ROWS = 8_192
+_FOOTER_BYTES = 32 << 20
 _WORTH_COMPRESSING = 0.85
 _T = pa.types
 
@@ -129,6 +136,7 @@ def write_part(
     """
     assert len(rows), "a run file must have rows"
     table = file_table(schema, codec, rows, (EPOCH, UNTIL) if history else (EPOCH,))
+    group_rows = row_group_rows(len(schema.schema))
     sink, codec_name = pa.BufferOutputStream(), compression(files, seldom_read=history)
     per_column: dict[str, Any] = {
         "use_dictionary": [field.name for field in table.schema if _has_few_values(table, field)],
@@ -143,13 +151,13 @@ def write_part(
     pq.write_table(
         table,
         sink,
-        row_group_size=ROW_GROUP_ROWS,
+        row_group_size=group_rows,
         version="2.6",
         write_page_checksum=True,
         **per_column,
     )
     data = sink.getvalue()
-    starts = np.arange(0, len(rows), ROW_GROUP_ROWS)
+    starts = np.arange(0, len(rows), group_rows)
     part = RunFile(
         path=path,
         rows=len(rows),
@@ -166,6 +174,12 @@ def write_part(
     )
     files.write(path, data)
     return part
+
+
+def row_group_rows(columns: int) -> int:
+    """Return the rows of a row group in files of a table with that many columns."""
+    factor = 1 << max(0, -(-columns // ROW_GROUP_COLUMNS) - 1).bit_length()
+    return min(factor * ROW_GROUP_ROWS, max(ROW_GROUP_ROWS, MOST_ROW_GROUP_ROWS))
 
 
 def _choose_encoding(table: pa.Table, codec: KeyCodec, field: pa.Field, *, packed: bool) -> str | None:
@@ -237,26 +251,22 @@ def read_part(
     *,
     at: int | None = None,
     marked: bool = False,
-    block: int | None = None,
     passing: Sequence[KeyRange] | None = None,
     keyed: bool = True,
 ) -> Rows:
-    """Read the rows of a key range, by key: columns of the table, `_epoch` and `_until`, of one block or all.
+    """Read the rows of a key range, by key: columns of the table, `_epoch` and `_until`.
 
     options.filter: prunes row groups only, so the result may have rows that fail it. passing: leave out row groups
-    without a key of these ranges. block: read this row group only. at: return only the rows visible at this epoch; with
-    `marked` return the others as tombstones. keyed: False, for an open key range, does not read keys and returns nulls
-    for them. Raises Corrupt for a damaged file.
+    without a key of these ranges. at: return only the rows visible at this epoch; with `marked` return the others as
+    tombstones. keyed: False, for an open key range, does not read keys and returns nulls for them. Raises Corrupt for a
+    damaged file.
     """
-    data = verified(files, part.path, part.bytes, part.crc32)
     names = options.column_names(schema)
-    groups = [block] if block is not None else blocks_of(part.blocks, options.key_range, passing, repeated=part.history)
+    groups = blocks_of(part.blocks, options.key_range, passing, repeated=part.history)
     needed = {*names, *(key_columns(codec) if keyed else ())}
     if_present = {OP} if at is None else {OP, EPOCH, UNTIL}
-    try:
-        table = _decode(data, part, schema, needed, if_present, groups, options.filter)
-    except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
-        raise undecodable(part.path, error) from error
+    tables = _decode(files, part, schema, needed, if_present, groups, options.filter, together=SCAN_ROWS)
+    table = pa.concat_tables(tables)
     keys = keys_of(codec, table) if keyed else pa.nulls(table.num_rows)
     first, end = row_span(codec, keys, options.key_range)
     keys, table = keys.slice(first, end - first), table.slice(first, end - first)
@@ -269,44 +279,81 @@ def read_part(
     return Rows(keys, _cast_to_schema(table.select(names), schema), deleted)
 
 
+def read_blocks(
+    files: Files, part: RunFile, schema: TableSchema, codec: KeyCodec, names: Sequence[str], groups: Sequence[int]
+) -> list[Rows]:
+    """Read the rows of each of these row groups, with these columns. Raises Corrupt for a damaged file."""
+    tables = _decode(files, part, schema, {*names, *key_columns(codec)}, {OP}, groups, None, together=1)
+    return [
+        Rows(
+            keys_of(codec, table),
+            _cast_to_schema(table.select(names), schema),
+            marks(table.column(OP)) if OP in table.column_names else None,
+        )
+        for table in tables
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """Parsed footer of a Parquet file, and the names of its columns in the file's order."""
+
+    metadata: pq.FileMetaData
+    names: list[str]
+
+    def read(self, data: pa.Buffer, groups: Sequence[int], names: list[str]) -> pa.Table:
+        """Read these columns of these row groups, with a reader of its own: a reader is not thread-safe."""
+        file = pq.ParquetFile(pa.BufferReader(data), metadata=self.metadata)
+        return file.read_row_groups(list(groups), columns=names, use_threads=False)
+
+
+_footers: LRUCache[Footer] = LRUCache(_FOOTER_BYTES, lambda footer: footer.metadata.serialized_size)
+
+
+def _footer(files: Files, part: RunFile, data: pa.Buffer) -> Footer:
+    """Return the footer of a verified file, from a cache: parsing it takes as long as decoding several row groups."""
+    name = files.place, part.path, part.bytes, part.crc32
+    footer = _footers.get(name)
+    if footer is None:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        footer = Footer(file.metadata, file.schema_arrow.names)
+        _footers.put(name, footer)
+    return footer
+
+
 def _decode(
-    data: pa.Buffer,
+    files: Files,
     part: RunFile,
     schema: TableSchema,
     needed: set[str],
     if_present: set[str],
-    groups: list[int],
+    groups: Sequence[int],
     filter: pc.Expression | None,
-) -> pa.Table:
-    """Decode these columns, in the file's order, of the row groups that the filter does not exclude."""
-    file = pq.ParquetFile(pa.BufferReader(data))
-    in_file = file.schema_arrow.names
-    missing = needed - set(in_file)
-    if missing:
-        raise KeyError(f"column {min(missing)!r} is missing")
-    if file.num_row_groups != len(part.blocks):
-        raise pa.ArrowInvalid(f"{file.num_row_groups} row groups, not {len(part.blocks)}")
-    if filter is not None and groups:
-        passing = _passing_row_groups(data, filter, schema)
-        groups = [group for group in groups if group in passing]
-    names = [name for name in in_file if name in needed | if_present]
-    tables = parallel_map(_group_reader(data, file, names), groups, sum(_rows_of(file, group) for group in groups))
-    table = pa.concat_tables(tables) if tables else file.read_row_groups([], columns=names)
-    return _cast_to_schema(table.select(names), schema)
-
-
-def _group_reader(data: pa.Buffer, file: pq.ParquetFile, names: list[str]) -> Callable[[int], pa.Table]:
-    """Return a function that reads one row group with its own reader: a reader is not thread-safe."""
-
-    def read(group: int) -> pa.Table:
-        reader = pq.ParquetFile(pa.BufferReader(data), metadata=file.metadata)
-        return reader.read_row_group(group, columns=names, use_threads=False)
-
-    return read
-
-
-def _rows_of(file: pq.ParquetFile, group: int) -> int:
-    return file.metadata.row_group(group).num_rows
+    *,
+    together: int,
+) -> list[pa.Table]:
+    """Decode these columns, in the file's order, of the row groups that the filter does not exclude: tables of about
+    `together` rows, each of at least one row group; one table without rows if there is none.
+    """
+    data = verified(files, part.path, part.bytes, part.crc32)
+    try:
+        footer = _footer(files, part, data)
+        missing = needed - set(footer.names)
+        if missing:
+            raise KeyError(f"column {min(missing)!r} is missing")
+        if footer.metadata.num_row_groups != len(part.blocks):
+            raise pa.ArrowInvalid(f"{footer.metadata.num_row_groups} row groups, not {len(part.blocks)}")
+        if filter is not None and groups:
+            passing = _passing_row_groups(data, filter, schema)
+            groups = [group for group in groups if group in passing]
+        names = [name for name in footer.names if name in needed | if_present]
+        each = -(-part.rows // len(part.blocks))
+        count = max(1, together // each)
+        pieces = [groups[place : place + count] for place in range(0, len(groups), count)]
+        tables = parallel_map(lambda piece: footer.read(data, piece, names), pieces or [[]], len(groups) * each)
+        return [_cast_to_schema(table.select(names), schema) for table in tables]
+    except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
+        raise undecodable(part.path, error) from error
 
 
 def _passing_row_groups(data: pa.Buffer, filter: pc.Expression, schema: TableSchema) -> set[int]:

@@ -35,22 +35,17 @@ class Decoded:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.groups = self.segments = 0
-        plain_group, plain_read = sorted_run._group_reader, segment.SegmentReader.read
+        plain_groups, plain_read = sorted_run.Footer.read, segment.SegmentReader.read
 
-        def group_reader(*args):
-            read = plain_group(*args)
-
-            def counted(group: int) -> pa.Table:
-                self.groups += 1
-                return read(group)
-
-            return counted
+        def read_groups(footer: sorted_run.Footer, data: pa.Buffer, groups: list[int], names: list[str]) -> pa.Table:
+            self.groups += len(groups)
+            return plain_groups(footer, data, groups, names)
 
         def read(reader, *args, **more):
             self.segments += 1
             return plain_read(reader, *args, **more)
 
-        monkeypatch.setattr(sorted_run, "_group_reader", group_reader)
+        monkeypatch.setattr(sorted_run.Footer, "read", read_groups)
         monkeypatch.setattr(segment.SegmentReader, "read", read)
 
 

@@ -6,7 +6,7 @@ import copy
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -66,22 +66,22 @@ class Count:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.columns: set[str] = set()
         self.blocks = 0
-        decode, group = SegmentReader._decode, sorted_run.pq.ParquetFile.read_row_group
+        decode, read_groups = SegmentReader._decode, sorted_run.Footer.read
 
-        def counted(
-            reader: SegmentReader, data: pa.Buffer, names: list[str], blocks: list[int], *args: Any
-        ) -> pa.Table:
+        def counted(reader: SegmentReader, names: Sequence[str], blocks: Sequence[int], *args: Any) -> Any:
             self.columns |= set(names)
             self.blocks += len(blocks)
-            return decode(reader, data, names, blocks, *args)
+            return decode(reader, names, blocks, *args)
 
-        def counted_group(file: Any, place: int, *, columns: list[str], use_threads: bool) -> pa.Table:
-            self.columns |= set(columns)
-            self.blocks += 1
-            return group(file, place, columns=columns, use_threads=use_threads)
+        def counted_groups(
+            footer: sorted_run.Footer, data: pa.Buffer, groups: Sequence[int], names: list[str]
+        ) -> pa.Table:
+            self.columns |= set(names)
+            self.blocks += len(groups)
+            return read_groups(footer, data, groups, names)
 
         monkeypatch.setattr(SegmentReader, "_decode", counted)
-        monkeypatch.setattr(sorted_run.pq.ParquetFile, "read_row_group", counted_group)
+        monkeypatch.setattr(sorted_run.Footer, "read", counted_groups)
 
 
 @pytest.fixture

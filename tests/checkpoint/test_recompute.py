@@ -11,7 +11,6 @@ import pytest
 
 import epochlog as el
 from epochlog.checkpoint.worker.row_partitioning import PartRefreshContext
-from epochlog.store.scan import level_reader, point_lookup
 from epochlog.store.sst import sorted_run as runs
 from lab import START_MS
 
@@ -355,15 +354,14 @@ def test_the_cost_follows_the_touched_groups(shop: Shop, monkeypatch: pytest.Mon
     shop.step(job, lambda ctx: ctx.recompute("copies", by=[], from_=everything))
     shop.store.compact("copies", full=True)
     decoded: list[int] = []
-    for module in (level_reader, point_lookup):
-        read = module.read_part
+    read = runs.Footer.read
 
-        def counted(*arguments: Any, read: Callable[..., Any] = read, **options: Any) -> Any:
-            rows = read(*arguments, **options)
-            decoded.append(len(rows))
-            return rows
+    def counted(footer: runs.Footer, *arguments: Any) -> pa.Table:
+        rows = read(footer, *arguments)
+        decoded.append(len(rows))
+        return rows
 
-        monkeypatch.setattr(module, "read_part", counted)
+    monkeypatch.setattr(runs.Footer, "read", counted)
 
     def some(ctx: el.LocalRefreshContext) -> None:
         decoded.clear()

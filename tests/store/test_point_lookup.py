@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import epochlog as el
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.scan import point_lookup
 from epochlog.store.sst.merge import Rows
+from epochlog.store.sst.sorted_run import row_group_rows
 
 pytestmark = pytest.mark.local_only
 
@@ -39,10 +41,12 @@ def keys(schema: pa.Schema, primary: list[str], ids: np.ndarray) -> pa.Table:
 
 @pytest.mark.medium
 @pytest.mark.parametrize("kind", SCHEMAS)
-@pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("kept_bytes, direct_columns, together", [(0, 8, 8), (1 << 20, 8, 1 << 19), (1 << 20, 0, 16)])
 def test_get_finds_what_a_whole_read_holds(
-    tmp_path: Path, kind: str, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: str, kept_bytes: int, direct_columns: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(point_lookup, "DIRECT_COLUMNS", direct_columns)
+    monkeypatch.setattr(point_lookup, "TOGETHER_ROWS", together)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 8)
     monkeypatch.setattr("epochlog.store.sst.sorted_run.ROW_GROUP_ROWS", 8)
     cache: LRUCache[Rows] = LRUCache(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
@@ -73,6 +77,38 @@ def test_get_finds_what_a_whole_read_holds(
                 assert table.get(asked, epoch=epoch, columns=["v"]).to_pylist() == [{"v": row["v"]} for row in wanted]
     assert cache.bytes <= kept_bytes
     assert (cache.bytes > 0) == (kept_bytes > 0)
+
+
+def test_a_lookup_in_a_large_table_decodes_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten keys of a bulk load of 1.2 M rows: at most ten blocks of 8,192 rows, before and after a compaction."""
+    schema, primary = SCHEMAS["int"]
+    decoded: list[int] = []
+    read = point_lookup.PointReader._read
+
+    def counted(*arguments: Any) -> list[Rows]:
+        blocks = read(*arguments)
+        decoded.extend(map(len, blocks))
+        return blocks
+
+    monkeypatch.setattr(point_lookup.PointReader, "_read", counted)
+    monkeypatch.setattr("epochlog.store.sst.segment.LARGE_ROWS", 1_000_000)
+    with el.open(tmp_path, durability="os") as store:
+        table = store.create_table("t", schema, primary_key=primary)
+        table.upsert(rows(schema, np.arange(1_200_000), 0))
+        asked = np.arange(10) * 120_000 + 7
+        for compacted in (False, True):
+            if compacted:
+                store.compact("t", full=True)
+            assert table.get(keys(schema, primary, asked))["v"].to_pylist() == asked.tolist()
+            assert len(decoded) == 10 and sum(decoded) <= 10 * 8192
+            decoded.clear()
+
+
+@pytest.mark.parametrize(
+    "columns, wanted", [(1, 8192), (8, 8192), (9, 16384), (24, 32768), (32, 32768), (33, 65536), (5000, 65536)]
+)
+def test_the_rows_of_a_row_group_follow_the_columns(columns: int, wanted: int) -> None:
+    assert row_group_rows(columns) == wanted
 
 
 def test_what_was_not_asked_for_longest_is_let_go() -> None:

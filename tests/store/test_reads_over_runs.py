@@ -302,13 +302,13 @@ def test_a_run_that_has_nothing_above_it_is_read_without_keys_that_nobody_asked_
     removed = table.delete(pa.table([["b"], ["y"]], names=["id", "day"]).select(keys))
     store.compact("t", full=True)
     decoded: set[str] = set()
-    plain = run._group_reader
+    plain = run.Footer.read
 
-    def noting(data: pa.Buffer, file: Any, names: list[str]) -> Any:
+    def noting(footer: run.Footer, data: pa.Buffer, groups: list[int], names: list[str]) -> pa.Table:
         decoded.update(names)
-        return plain(data, file, names)
+        return plain(footer, data, groups, names)
 
-    monkeypatch.setattr(run, "_group_reader", noting)
+    monkeypatch.setattr(run.Footer, "read", noting)
     assert table.to_arrow(columns=["n"])["n"].to_pylist() == ["1", "3"] and decoded == {"n"}
     assert table.to_arrow(columns=["n"], filter=pc.field("id") > "a")["n"].to_pylist() == ["3"]
     assert table.to_arrow(epoch=removed - 1, columns=["n"])["n"].to_pylist() == ["1", "2", "3"]

@@ -176,7 +176,7 @@ def test_rows_that_were_read_do_not_change_with_the_file(tmp_path: Path) -> None
     segment_reader = reader(files, segment, keyed)
     whole, block, batches = (
         segment_reader.read(),
-        segment_reader.read(["v"], block=0),
+        segment_reader.read_blocks(["v"], [0])[0],
         list(segment_reader.batches(["id", "v"])),
     )
     with (tmp_path / PATH).open("r+b") as file:

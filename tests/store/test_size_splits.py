@@ -35,7 +35,12 @@ KEYS = {"int": ["k"], "string": ["s"], "composite": ["s", "k"]}
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((size_splits, "BATCH_ROWS"), (segment, "BATCH_ROWS"), (sorted_run, "ROW_GROUP_ROWS")):
+    for module, name in (
+        (size_splits, "BATCH_ROWS"),
+        (segment, "BATCH_ROWS"),
+        (sorted_run, "ROW_GROUP_ROWS"),
+        (sorted_run, "MOST_ROW_GROUP_ROWS"),
+    ):
         monkeypatch.setattr(module, name, BLOCK_ROWS)
 
 
