@@ -215,12 +215,15 @@ class DecisionExecutor:
     def _stopped(self, stopped: commands.JobStopped, running: Running) -> None:
         self._stop_parts(running, "it was stopped")
 
-    def _stop_parts(self, running: Running, reason: str) -> None:
+    def _stop_parts(self, running: Running, reason: str, error: EpochlogError | None = None) -> None:
+        """Disconnect all parts. error: raised by the driver of a job, whose state after it depends on the error."""
         running.inject = None
         for part in [part for part in self.owners if (part.kind, part.name) == (running.kind, running.name)]:
             owner = self.owners.pop(part)
             self.note_part_left(part, running)
-            if owner.connection is not None:
+            if owner.connection is not None and error is not None and part.kind == "job":
+                owner.connection.send(wire.Refused(part, *encode_error(error)))
+            elif owner.connection is not None:
                 owner.connection.send(wire.Stopped(part, reason[: wire.MAX_TEXT]))
 
     def _finish_job(self, key: str, running: Running, epoch: int) -> None:
@@ -242,7 +245,7 @@ class DecisionExecutor:
         """
         if self.running.get(key) is not running:
             return
-        self._stop_parts(running, ": ".join(encode_error(error)))
+        self._stop_parts(running, ": ".join(encode_error(error)), error)
         self.execute(self.manager.unregister(key))
         self.running.pop(key, None)
         self.submit(running.managed_job.leave)

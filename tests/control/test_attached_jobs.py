@@ -32,6 +32,7 @@ from control_fixture import TOKEN, open_worker, settings
 from epochlog.checkpoint import JobSettings
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator.managed_jobs import JobTask
+from epochlog.checkpoint.pipeline.step_scheduler import JobStep, failed
 from ports import fixed_location
 from wait_until import wait_until
 
@@ -130,6 +131,24 @@ def test_a_driver_takes_over_a_runner_that_is_no_coordinator(tmp_path: Path) -> 
         let_go.set()
         thread.join()
         assert [type(error) for error in errors] == [el.Fenced]
+        check(store)
+
+
+def test_a_runner_outside_of_the_coordinator_fences_the_driver(tmp_path: Path) -> None:
+    """The driver raises what ended it: a pipeline shows the job as fenced, not as stopped."""
+    with attached_world(tmp_path) as (store, _server, worker), driving(store, worker) as driver:
+        wait_until(lambda: driver.steps and runner_kind(store) == "coordinator")
+        outside = store.job("revenue")
+        for number in range(1000):
+            add_orders(store, 10 * number, 10)
+            store.checkpoint()
+            if outside.step_local(add_changes, take_over=True) is not None:
+                break
+        driver.join()
+        assert isinstance(driver.error, el.Fenced)
+        assert failed(JobStep(), driver.error, 0, None).state == "fenced"
+        while outside.step_local(add_changes) is not None:
+            pass
         check(store)
 
 
