@@ -68,20 +68,20 @@ def test_two_of_fifty_columns_are_decoded_without_the_others(
     """The partitions that the query's tasks got are read again here, where the decoded columns can be counted."""
     planned: list[PiecePartition] = []
     decoded: list[str] = []
-    encode, decode = scan.encode_read, pq.ParquetFile.read_row_group
+    encode, decode = scan.encode_read, pq.ParquetFile.read_row_groups
 
     def remembering(partitions: Sequence[InputPartition], schema: pa.Schema) -> bytes:
         planned.extend(partition for partition in partitions if isinstance(partition, PiecePartition))
         return encode(partitions, schema)
 
-    def counting(self: pq.ParquetFile, group: int, columns: Sequence[str], **options: Any) -> pa.Table:
+    def counting(self: pq.ParquetFile, groups: list[int], columns: Sequence[str], **options: Any) -> pa.Table:
         decoded.extend(columns)
-        return decode(self, group, columns, **options)
+        return decode(self, groups, columns, **options)
 
     monkeypatch.setattr(scan, "encode_read", remembering)
     (row,) = spark.sql("SELECT SUM(c7), SUM(c31) FROM lake.wide").collect()
     assert tuple(row) == (499_500, 499_500)
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counting)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counting)
     batches = [batch for partition in planned for batch in partition.read_partition.read()]
     assert sum(batch.num_rows for batch in batches) == 1000
     assert {name for batch in batches for name in batch.schema.names} == {"c7", "c31"}
