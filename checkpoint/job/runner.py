@@ -287,7 +287,7 @@ class JobRunner(JobClaims):
             if take_over and self._stepping.holder in self.refreshing:  # fence that step too
                 self._stepping = self.new_lease("step")
             lease = self._stepping
-        with self._exclusive_step(lease):
+        with self.exclusive_step(lease):
             try:
                 plan = self.begin(lease=lease, take_over=take_over)
                 if plan is None:
@@ -303,7 +303,8 @@ class JobRunner(JobClaims):
             raise InvalidInput(f"job {self.name!r}: refresh is a function of one argument, not {refresh!r}")
 
     @contextmanager
-    def _exclusive_step(self, lease: RunnerLease) -> Iterator[None]:
+    def exclusive_step(self, lease: RunnerLease) -> Iterator[None]:
+        """Mark this thread as the one that steps the job under the lease. Raises JobRunning if there is one already."""
         with self._lock:
             if lease.holder in self.refreshing:
                 raise JobRunning(

@@ -83,7 +83,8 @@ class AttachedJob:
             self._runner.give_back(self._lease)
         try:
             part = self._part = self._part or self._attach()
-            return part.step_with(refresh, adapter, wait_s)
+            with self._runner.exclusive_step(self._lease):  # so that a refresh can drain its own job
+                return part.step_with(refresh, adapter, wait_s)
         except EpochlogError as error:
             is_lost = isinstance(error, ServerUnavailable) and not self._worker.connected
             if is_lost or isinstance(error, RolledBack):  # the next step goes on from the catalog

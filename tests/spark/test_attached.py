@@ -102,6 +102,25 @@ def test_a_query_is_drained_under_its_coordinator(lake) -> None:
         assert job.info.state == "finished" and copied(lake) == 5 and not query.isActive
 
 
+def test_a_refresh_drains_its_own_job_under_the_coordinator(lake) -> None:
+    """The call returns at once: it would wait for the barrier of the refresh that calls it."""
+    job = made(lake)
+    lake.orders.upsert(rows(0, 5))
+    returned: list[str] = []
+
+    def copy_and_end(ctx) -> None:
+        copy(ctx)
+        job.stop(drain=True, timeout=None)
+        returned.append(job.info.state)
+
+    with served(lake.store) as server, el.Worker(server.location, lake.store, token=TOKEN) as worker:
+        query = job.start(lake.spark, copy_and_end, coordinator=worker)
+        lake.store.checkpoint()
+        wait_until(lambda: job.info.state == "finished")
+        query.stop()
+        assert copied(lake) == 5 and query.exception() is None and returned[0] != "finished"
+
+
 def test_a_pipeline_is_run_by_the_coordinator(lake) -> None:
     schema = lake.store.table("orders").schema
     made(lake)
