@@ -144,6 +144,10 @@ class DecisionExecutor:
         while not self.closed.is_set():
             try:
                 epoch = running.managed_job.resolve()
+            except HOPELESS as error:
+                with self.lock:
+                    self.abandon(resolve.job, running, error)
+                return
             except EpochlogError as error:
                 _log.warning(
                     "%s: the outcome of the commit cannot be resolved yet, trying again: %s", resolve.job, error

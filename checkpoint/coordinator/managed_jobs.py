@@ -15,7 +15,7 @@ from epochlog.checkpoint.job.drain import record_drain
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.manager.commands import CommitBarrier, JobSettings
-from epochlog.errors import InvalidInput, LoadNotFound, NotWritable, TableDropped, TableFinished
+from epochlog.errors import InvalidInput, JobNotFound, LoadNotFound, NotWritable, TableDropped, TableFinished
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.edits import TableEdit
@@ -37,7 +37,7 @@ from epochlog.store.metadata.lookups import find_job, get_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment import Segment
 
-HOPELESS = (TableFinished, TableDropped, NotWritable, LoadNotFound)
+HOPELESS = (TableFinished, TableDropped, NotWritable, LoadNotFound, JobNotFound)
 """Errors of a commit that every later commit would raise too."""
 
 

@@ -218,6 +218,25 @@ def test_a_dropped_job_ends_its_driver_with_its_name(tmp_path: Path) -> None:
         assert isinstance(driver.error, el.JobNotFound)
 
 
+def test_a_job_that_is_dropped_between_its_refresh_and_its_commit_ends_its_driver(tmp_path: Path) -> None:
+    """The commit finds no job, and there is no outcome to resolve."""
+    entered, let_go = threading.Event(), threading.Event()
+
+    def refresh(ctx: Any) -> None:
+        add_changes(ctx)
+        entered.set()
+        let_go.wait()
+
+    with attached_world(tmp_path) as (store, _server, worker), driving(store, worker, refresh) as driver:
+        add_orders(store, 0, 10)
+        store.checkpoint()
+        wait_until(entered.is_set)
+        store.drop_job("revenue")
+        let_go.set()
+        driver.join()
+        assert isinstance(driver.error, el.JobNotFound)
+
+
 def test_an_error_of_the_refresh_is_recorded_and_tried_again(tmp_path: Path) -> None:
     bad = threading.Event()
     bad.set()
