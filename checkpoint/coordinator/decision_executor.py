@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
-from epochlog.checkpoint.job.next_step import ENDINGS
 from epochlog.checkpoint.manager import commands
 from epochlog.checkpoint.manager.manager import CheckpointManager
 from epochlog.errors import EpochlogError, JobNotFound, OutcomeUnknown, by_name
@@ -27,7 +26,6 @@ from epochlog.store.env.clock import Clock
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import remove_segments
 
-from .managed_jobs import HOPELESS
 from .metrics import Metrics
 from .state import Owner, Running, injected_message, key_of, run_logged
 
@@ -80,7 +78,7 @@ class DecisionExecutor:
         key = decision.job
         try:
             barrier, last = running.managed_job.decide(has_changes=has_changes or decision.drain, drain=decision.drain)
-        except tuple(ENDINGS) as error:
+        except running.managed_job.endings as error:
             with self.lock:
                 self.abandon(key, running, error)
             return
@@ -117,7 +115,7 @@ class DecisionExecutor:
             epoch, finished = running.managed_job.commit(commit)
         except OutcomeUnknown:
             answer = partial(self.manager.unknown, key, barrier_id)
-        except HOPELESS as error:
+        except running.managed_job.endings as error:
             with self.lock:
                 self.abandon(key, running, error)
             return
@@ -144,7 +142,7 @@ class DecisionExecutor:
         while not self.closed.is_set():
             try:
                 epoch = running.managed_job.resolve()
-            except HOPELESS as error:
+            except running.managed_job.endings as error:
                 with self.lock:
                     self.abandon(resolve.job, running, error)
                 return
@@ -219,16 +217,17 @@ class DecisionExecutor:
     def _stopped(self, stopped: commands.JobStopped, running: Running) -> None:
         self._stop_parts(running, "it was stopped")
 
-    def _stop_parts(self, running: Running, reason: str, error: EpochlogError | None = None) -> None:
-        """Disconnect all parts. error: raised by the driver of a job, whose state after it depends on the error."""
+    def _stop_parts(self, running: Running, reason: str) -> None:
+        self._release_parts(running, lambda part: wire.Stopped(part, reason[: wire.MAX_TEXT]))
+
+    def _release_parts(self, running: Running, message: Callable[[PartName], wire.Message]) -> None:
+        """Let go of all parts, each with the message that ends it."""
         running.inject = None
         for part in [part for part in self.owners if (part.kind, part.name) == (running.kind, running.name)]:
             owner = self.owners.pop(part)
             self.note_part_left(part, running)
-            if owner.connection is not None and error is not None and part.kind == "job":
-                owner.connection.send(wire.Refused(part, *encode_error(error)))
-            elif owner.connection is not None:
-                owner.connection.send(wire.Stopped(part, reason[: wire.MAX_TEXT]))
+            if owner.connection is not None:
+                owner.connection.send(message(part))
 
     def _finish_job(self, key: str, running: Running, epoch: int) -> None:
         """Tell all parts that this commit ended the job's data, and unregister the job."""
@@ -249,7 +248,11 @@ class DecisionExecutor:
         """
         if self.running.get(key) is not running:
             return
-        self._stop_parts(running, ": ".join(encode_error(error)), error)
+        name, text = encode_error(error)
+        if running.kind == "job":  # its driver's state depends on the error
+            self._release_parts(running, lambda part: wire.Refused(part, name, text))
+        else:
+            self._stop_parts(running, f"{name}: {text}")
         self.execute(self.manager.unregister(key))
         self.running.pop(key, None)
         self.submit(running.managed_job.leave)

@@ -12,10 +12,11 @@ from typing import Protocol
 from epochlog.checkpoint.control_messages import Attach
 from epochlog.checkpoint.job.barrier import Barrier
 from epochlog.checkpoint.job.drain import record_drain
+from epochlog.checkpoint.job.next_step import ENDINGS
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.manager.commands import CommitBarrier, JobSettings
-from epochlog.errors import InvalidInput, JobNotFound, LoadNotFound, NotWritable, TableDropped, TableFinished
+from epochlog.errors import EpochlogError, InvalidInput, LoadNotFound, NotWritable, TableDropped, TableFinished
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.edits import TableEdit
@@ -37,8 +38,8 @@ from epochlog.store.metadata.lookups import find_job, get_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment import Segment
 
-HOPELESS = (TableFinished, TableDropped, NotWritable, LoadNotFound, JobNotFound)
-"""Errors of a commit that every later commit would raise too."""
+UNWRITABLE = (TableFinished, TableDropped, NotWritable)
+"""Errors of a commit to tables that no commit can write any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class ManagedJob(Protocol):
     @property
     def tables(self) -> Collection[str]:
         """Return the tables that its parts may write."""
+        ...
+
+    @property
+    def endings(self) -> tuple[type[EpochlogError], ...]:
+        """Return the errors of a decision, a commit or its resolution that every later one would raise too."""
         ...
 
     @property
@@ -105,6 +111,8 @@ class ManagedJob(Protocol):
 
 class LoadTask:
     """Load under a coordinator: its barriers are checkpoint numbers, and it commits by root commits."""
+
+    endings = (*UNWRITABLE, LoadNotFound)
 
     def __init__(self, handle: Handle, request: Attach, settings: JobSettings) -> None:
         self._handle = handle
@@ -213,6 +221,8 @@ def _last_number(view: ReadTxn, load: LoadRecord) -> int:
 
 class JobTask:
     """Job under a coordinator: each part refreshes its share, and the job commits at its recorded barriers."""
+
+    endings = (*UNWRITABLE, *ENDINGS)
 
     def __init__(self, handle: Handle, request: Attach, settings: JobSettings) -> None:
         record = handle.catalog.read(lambda view: find_job(view, request.part.name))

@@ -13,9 +13,8 @@ from typing import Any
 
 from epochlog.checkpoint.job.claims import RunnerLease
 from epochlog.checkpoint.job.runner import JobRunner, RefreshAdapter
-from epochlog.errors import Cancelled, EpochlogError, InvalidInput, RolledBack, ServerUnavailable
+from epochlog.errors import EpochlogError, InvalidInput, RolledBack, ServerUnavailable
 from epochlog.exchange.transport.duplex import check_destination
-from epochlog.store.commit.job_commit import require_unparked
 from epochlog.store.session.handle import Handle
 
 from .actor import JobPart
@@ -92,8 +91,6 @@ class AttachedJob:
                 return None
             if self._part is not None and self._part.over:
                 self._leave("its work here has ended")
-            if isinstance(error, Cancelled):
-                require_unparked(self._runner.record())  # else the coordinator's text alone would name the cause
             raise
 
     def close(self) -> None:

@@ -152,6 +152,26 @@ def test_a_runner_outside_of_the_coordinator_fences_the_driver(tmp_path: Path) -
         check(store)
 
 
+def test_a_runner_outside_that_comes_before_the_commit_fences_the_driver(tmp_path: Path) -> None:
+    """Fence the coordinator while the driver refreshes: its commit is the first call to find that out."""
+    entered, let_go = threading.Event(), threading.Event()
+
+    def refresh(ctx: Any) -> None:
+        add_changes(ctx)
+        entered.set()
+        let_go.wait()
+
+    with attached_world(tmp_path) as (store, _server, worker), driving(store, worker, refresh) as driver:
+        add_orders(store, 0, 10)
+        store.checkpoint()
+        wait_until(entered.is_set)
+        assert store.job("revenue").step_local(add_changes, take_over=True)
+        let_go.set()
+        driver.join()
+        assert isinstance(driver.error, el.Fenced)
+        check(store)
+
+
 @pytest.mark.rule("5.36")
 def test_without_a_coordinator_the_driver_runs_alone_and_goes_back_when_it_is_there(tmp_path: Path) -> None:
     with make_store(tmp_path / "store") as store:
