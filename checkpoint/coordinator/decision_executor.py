@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
+from epochlog.checkpoint.job.next_step import ENDINGS
 from epochlog.checkpoint.manager import commands
 from epochlog.checkpoint.manager.manager import CheckpointManager
 from epochlog.errors import EpochlogError, JobNotFound, OutcomeUnknown, by_name
@@ -78,7 +79,7 @@ class DecisionExecutor:
         key = decision.job
         try:
             barrier, last = running.managed_job.decide(has_changes=has_changes or decision.drain, drain=decision.drain)
-        except running.managed_job.endings as error:
+        except tuple(ENDINGS) as error:
             with self.lock:
                 self.abandon(key, running, error)
             return

@@ -62,7 +62,7 @@ class ManagedJob(Protocol):
 
     @property
     def endings(self) -> tuple[type[EpochlogError], ...]:
-        """Return the errors of a decision, a commit or its resolution that every later one would raise too."""
+        """Return the errors of a commit, or of its resolution, that every later commit would raise too."""
         ...
 
     @property
@@ -293,7 +293,10 @@ class JobTask:
         outputs: Mapping[str, tuple[Segment, ...]] = {
             name: tuple(segment.labelled(label) for segment in segments) for name, segments in commit.segments.items()
         }
-        epoch = self._runner.commit(self._plan, outputs, keep=True)  # the next attempt commits refused segments
+        try:
+            epoch = self._runner.commit(self._plan, outputs, keep=True)  # the next attempt commits refused segments
+        except TableDropped as error:  # with its job, which is the cause to name
+            raise self._runner.find_cause(error, self._plan) from None
         return epoch, self._runner.record().state == "finished"
 
     def resolve(self) -> int | None:

@@ -246,7 +246,7 @@ class JobRunner(JobClaims):
             if plan is not None:
                 self._forget_runner(plan)
 
-    def _find_cause(self, error: BaseException, plan: RefreshPlan) -> BaseException:
+    def find_cause(self, error: BaseException, plan: RefreshPlan) -> BaseException:
         """Return JobNotFound, JobParked or Fenced if the job's record shows that cause of a failed refresh.
 
         Else return `error`.
@@ -345,7 +345,7 @@ class JobRunner(JobClaims):
             context._discard()
             typed_error = adapter.translate_error(error, self.name)
             self.fail(typed_error, plan)
-            typed_error = self._find_cause(typed_error, plan)
+            typed_error = self.find_cause(typed_error, plan)
             if typed_error is error:
                 raise
             raise typed_error from error

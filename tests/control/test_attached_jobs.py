@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ from control_fixture import TOKEN, open_worker, settings
 from epochlog.checkpoint import JobSettings
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator.managed_jobs import JobTask
+from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.pipeline.step_scheduler import JobStep, failed
+from epochlog.store.commit import job_commit
 from ports import fixed_location
 from wait_until import wait_until
 
@@ -135,7 +137,7 @@ def test_a_driver_takes_over_a_runner_that_is_no_coordinator(tmp_path: Path) -> 
 
 
 def test_a_runner_outside_of_the_coordinator_fences_the_driver(tmp_path: Path) -> None:
-    """The driver raises what ended it: a pipeline shows the job as fenced, not as stopped."""
+    """Raise in the driver what ended it: a pipeline shows the job as fenced, not as stopped."""
     with attached_world(tmp_path) as (store, _server, worker), driving(store, worker) as driver:
         wait_until(lambda: driver.steps and runner_kind(store) == "coordinator")
         outside = store.job("revenue")
@@ -238,21 +240,27 @@ def test_a_dropped_job_ends_its_driver_with_its_name(tmp_path: Path) -> None:
         assert isinstance(driver.error, el.JobNotFound)
 
 
-def test_a_job_that_is_dropped_between_its_refresh_and_its_commit_ends_its_driver(tmp_path: Path) -> None:
-    """The commit finds no job, and there is no outcome to resolve."""
-    entered, let_go = threading.Event(), threading.Event()
+@pytest.mark.parametrize(
+    "place",
+    [(JobRunner, "commit"), (job_commit, "job_edits"), (job_commit, "_transact_job")],
+    ids=lambda place: place[1],
+)
+def test_a_job_that_is_dropped_at_its_commit_ends_its_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]
+) -> None:
+    """Drop the job after its driver has reported: before the commit, before it looks for its tables, or after that."""
+    commit = getattr(*place)
 
-    def refresh(ctx: Any) -> None:
-        add_changes(ctx)
-        entered.set()
-        let_go.wait()
+    def late(*arguments: Any, **options: Any) -> Any:
+        with suppress(el.JobNotFound):
+            store.drop_job("revenue")
+        return commit(*arguments, **options)
 
-    with attached_world(tmp_path) as (store, _server, worker), driving(store, worker, refresh) as driver:
+    with attached_world(tmp_path) as (store, _server, worker), driving(store, worker) as driver:
+        wait_until(lambda: driver.steps and runner_kind(store) == "coordinator")
+        monkeypatch.setattr(*place, late)
         add_orders(store, 0, 10)
         store.checkpoint()
-        wait_until(entered.is_set)
-        store.drop_job("revenue")
-        let_go.set()
         driver.join()
         assert isinstance(driver.error, el.JobNotFound)
 

@@ -103,7 +103,7 @@ def test_a_query_is_drained_under_its_coordinator(lake) -> None:
 
 
 def test_a_refresh_drains_its_own_job_under_the_coordinator(lake) -> None:
-    """The call returns at once: it would wait for the barrier of the refresh that calls it."""
+    """Return from the call at once: it would wait for the barrier of the refresh that makes it."""
     job = made(lake)
     lake.orders.upsert(rows(0, 5))
     returned: list[str] = []
