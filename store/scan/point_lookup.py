@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from epochlog.store.env.files import Files
 from epochlog.store.env.lru_cache import LRUCache
+from epochlog.store.sst.data_file import block_pieces
 from epochlog.store.sst.merge import Rows, joined, lookup
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_blocks
@@ -96,11 +97,10 @@ class PointReader:
         else:
             spans = {0: (0, below)}
         parts = {block: needles.slice(low, high - low) for block, (low, high) in spans.items()}
-        blocks, count = list(parts), max(1, TOGETHER_ROWS * len(file.blocks) // file.rows)
         return [
             hits
-            for place in range(0, len(blocks), count)
-            for block, rows in self._rows_of(file, {b: parts[b] for b in blocks[place : place + count]}).items()
+            for piece in block_pieces(list(parts), len(file.blocks), file.rows, TOGETHER_ROWS)
+            for block, rows in self._rows_of(file, {block: parts[block] for block in piece}).items()
             for hits in _find_hits(rows, parts[block], first + spans[block][0])
         ]
 

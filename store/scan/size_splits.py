@@ -182,7 +182,7 @@ def _blocks(source: Source, fixed: int, varying: Sequence[str]) -> Iterator[Span
 
 def _block_rows(rows: int, count: int) -> list[float]:
     """Return the rows of each block of a file: all but the last are full, unless another build wrote the file."""
-    for full in (BATCH_ROWS, *(BATCH_ROWS >> shift for shift in range(1, 4))):
+    for full in (BATCH_ROWS >> shift for shift in range(4)):
         if count == -(-rows // full):
             return [float(min(full, rows - place * full)) for place in range(count)]
     return [rows / count] * count

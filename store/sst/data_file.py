@@ -169,6 +169,15 @@ def blocks_of(
     return [block for block in chosen if block in matching]
 
 
+def block_pieces(chosen: Sequence[int], blocks: int, rows: int, together: int) -> list[Sequence[int]]:
+    """Cut a list of blocks of a file into pieces of about `together` rows, each of at least one block.
+
+    blocks, rows: numbers of the whole file.
+    """
+    count = max(1, together * blocks // max(1, rows))
+    return [chosen[place : place + count] for place in range(0, len(chosen), count)]
+
+
 def _block_span(blocks: Sequence[Key], key_range: KeyRange, repeated: bool) -> tuple[int, int]:
     low, high = key_range
     before = bisect_left if repeated else bisect_right
@@ -193,6 +202,11 @@ def key_columns(codec: KeyCodec) -> set[str]:
 def keys_of(codec: KeyCodec, table: pa.Table) -> pa.Array:
     """Return the encoded keys of a table that was read from a file with its `key_columns`."""
     return contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
+
+
+def tombstones(table: pa.Table) -> np.ndarray | None:
+    """Return the tombstone marks of a table that was read from a file, bool[rows]; None without a tombstone."""
+    return marks(table.column(OP)) if OP in table.column_names else None
 
 
 def marks(column: pa.ChunkedArray) -> np.ndarray | None:

@@ -23,14 +23,15 @@ from .data_file import (
     OP,
     Stats,
     block_fields,
+    block_pieces,
     blocks_of,
     compression,
     file_table,
     key_columns,
     key_stats,
     keys_of,
-    marks,
     row_span,
+    tombstones,
     verified,
 )
 from .merge import Rows
@@ -102,9 +103,7 @@ def write_segment(
     table = file_table(schema, codec, rows)
     if table.nbytes < 1 << 31:  # else a column may not fit in one array
         table = table.combine_chunks()
-    batches = table.to_batches(
-        max_chunksize=min(BATCH_ROWS, LARGE_BATCH_ROWS) if len(rows) > LARGE_ROWS else BATCH_ROWS
-    )
+    batches = table.to_batches(max_chunksize=LARGE_BATCH_ROWS if len(rows) > LARGE_ROWS else BATCH_ROWS)
     data = _encode_file(table.schema, batches, _choose_compression(files, table))
     starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
     segment = Segment(
@@ -182,7 +181,7 @@ class SegmentReader:
 
     @staticmethod
     def _rows(keys: pa.Array, table: pa.Table, names: Sequence[str]) -> Rows:
-        return Rows(keys, table.select(names), marks(table.column(OP)) if OP in table.column_names else None)
+        return Rows(keys, table.select(names), tombstones(table))
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the file's record batches in order, with these columns of the table in the file's order, and `_op` if
@@ -229,10 +228,10 @@ class SegmentReader:
                 for index in indices
             ]
 
-        each = -(-self.segment.rows // len(self.segment.blocks))
-        together = max(1, BATCH_ROWS // each)
-        pieces = [blocks[place : place + together] for place in range(0, len(blocks), together)]
-        batches = [batch for piece in parallel_map(read, pieces, len(blocks) * each) for batch in piece]
+        segment, count = self.segment, len(self.segment.blocks)
+        pieces = block_pieces(blocks, count, segment.rows, BATCH_ROWS)
+        read_pieces = parallel_map(read, pieces, segment.rows * len(blocks) // count)
+        batches = [batch for piece in read_pieces for batch in piece]
         if borders is not None and batches:
             borders[path] = blocks[-1], batches[-1]
         return batches, first.schema

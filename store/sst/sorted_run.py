@@ -28,14 +28,15 @@ from .data_file import (
     OP,
     Stats,
     block_fields,
+    block_pieces,
     blocks_of,
     compression,
     file_table,
     key_columns,
     key_stats,
     keys_of,
-    marks,
     row_span,
+    tombstones,
     verified,
 )
 from .merge import Rows
@@ -179,7 +180,7 @@ def write_part(
 def row_group_rows(columns: int) -> int:
     """Return the rows of a row group in files of a table with that many columns."""
     factor = 1 << max(0, -(-columns // ROW_GROUP_COLUMNS) - 1).bit_length()
-    return min(factor * ROW_GROUP_ROWS, max(ROW_GROUP_ROWS, MOST_ROW_GROUP_ROWS))
+    return min(factor * ROW_GROUP_ROWS, MOST_ROW_GROUP_ROWS)
 
 
 def _choose_encoding(table: pa.Table, codec: KeyCodec, field: pa.Field, *, packed: bool) -> str | None:
@@ -273,10 +274,10 @@ def read_part(
     visible = None if at is None else _visible_at(table, at)
     if visible is not None and not marked:
         keys, table = keys.filter(pa.array(visible)), table.filter(pa.array(visible))
-    deleted = marks(table.column(OP)) if OP in table.column_names else None
+    deleted = tombstones(table)
     if visible is not None and marked and not visible.all():
         deleted = ~visible if deleted is None else deleted | ~visible
-    return Rows(keys, _cast_to_schema(table.select(names), schema), deleted)
+    return Rows(keys, table.select(names), deleted)
 
 
 def read_blocks(
@@ -284,14 +285,7 @@ def read_blocks(
 ) -> list[Rows]:
     """Read the rows of each of these row groups, with these columns. Raises Corrupt for a damaged file."""
     tables = _decode(files, part, schema, {*names, *key_columns(codec)}, {OP}, groups, None, together=1)
-    return [
-        Rows(
-            keys_of(codec, table),
-            _cast_to_schema(table.select(names), schema),
-            marks(table.column(OP)) if OP in table.column_names else None,
-        )
-        for table in tables
-    ]
+    return [Rows(keys_of(codec, table), table.select(names), tombstones(table)) for table in tables]
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,10 +341,9 @@ def _decode(
             passing = _passing_row_groups(data, filter, schema)
             groups = [group for group in groups if group in passing]
         names = [name for name in footer.names if name in needed | if_present]
-        each = -(-part.rows // len(part.blocks))
-        count = max(1, together // each)
-        pieces = [groups[place : place + count] for place in range(0, len(groups), count)]
-        tables = parallel_map(lambda piece: footer.read(data, piece, names), pieces or [[]], len(groups) * each)
+        pieces = block_pieces(groups, len(part.blocks), part.rows, together) or [[]]
+        rows = part.rows * len(groups) // len(part.blocks)
+        tables = parallel_map(lambda piece: footer.read(data, piece, names), pieces, rows)
         return [_cast_to_schema(table.select(names), schema) for table in tables]
     except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
         raise undecodable(part.path, error) from error
