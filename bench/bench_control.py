@@ -43,6 +43,7 @@ class Watched:
     """A job of which the catalog's side costs nothing: notes when its barrier goes out and when it may be committed."""
 
     tables: Collection[str] = ("t",)
+    endings: tuple[type[el.EpochlogError], ...] = ()
     interval_ms: int | None = None
 
     def __init__(self, asked: wire.Attach) -> None:
