@@ -15,6 +15,7 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import next_epoch, plan_changes
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, has_outcome
+from epochlog.store.commit.restore import restore_rows
 from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
 from epochlog.store.commit.table_ddl import alter_table, table_bytes, truncate_log
 from epochlog.store.env.process_local import OneProcess
@@ -145,6 +146,15 @@ class Table(OneProcess):
         keys: in the forms of `get`.
         """
         return self._commit(lambda writer: writer.delete(keys), "delete", txn, epoch)
+
+    def restore(self, epoch: int, *, txn: TxnPair | None = None) -> int:
+        """Give a root table the rows that it had at an epoch, in one commit of the difference; return its epoch.
+
+        What came in between stays in the log and in reads of those epochs; views follow as after any commit. Commits
+        that land while the restore runs are undone too. Raises EpochExpired, EpochNotCommitted, NotWritable,
+        TableFinished.
+        """
+        return restore_rows(self._handle, self._table, epoch, txn)
 
     def writer(self) -> TableWriter:
         """Open a writer that seals segments for `store.commit`; a root table can have any number of open writers."""

@@ -9,9 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-
 from epochlog.errors import TableFinished
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn
@@ -19,14 +16,7 @@ from epochlog.store.commit.boundaries import force_within
 from epochlog.store.metadata.definitions import Counters, JobRecord
 from epochlog.store.metadata.lookups import get_job, get_table, get_version
 from epochlog.store.metadata.staged_segments import discard_staged
-from epochlog.store.scan.scan_plan import BATCH_ROWS, ScanPlan
-from epochlog.store.sst.merge import lookup
-from epochlog.store.sst.segment import Segment
-from epochlog.store.sst.segment_writer import SegmentWriter, WriteTarget
 from epochlog.store.types.epoch import show_epoch
-from epochlog.store.types.key_range import KeyRange
-from epochlog.store.types.null_safe_equal import same_rows
-from epochlog.store.types.read_options import ReadOptions
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -84,39 +74,3 @@ def _readable_from(tx: Txn, job: JobRecord) -> int:
                 "it takes no more commits; create another job with other outputs"
             )
     return min(safe_epochs)
-
-
-# ---- the difference ------------------------------------------------------------------------------------------------
-
-
-def difference(target: WriteTarget, old: ScanPlan, new: ScanPlan) -> list[Segment]:
-    """Write segments that turn the rows of `old` into those of `new`: deletes, inserts and updates.
-
-    Hold a bounded number of rows in memory. Discard the segments on an error.
-    """
-    writer = SegmentWriter(target)
-    merged = old.extended(new.segments)
-    try:
-        for key_range in merged.splits(max(1, merged.rows_at_most // BATCH_ROWS)):
-            _write_difference(writer, target, old, new, key_range)
-        return writer.finish()
-    except BaseException:
-        writer.discard()
-        raise
-
-
-def _write_difference(
-    writer: SegmentWriter, target: WriteTarget, old: ScanPlan, new: ScanPlan, key_range: KeyRange
-) -> None:
-    names, files = target.schema.schema.names, target.files
-    options = ReadOptions(names, None, key_range)
-    before, after = old.rows(files, options), new.rows(files, options)
-    deleted = lookup(after.keys, before.keys) < 0
-    writer.delete(before.data.filter(pa.array(deleted)).select(list(target.schema.primary_key)))
-    positions = lookup(before.keys, after.keys)
-    common = np.flatnonzero(positions >= 0)
-    changed = np.ones(len(after), np.bool_)
-    old_rows = before.data.take(pa.array(positions[common])).select(names).combine_chunks()
-    new_rows = after.data.take(pa.array(common)).select(names).combine_chunks()
-    changed[common] = ~same_rows(old_rows, new_rows)
-    writer.upsert(after.data.filter(pa.array(changed)).select(names))

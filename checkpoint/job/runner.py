@@ -18,6 +18,7 @@ from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.backfill import BackfillChunk, discard_chunks, discard_refused, record_chunk
 from epochlog.store.commit.boundaries import seal
+from epochlog.store.commit.difference import difference
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.job_commit import JobCommit, check_incarnation, commit_job, require_unparked
 from epochlog.store.env.clock import monotonic_s
@@ -42,7 +43,7 @@ from .next_step import (
     read_next_step,
     read_sealed_step,
 )
-from .rebuild import difference, request_rebuild
+from .rebuild import request_rebuild
 from .refresh_context import RefreshContext
 from .refresh_plan import RefreshPlan, plan_barrier, plan_chunk
 

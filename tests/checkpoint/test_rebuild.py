@@ -284,9 +284,9 @@ def test_every_kind_of_column_is_compared(lab: Lab) -> None:
 
 
 def test_a_large_table_is_compared_key_range_by_key_range(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from epochlog.checkpoint.job import rebuild
+    from epochlog.store.commit import difference
 
-    monkeypatch.setattr(rebuild, "BATCH_ROWS", 7)
+    monkeypatch.setattr(difference, "BATCH_ROWS", 7)
     lab.put({k: (0, k) for k in range(100)})
     job = lab.job("j", ["r"], snapshot_rows=lab.pieces and 9)
     lab.tick()

@@ -41,10 +41,14 @@ def text(key: int, n: int) -> str:
 
 @dataclass
 class LedgerCommit:
-    """The number of a commit, and for each table its groups, one for each label."""
+    """The number of a commit, and for each table its groups, one for each label.
+
+    restored: the epoch whose rows the commit restores; its groups are the difference then.
+    """
 
     number: int
     tables: dict[str, list[Group]]
+    restored: int | None = None
 
 
 @dataclass
@@ -63,10 +67,10 @@ class Ledger:
 
     # ---- the story tells ----------------------------------------------------------------------------------------
 
-    def begin(self, tables: Mapping[str, list[Group]]) -> int:
+    def begin(self, tables: Mapping[str, list[Group]], restored: int | None = None) -> int:
         """A commit is about to be asked for; its number, to be its id."""
         number = len(self.commits)
-        self.commits.append(LedgerCommit(number, dict(tables)))
+        self.commits.append(LedgerCommit(number, dict(tables), restored))
         self.unknown.add(number)
         return number
 

@@ -70,7 +70,7 @@ def parse_ledger(lines: list[str]) -> Ledger:
             name, *arguments = json.loads(line)
             if name == "begin":
                 tables = arguments[0].items()
-                arguments = [{table: [dict(map(tuple, group)) for group in groups] for table, groups in tables}]
+                arguments[0] = {table: [dict(map(tuple, group)) for group in groups] for table, groups in tables}
             getattr(ledger, name)(*arguments)
     return ledger
 
@@ -111,7 +111,9 @@ def run_workload(
         logged.consume("a")
         attempt(lambda: store.compact("a", full=True))
         logged.make("c")
-        logged.commit({"c": [{1: 8}], "a": [{2: 8}]})
+        before = logged.commit({"c": [{1: 8}], "a": [{2: 8}]})
+        logged.commit({"c": [{1: 9, 2: 9}]})
+        logged.commit({"c": [{1: 8, 2: None}]}, restored=before)
         logged.drop("c")
         attempt(lambda: leave_behind(store))
         logged.clear_away()
@@ -164,8 +166,8 @@ class LoggedStore:
         self._attempt(drop)
         self._ledger.dropped(name)
 
-    def commit(self, tables: dict[str, list[Group]]) -> int:
-        number = self._ledger.begin(tables)
+    def commit(self, tables: dict[str, list[Group]], restored: int | None = None) -> int:
+        number = self._ledger.begin(tables, restored)
         epoch = self._attempt(lambda: perform(self._store, self._ledger.commits[number]))
         self._ledger.done(number, epoch)
         return epoch
@@ -201,9 +203,11 @@ def leave_behind(store: el.Store) -> None:
 
 
 def perform(store: el.Store, commit: LedgerCommit) -> int:
-    """Commit by the fitting call: of one table, of several tables, or of sealed labels."""
+    """Commit by the fitting call: of one table, of several tables, of sealed labels, or by a restore."""
     txn = (APPLICATION, commit.number)
     ((name, groups), *others) = commit.tables.items()
+    if commit.restored is not None:
+        return store.table(name).restore(commit.restored, txn=txn)
     if len(groups) > 1:
         writer, first, segments = store.table(name).writer(), store.last_epoch + 1, []
         for label, group in enumerate(groups, start=first):

@@ -213,6 +213,16 @@ class ModelTable:
         self.states.append((epoch, state))
         self.entries.append(TableEntry(epoch, operation, *counts))
 
+    def restore(self, epoch: int, target: int, segments: int) -> None:
+        """Add the entry that gives the table its rows at `target`."""
+        now, then = self.state(epoch), self.state(target)
+        gone = {key: (True, self.shape.bare(row)) for key, row in now.items() if key not in then}
+        changes = gone | {key: (False, row) for key, row in then.items() if now.get(key) != row}
+        if changes:
+            self.groups.append(Group(epoch, epoch, changes, self.full))
+        self.states.append((epoch, dict(then)))
+        self.entries.append(TableEntry(epoch, "restore", len(changes) - len(gone), len(gone), segments))
+
     def flushed(self, ops: Sequence[Op]) -> list[list[Op]]:
         """The calls of one writer, cut where its memory was full: one segment each."""
         pieces: list[list[Op]] = []

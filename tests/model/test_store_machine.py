@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import pyarrow.compute as pc
@@ -82,6 +83,8 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
+        for name in TINY:  # a module that is first imported now would keep the tiny value of another one for good
+            import_module(name.rpartition(".")[0])
         for name, size in TINY.items():
             self.patch.setattr(name, size)
         self.root = tempfile.mkdtemp(prefix="store-machine-")
@@ -359,6 +362,29 @@ class StoreMachine(RuleBasedStateMachine):
         self.landed(expected, None, [])
         with pytest.raises(el.TableFinished):
             self.handles[name].upsert(SHAPES[name].table([]))
+
+    @precondition(lambda self: self.open_tables())
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        name, expected = data.draw(st.sampled_from(self.open_tables())), self.expect_epoch()
+        model, table = self.tables[name], self.handles[name]
+        target = data.draw(st.sampled_from([at for at, _ in model.states] + [self.last_epoch]))
+        if 0 < target < self.begin(model):
+            error: type[Exception] | None = el.EpochNotCommitted
+        elif target < model.safe_epoch:
+            error = el.EpochExpired
+        else:
+            error = el.ClockSkew if expected is None else None
+        if error is not None:
+            files = self.files()
+            with pytest.raises(error):
+                table.restore(target)
+            assert self.files() == files
+            return
+        assert table.restore(target) == expected
+        assert expected is not None
+        model.restore(expected, target, table.history(1)["segments"][0].as_py())
+        self.landed(expected, None, [])
 
     # ---- upkeep --------------------------------------------------------------------------------------------------
 
