@@ -1,8 +1,12 @@
-"""A Spark driver of the job `revenue` under a coordinator: `attached_driver.py ROOT LOCATION`. Says `ready JVM_PID`."""
+"""A Spark driver of a job that keeps the revenue, under a coordinator: `attached_driver.py ROOT LOCATION JOB`.
+
+Says `ready JVM_PID`.
+"""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from pyspark.sql.functions import sum as total
@@ -11,21 +15,21 @@ import epochlog as el
 from control_fixture import TOKEN
 
 
-def add_changes(ctx: Any) -> None:
+def add_changes(ctx: Any, output: str) -> None:
     """Add the new orders to the sums so far: rows that are taken in twice, or never, show for good."""
     changes = ctx.changes("orders").select("day", "cents")
-    sums = changes.union(ctx.output("revenue").select("day", "cents")).groupBy("day")
-    ctx.upsert("revenue", sums.agg(total("cents").alias("cents")))
+    sums = changes.union(ctx.output(output).select("day", "cents")).groupBy("day")
+    ctx.upsert(output, sums.agg(total("cents").alias("cents")))
 
 
-def main(root: str, location: str) -> None:
+def main(root: str, location: str, job: str) -> None:
     spark = el.spark("driver", master="local[1]", spark__sql__shuffle__partitions="1")
     spark.sparkContext.setLogLevel("OFF")
     with (
         el.open(root, create=False, durability="os") as store,
         el.Worker(location, store, token=TOKEN) as worker,
     ):
-        query = store.job("revenue").start(spark, add_changes, coordinator=worker)
+        query = store.job(job).start(spark, partial(add_changes, output=job), coordinator=worker)
         gateway: Any = spark.sparkContext._gateway
         print("ready", gateway.proc.pid, flush=True)
         query.awaitTermination()

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from attached_fixture import add_orders, caught_up, check, make_store
+from attached_fixture import REVENUE, add_orders, caught_up, check, make_store
 from control_fixture import TOKEN, settings
 from ports import fixed_location
 from spark_store import rows
@@ -222,6 +222,51 @@ def test_drivers_and_the_coordinator_are_killed_in_any_order(tmp_path: Path) -> 
                 kill(*driver)
 
 
-def start_driver(root: str, location: str) -> tuple[subprocess.Popen[str], int]:
-    child = run(HERE / "attached_driver.py", root, location)
+@pytest.mark.long
+@pytest.mark.local_only
+def test_two_jobs_with_a_driver_each_survive_any_deaths(tmp_path: Path) -> None:
+    """Kill the Spark driver of a job, the coordinator of both, or all three. The other job's barriers go on meanwhile,
+    nothing is lost or lands twice, and both go on afterwards.
+    """
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    chance, root, jobs = random.Random(seed), str(tmp_path / "store"), ["revenue", "sales"]
+    coordinator = HERE.parent / "support" / "attached_fixture.py"
+    first, second = chance.sample(jobs, 2)
+    victims = chance.sample([["server", first], [second], ["server", *jobs]], 3)
+    with make_store(root) as store:
+        store.create_job("sales", ["orders"], {"sales": (REVENUE, ["day"])})
+        server = run(coordinator, "serve", root, fixed_location())
+        location = said(server)
+        drivers = {name: start_driver(root, location, name) for name in jobs}
+        try:
+            for turn, killed in enumerate(victims):
+                add_orders(store, 1000 * turn, 50)
+                if chance.random() < 0.5:
+                    wait_until(lambda: all(caught_up(store, name) for name in jobs))
+                for victim in chance.sample(killed, len(killed)):
+                    kill(server) if victim == "server" else kill(*drivers[victim])
+                add_orders(store, 1000 * turn + 500, 50)
+                alive = [name for name in jobs if name not in killed]
+                wait_until(lambda alive=alive: all(caught_up(store, name) for name in alive))
+                newest = store.table("orders").info.max_committed_epoch
+                assert all(store.job(name).info.committed_epoch < newest for name in jobs if name in killed)
+                for victim in chance.sample(killed, len(killed)):
+                    if victim == "server":
+                        server = run(coordinator, "serve", root, location)
+                        assert said(server) == location
+                    else:
+                        drivers[victim] = start_driver(root, location, victim)
+                wait_until(lambda: all(caught_up(store, name) for name in jobs))
+                for name in jobs:
+                    check(store, name)
+            assert store.verify().ok
+        finally:
+            kill(server)
+            for driver in drivers.values():
+                kill(*driver)
+
+
+def start_driver(root: str, location: str, job: str = "revenue") -> tuple[subprocess.Popen[str], int]:
+    child = run(HERE / "attached_driver.py", root, location, job)
     return child, int(said(child).removeprefix("ready "))
