@@ -340,13 +340,17 @@ class Cast:
                 self._kill(kills.pop(0), running, chance)
         return workers
 
+    def kill_server(self) -> None:
+        """Kill the server and start it again; it is not reachable before it has opened the store."""
+        self._server.kill()
+        self._server.join()
+        self._start_server()
+        self._say("the server was killed and restarted")
+
     def _kill(self, kind: str, running: list[StageProcess], chance: random.Random) -> None:
         """Kill one process of that kind, if one is alive, and start it again."""
         if kind == "server":
-            self._server.kill()
-            self._server.join()
-            self._start_server()
-            self._say("the server was killed and restarted")
+            self.kill_server()
         elif kind == "redis":
             self._redis.kill()
             self._redis.start()

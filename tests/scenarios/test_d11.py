@@ -19,6 +19,7 @@ import staged_join
 from staged_join import Build, Cast, Plan, Serve, Work
 
 import epochlog as el
+from wait_until import wait_until
 
 pytestmark = [
     pytest.mark.local_only, pytest.mark.slow, pytest.mark.redis, pytest.mark.usefixtures("redis_on_path"),
@@ -78,6 +79,16 @@ def alone(plan: Plan) -> pa.Table:
     return pa.Table.from_batches(batches)
 
 
+def answers(location: str) -> bool:
+    """Return True if the server at that location can be reached."""
+    try:
+        with el.connect(location) as client:
+            client.changes("p0", 0, 0)
+    except el.ServerUnavailable:
+        return False
+    return True
+
+
 def wrong(store: el.Store, plan: Plan) -> str:
     """Describe the difference of the result from the expected rows; empty if they are equal."""
     result, expected = store.table(plan.result).to_arrow(), wanted(store, plan)
@@ -106,6 +117,9 @@ def run_group(
         for plan in plans:
             staged_join.prepare(store, plan)
         cast.run(plans, fates, chance, pause_s=0.04)
+        if fates:  # a run may end with the server killed and still starting
+            cast.kill_server()
+        wait_until(lambda: answers(cast.location))
         problems = [text for plan in plans if (text := wrong(store, plan))]
         assert store.verify().ok
     return cast.kills, "\n".join(problems)
