@@ -104,6 +104,11 @@ def get_job(view: ReadTxn, job_id: int, name: str) -> JobRecord:
     return JobRecord.from_record(record)
 
 
+def jobs_of(view: ReadTxn, table_id: int) -> tuple[JobRecord, ...]:
+    """List the jobs that read or write the table. It reads all jobs, so call it once per transaction."""
+    return tuple(job for job in all_jobs(view) if table_id in job.upstreams or table_id in job.outputs)
+
+
 def all_jobs(view: ReadTxn) -> Iterator[JobRecord]:
     for _, record in scan_prefix(view, JOB_PREFIX):
         yield JobRecord.from_record(record)

@@ -23,7 +23,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.consumer_record import ConsumerRecord, all_consumers
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
-from epochlog.store.metadata.lookups import all_jobs
+from epochlog.store.metadata.lookups import jobs_of
 
 NO_PLAN = 1 << 62
 """Version of a hold whose holder has no open read plan: the hold pins no files."""
@@ -58,15 +58,22 @@ def put_holds(txn: Txn, holds: Iterable[Hold]) -> list[bytes]:
     return keys
 
 
-def holds_of(view: ReadTxn, table_id: int, now_ms: int, alive: Collection[str] = ()) -> list[Hold]:
+def holds_of(
+    view: ReadTxn,
+    table_id: int,
+    now_ms: int,
+    alive: Collection[str] = (),
+    *,
+    jobs: Iterable[JobRecord] | None = None,
+) -> list[Hold]:
     """List all holds of a table now, with the implied holds of jobs and consumers.
 
-    Expired holds are left out, but for those of holders in `alive`.
+    Expired holds are left out, but for those of holders in `alive`. jobs: the table's jobs, if they were read already.
     """
     prefix = table_prefix(HOLD_PREFIX, table_id)
     holds = [hold for _, hold in _read_holds(view, prefix)]
     live = [hold for hold in holds if hold.expires_ms is None or hold.expires_ms > now_ms or hold.holder in alive]
-    for job in all_jobs(view):
+    for job in jobs_of(view, table_id) if jobs is None else jobs:
         epoch = held_from(job, table_id)
         if epoch is not None:
             version = job.planned_version if job.barrier else NO_PLAN

@@ -26,8 +26,8 @@ from epochlog.store.catalog.keys import (
 )
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.metadata.counters import move_counters
-from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
-from epochlog.store.metadata.lookups import all_jobs, get_runs, get_table, get_version
+from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions
+from epochlog.store.metadata.lookups import get_runs, get_table, get_version, jobs_of
 from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import (
     LogEntry,
@@ -170,21 +170,24 @@ def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
 def plan_release(handle: Handle, view: ReadTxn, table: TableDef) -> Released | None:
     """Decide, by the table's current options, what one transaction can release; None if there is nothing."""
     table = get_table(view, table.id, table.name)
-    (allowed, parked), before = _current_limits(handle, view, table), get_version(view, table.id, table.name)
+    jobs, before = jobs_of(view, table.id), get_version(view, table.id, table.name)
+    allowed, parked = _current_limits(handle, view, table, jobs)
     mark = _truncation_epoch(view, table.id, before, allowed.log)
     released = truncated(view, table.id, apply_safe_epoch(before, allowed.states), mark)
     released = _release_history(view, table.id, replace(released, parked=parked), handle.catalog.now_ms())
-    released = _forget_commits(view, table, released, allowed.commits)
+    released = _forget_commits(view, table, jobs, released, allowed.commits)
     return released if released != Released(before) else None
 
 
-def _current_limits(handle: Handle, view: ReadTxn, table: TableDef) -> tuple[RetentionLimits, tuple[StalledJob, ...]]:
+def _current_limits(
+    handle: Handle, view: ReadTxn, table: TableDef, jobs: Sequence[JobRecord]
+) -> tuple[RetentionLimits, tuple[StalledJob, ...]]:
     """Return the table's limits, and the stalled jobs that they park. A stalled job that would lose nothing keeps its
     holds.
     """
     now_ms = handle.catalog.now_ms()
-    holds = holds_of(view, table.id, now_ms, handle.leases.live)
-    stalled = tuple(stalled_jobs(handle, view, table, now_ms))
+    holds = holds_of(view, table.id, now_ms, handle.leases.live, jobs=jobs)
+    stalled = tuple(stalled_jobs(handle, view, table, jobs, now_ms))
     if stalled:
         allowed = limits(table.options, _without_jobs(holds, stalled), now_ms)
         stalled = tuple(
@@ -278,12 +281,14 @@ def _is_past(part: RunFile, safe_epoch: int) -> bool:
 # ---- remembered commits -----------------------------------------------------------------------------------------
 
 
-def _forget_commits(view: ReadTxn, table: TableDef, released: Released, limit: int) -> Released:
+def _forget_commits(
+    view: ReadTxn, table: TableDef, jobs: Sequence[JobRecord], released: Released, limit: int
+) -> Released:
     """Forget the commits that no read needs: those before the newest one at or below all needed epochs.
 
     The remembered commits then begin with the one that made the state at the lowest needed epoch.
     """
-    bound = min([limit, *_needed_epochs(view, table, released)])
+    bound = min([limit, *_needed_epochs(view, table, jobs, released)])
     first = next(iter(view.scan(hist_key(table.id, 0), hist_key(table.id, max(bound, 0) + 1), reverse=True)), None)
     if first is None:
         return released
@@ -295,14 +300,14 @@ def _forget_commits(view: ReadTxn, table: TableDef, released: Released, limit: i
     return replace(released, version=version, commits=tuple(forgotten), more=released.more or len(older) > BATCH)
 
 
-def _needed_epochs(view: ReadTxn, table: TableDef, released: Released) -> Iterable[int]:
+def _needed_epochs(view: ReadTxn, table: TableDef, jobs: Sequence[JobRecord], released: Released) -> Iterable[int]:
     """Yield the epochs from which on commits of the table are needed."""
     yield released.version.safe_epoch
     yield released.version.log_start
     deleted = {entry.epoch for entry in released.entries}
     yield from islice((epoch for epoch in _epochs(view, table_prefix(LOG_PREFIX, table.id)) if epoch not in deleted), 1)
     parked = {stalled.job.id for stalled in released.parked}
-    for job in all_jobs(view):
+    for job in jobs:
         if job.state == "parked" or job.id in parked:  # no reader asks for its validity, and it may stay parked
             continue
         if table.id in job.outputs or table.id in job.upstreams:

@@ -6,7 +6,7 @@ visible as parked, keeps its committed outputs and holds nothing. A job without 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from epochlog.store.catalog.keys import hist_key, job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.definitions import JobRecord, TableDef
-from epochlog.store.metadata.lookups import all_jobs, get_job, get_table, get_version
+from epochlog.store.metadata.lookups import get_job, get_table, get_version
 from epochlog.store.metadata.staged_segments import discard_staged
 from epochlog.store.metadata.table_settings import show_option
 from epochlog.store.types.epoch import show_epoch, show_span, to_unix_ms
@@ -34,10 +34,12 @@ class StalledJob:
     change: int
 
 
-def stalled_jobs(handle: Handle, view: ReadTxn, table: TableDef, now_ms: int) -> Iterator[StalledJob]:
-    """Yield the jobs that read the table and have lacked one of its changes for longer than its log is kept."""
+def stalled_jobs(
+    handle: Handle, view: ReadTxn, table: TableDef, jobs: Iterable[JobRecord], now_ms: int
+) -> Iterator[StalledJob]:
+    """Yield those of `jobs` that read the table and have lacked one of its changes for longer than its log is kept."""
     kept_ms = table.options.log_retention / timedelta(milliseconds=1)
-    for job in all_jobs(view):
+    for job in jobs:
         held = held_from(job, table.id)
         if held is None or table.id not in job.upstreams:
             continue
