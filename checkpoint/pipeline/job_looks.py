@@ -74,6 +74,17 @@ class WorkLook:
         return self.reached and (idle or not self.creating)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkLooks:
+    """Result of one read of the catalog: the look at each job, by job id.
+
+    boundary_in_ms: the time from the read until the next boundary passes.
+    """
+
+    by_job: Mapping[int, WorkLook]
+    boundary_in_ms: int
+
+
 UNKNOWN_JOB = WorkLook(has_work=True)
 """Look at a job that was dropped, or cannot be read: its own step raises the error."""
 
@@ -83,18 +94,19 @@ def look_at(
     requests: Collection[LookRequest],
     target: int | None,
     unchanged: Mapping[int, CatalogState],
-) -> dict[int, WorkLook]:
-    """Read the catalog once, and return the look at each job, by job id.
+) -> WorkLooks:
+    """Read the catalog once, and return the look at each job.
 
     target: the epoch that a run until idle waits for. unchanged: the states at which jobs (by id) had no work; a job
     whose state is still that one is left out.
     """
 
-    def body(view: ReadTxn) -> dict[int, WorkLook]:
+    def body(view: ReadTxn) -> WorkLooks:
         sealable = _sealable(view, handle)
         current = (CatalogState(view.version, sealable), CatalogState(view.version, None))
         asked = [request for request in requests if unchanged.get(request.job_id) not in current]
-        return _look(view, handle, asked, target, sealable) if asked else {}
+        looks = _look(view, handle, asked, target, sealable) if asked else {}
+        return WorkLooks(looks, handle.interval_ms - handle.catalog.now_ms() % handle.interval_ms)
 
     return handle.catalog.read(body)
 

@@ -58,6 +58,7 @@ class Member:
     committed_epoch: int = 0
     look: WorkLook = UNKNOWN_JOB  # the newest one
     idle_at: CatalogState | None = None  # the state at which the job had no work
+    step_ms: int = 0  # duration of its newest step that did something
     queued: bool = False  # its step waits for the pool, or runs
     unseen: bool = False  # it has committed since the newest look
     notified: bool = False  # an upstream has committed since the newest look

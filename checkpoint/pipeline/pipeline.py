@@ -75,6 +75,7 @@ class PipelineRunner(OneProcess):
         self._running = False
         self._stopping = False
         self._target: int | None = None  # the epoch that a run until idle waits for
+        self._boundary_ms: int | None = None  # monotonic time of the boundary after the newest look
         self._wake = threading.Event()
         self._over = threading.Event()  # the threads of the run have ended
         self._pool = StepPool(self._threads, self._pauses.now_ms)
@@ -309,7 +310,7 @@ class PipelineRunner(OneProcess):
         unseen = [member for member in members if member.unseen and not member.step.ended]
         requests = [m.request for m in unseen]
         with suppress(EpochlogError):
-            looks = look_at(self._handle, requests, None, {}) if requests else {}
+            looks = look_at(self._handle, requests, None, {}).by_job if requests else {}
             self._finish([member for member in unseen if looks[member.runner.job_id].finished])
 
     def _end_part(self, member: Member) -> None:
@@ -329,12 +330,17 @@ class PipelineRunner(OneProcess):
     # ---- looks -----------------------------------------------------------------------------------------------------
 
     def _look(self, due: Collection[Member]) -> None:
-        """Look at the due jobs, and queue the steps of those with work."""
+        """Look at the due jobs, and queue the steps of those with work, beginning with those whose last step was short.
+
+        A long step would take the processor, and the interpreter's lock, from the short ones.
+        """
         target = self._target
         requests = [m.request for m in due]
         unchanged = {m.runner.job_id: m.idle_at for m in due if m.idle_at is not None}
         try:
-            looks = look_at(self._handle, requests, target, unchanged)
+            now_ms = self._pauses.now_ms()
+            seen = look_at(self._handle, requests, target, unchanged)
+            looks, self._boundary_ms = seen.by_job, now_ms + seen.boundary_in_ms
         except (CatalogUnavailable, StoreClosed) as error:
             for member in due:
                 self._fail(member, error)
@@ -343,6 +349,7 @@ class PipelineRunner(OneProcess):
             looks = dict.fromkeys((m.runner.job_id for m in due), UNKNOWN_JOB)
         with self._lock:
             current = [m for m in due if target == self._target and not m.step.ended]
+            current.sort(key=lambda member: member.step_ms)
             for member in current:
                 member.look, member.unseen = looks.get(member.runner.job_id, member.look), False
             finished = [member for member in current if self._apply_look(member)]
@@ -378,7 +385,7 @@ class PipelineRunner(OneProcess):
     def _rest(self, member: Member) -> None:
         """Let a job without work rest until the next look. Call under the lock."""
         now_ms, look = self._pauses.now_ms(), member.look
-        step = succeeded(started(member.step), None, now_ms, finished=False)
+        step = succeeded(started(member.step), None, now_ms, finished=False, boundary_ms=self._boundary_ms)
         settled = step.settled or look.settled(idle=not member.led)  # a coordinator ends the creation later
         member.step = replace(step, settled=settled, missing=look.missing)
         if member.notified:
@@ -412,7 +419,10 @@ class PipelineRunner(OneProcess):
             if member.look.finished:
                 self._finish([member])
                 return
-            epoch = self._run_once(member) if member.has_step else None
+            epoch, began_ms = None, self._pauses.now_ms()
+            if member.has_step:
+                epoch = self._run_once(member)
+                member.step_ms = self._pauses.now_ms() - began_ms
             if member.attached is not None:
                 member.take_over = member.logged_wait = False
         except BaseException as error:  # noqa: BLE001  # any error ends or delays this job alone

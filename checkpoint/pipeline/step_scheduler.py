@@ -13,7 +13,7 @@ from epochlog.errors import AccessDenied, Cancelled, SparkLost, StoreClosed
 from epochlog.store.env.backoff import Backoff
 
 LOOK_MS = 100
-"""Time after which an idle job looks for a barrier again."""
+"""Time between two looks at idle jobs. All jobs of a process are looked at together."""
 BACKOFF = Backoff(first_s=0.1, limit_s=30.0)
 """Delays before a failed step is tried again."""
 WAIT_MS = 500
@@ -61,13 +61,27 @@ def started(step: JobStep) -> JobStep:
     return replace(step, state="running", restarts=step.restarts + (step.state == "backing off"))
 
 
-def succeeded(step: JobStep, epoch: int | None, now_ms: int, *, finished: bool) -> JobStep:
-    """Return the job after a step that committed at `epoch`, took in a chunk (0), or had nothing to do (None)."""
+def succeeded(
+    step: JobStep, epoch: int | None, now_ms: int, *, finished: bool, boundary_ms: int | None = None
+) -> JobStep:
+    """Return the job after a step that committed at `epoch`, took in a chunk (0), or had nothing to do (None).
+
+    boundary_ms: the monotonic time of the next boundary, if it is known.
+    """
     if finished:
         return replace(step, state="finished", failures=0)
     if epoch is None:
-        return replace(step, state="idle", due_ms=now_ms + LOOK_MS, failures=0)
+        return replace(step, state="idle", due_ms=next_look_ms(now_ms, boundary_ms), failures=0)
     return replace(step, state="running", due_ms=now_ms, failures=0)
+
+
+def next_look_ms(now_ms: int, boundary_ms: int | None) -> int:
+    """Return the monotonic time of an idle job's next look: the next multiple of LOOK_MS, or the boundary before it.
+
+    So all idle jobs are due together, and a job gets its barrier when the boundary passes.
+    """
+    tick_ms = (now_ms // LOOK_MS + 1) * LOOK_MS
+    return boundary_ms if boundary_ms is not None and now_ms < boundary_ms < tick_ms else tick_ms
 
 
 def failed(step: JobStep, error: BaseException, now_ms: int, tries: int | None) -> JobStep:

@@ -170,11 +170,60 @@ def test_a_look_finds_work_exactly_where_a_step_does_it(tmp_path: Path) -> None:
                 lab.store.job(chance.choice(list(jobs)).name).stop(drain=True)  # recorded, not waited for
             for job in chance.sample(list(jobs), chance.choice([0, 1, 2, 6])):
                 runner, lease = job._runner, job._runner.new_lease("pipeline")
-                look = look_at(handle, [LookRequest(runner.job_id, runner.name, lease)], None, {})[runner.job_id]
+                look = look_at(handle, [LookRequest(runner.job_id, runner.name, lease)], None, {}).by_job[runner.job_id]
                 before = job.info.state, job.info.outside
                 epoch = job.step_local(jobs[job])
                 changed = epoch is not None or before != (job.info.state, job.info.outside)
                 assert look.has_work == changed and look.finished == (before[0] == "finished"), (seed, act, job.name)
+
+
+# ---- order and time ----------------------------------------------------------------------------------------------
+
+
+def test_short_steps_start_before_long_ones(lab: Lab) -> None:
+    """A flood of rows in one job began at any place among the steps of the others, and took the processor from them."""
+    time, order = VirtualTime(lab), []
+    pipe = el.Pipeline(lab.store, threads=1, pauses=time)
+
+    def taking(ms: int, name: str) -> Callable[[Any], None]:
+        def refresh(ctx: Any) -> None:
+            order.append(name)
+            time.pass_ms(ms)
+            mirror("r", f"{name}_out")(ctx)
+
+        return refresh
+
+    for name, ms in {"flood": 300, "quick0": 2, "slow": 40, "quick1": 1}.items():
+        pipe.add(lab.job(name, ["r"]), taking(ms, name))
+    pipe.run(until="idle")
+    assert order == ["flood", "quick0", "slow", "quick1"]  # nothing is known of them yet
+    for value in range(3):
+        order.clear()
+        lab.put({1: (0, value)})
+        pipe.run(until="idle")
+        assert order == ["quick1", "quick0", "slow", "flood"]
+
+
+def test_an_idle_job_gets_its_barrier_when_the_boundary_passes(lab: Lab) -> None:
+    """Idle jobs were looked at ten times a second, so each barrier came up to 0.1 s after its boundary."""
+    time = VirtualTime(lab)
+    lab.now_ms += 35  # boundaries fall between two looks
+    pipe = el.Pipeline(lab.store, pauses=time)
+    job = lab.job("j", ["r"])
+    pipe.add(job, mirror("r", "j_out"))
+    pipe.run(until="idle")
+    thread = threading.Thread(target=pipe.run)
+    thread.start()
+    try:
+        last = lab.put({2: (0, 20)})
+        for ms, committed in ((900, False), (64, False), (1, True)):
+            time.advance(ms, lambda: pipe._pool.busy == 0)
+            assert (job.info.committed_epoch >= last) == committed, ms
+    finally:
+        pipe.stop()
+        time.let_go()
+        thread.join()
+    assert lab.rows("j_out") == lab.rows("r")
 
 
 # ---- isolation ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from epochlog.checkpoint.pipeline.step_scheduler import (
     JobStep,
     backoff_ms,
     failed,
+    next_look_ms,
     notified,
     quiescent,
     started,
@@ -29,6 +30,13 @@ def test_a_commit_runs_on_and_nothing_to_do_waits_a_moment() -> None:
     assert succeeded(NEW, 0, 1000, finished=False) == JobStep("running", 1000)  # a piece of a snapshot
     assert succeeded(NEW, None, 1000, finished=False) == JobStep("idle", 1100)
     assert succeeded(NEW, None, 1000, finished=True).state == "finished"
+
+
+def test_idle_jobs_are_due_together_and_when_a_boundary_passes() -> None:
+    assert [next_look_ms(now_ms, None) for now_ms in (0, 1, 99, 100)] == [100, 100, 100, 200]
+    assert [next_look_ms(now_ms, 165) for now_ms in (0, 99, 100, 164, 165, 166)] == [100, 100, 165, 165, 200, 200]
+    assert next_look_ms(100, 200) == 200 and next_look_ms(199, 201) == 200
+    assert succeeded(NEW, None, 130, finished=False, boundary_ms=165).due_ms == 165
 
 
 def test_back_off_doubles_up_to_half_a_minute() -> None:
