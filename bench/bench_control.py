@@ -44,7 +44,7 @@ class Watched:
 
     tables: Collection[str] = ("t",)
     endings: tuple[type[el.EpochlogError], ...] = ()
-    interval_ms: int | None = None
+    edges: None = None
 
     def __init__(self, asked: wire.Attach) -> None:
         self._parts = asked.parts

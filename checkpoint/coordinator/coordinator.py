@@ -30,6 +30,7 @@ from epochlog.store.env.clock import Clock, SystemClock, monotonic_s
 from epochlog.store.session.handle import Handle
 
 from .decision_executor import DecisionExecutor
+from .job_looker import JobLooker
 from .managed_jobs import make_managed_job
 from .metrics import Metrics
 from .state import CoordinatorSettings, Owner, Running, actor_of, key_of, run_logged
@@ -55,6 +56,7 @@ class Coordinator:
         self.settings = settings or CoordinatorSettings()
         self._clock = clock or SystemClock()
         self._executor = DecisionExecutor(handle, self._clock)
+        self._looker = JobLooker(handle, self._executor)
         self._run_name = handle.new_holder("coordinator")
         self._opening = threading.Lock()
         self._checked_s = monotonic_s()
@@ -234,6 +236,7 @@ class Coordinator:
                 _refuse_second(request, before, connection.worker)
                 incarnation, decided = self._executor.manager.attach(key, actor_of(part))
                 self._executor.owners[part] = Owner(connection.worker, incarnation, connection)
+                self._looker.look_soon(key)
                 if before is not None and before.connection is not None and before.worker != connection.worker:
                     before.connection.send(
                         wire.Restarted(part, before.incarnation, True, "another worker has attached as this part")
@@ -291,6 +294,8 @@ class Coordinator:
                     key, vertices, incarnation=incarnation, settings=settings, finished=finished
                 )
             )
+            if managed_job.edges is not None:
+                self._looker.add(key, managed_job.edges)
 
     def _idle(self, key: str) -> bool:
         """Return True if no worker owns a part of this load or job, so that the number of parts may change."""
@@ -303,8 +308,10 @@ class Coordinator:
             with self._executor.lock:
                 self._executor.execute(self._executor.manager.tick())
                 self._expire_workers()
-                due = self._executor.manager.next_due()
+                self._looker.tick()
+                due, look_in_ms = self._executor.manager.next_due(), self._looker.due_in_ms()
                 wait_s = WATCH_S if due is None else min(max(due - self._clock(), 1) / 1000, WATCH_S)
+                wait_s = wait_s if look_in_ms is None else min(look_in_ms / 1000, wait_s)
                 if not self._executor.closed.is_set():
                     self._executor.wake.wait(wait_s)
 

@@ -54,6 +54,8 @@ class DecisionExecutor:
         self.metrics = Metrics()
         self.running: dict[str, Running] = {}
         self.owners: dict[PartName, Owner] = {}
+        self.on_commit: Callable[[Running], None] = lambda running: None
+        """Called under the lock when a commit has landed."""
 
     def close(self) -> None:
         """Wait for the threads. The caller has set `closed`."""
@@ -89,7 +91,6 @@ class DecisionExecutor:
             with self.lock:
                 running.has_changes = running.has_changes or has_changes
         with self.lock:
-            self.manager.pace(key, running.managed_job.interval_ms)
             settled = barrier is None and not running.has_changes
             self.execute(self.manager.decided(key, decision.barrier_id, barrier, settled=settled, last=last))
 
@@ -130,6 +131,7 @@ class DecisionExecutor:
             with self.lock:
                 running.unresolved = 0
                 self.execute(self.manager.committed(key, barrier_id, epoch))
+                self.on_commit(running)
                 if finished:
                     self._finish_job(key, running, epoch)
             return

@@ -12,6 +12,7 @@ from typing import Protocol
 from epochlog.checkpoint.control_messages import Attach
 from epochlog.checkpoint.job.barrier import Barrier
 from epochlog.checkpoint.job.drain import record_drain
+from epochlog.checkpoint.job.job_looks import LookRequest
 from epochlog.checkpoint.job.next_step import ENDINGS
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner
@@ -52,6 +53,15 @@ class Opened:
     settings: JobSettings
 
 
+@dataclass(frozen=True, slots=True)
+class JobEdges:
+    """Request to look at a job, with the ids of the tables that the job reads and writes."""
+
+    request: LookRequest
+    upstreams: frozenset[int]
+    outputs: frozenset[int]
+
+
 class ManagedJob(Protocol):
     """Interface of one load or job under a coordinator."""
 
@@ -66,8 +76,8 @@ class ManagedJob(Protocol):
         ...
 
     @property
-    def interval_ms(self) -> int | None:
-        """Return the time between triggers in ms, as of the last `decide`."""
+    def edges(self) -> JobEdges | None:
+        """Return the job's edges to tables; None for a load."""
         ...
 
     def require_match(self, request: Attach) -> None:
@@ -113,12 +123,12 @@ class LoadTask:
     """Load under a coordinator: its barriers are checkpoint numbers, and it commits by root commits."""
 
     endings = (*UNWRITABLE, LoadNotFound)
+    edges: JobEdges | None = None
 
     def __init__(self, handle: Handle, request: Attach, settings: JobSettings) -> None:
         self._handle = handle
         self._request = request
         self._settings = settings
-        self.interval_ms = settings.interval_ms
         self._load: LoadRecord | None = None
         self._number = 0  # the highest checkpoint number that a commit has used
         self.tables: Collection[str] = tuple(sorted(request.tables))
@@ -228,12 +238,12 @@ class JobTask:
         record = handle.catalog.read(lambda view: find_job(view, request.part.name))
         self._handle = handle
         self._parts = request.parts
-        self.interval_ms: int | None = handle.interval_ms * record.interval
-        self._settings = replace(settings, interval_ms=self.interval_ms)
+        self._settings = replace(settings, interval_ms=None)  # looks at the catalog trigger its checkpoints
         self._runner = JobRunner(handle, record.id, record.name)
         self._lease = self._runner.new_lease("coordinator")
         self._plan: RefreshPlan | None = None
-        self._rest_version: int | None = None
+        request_to_look = LookRequest(record.id, record.name, self._lease)
+        self.edges: JobEdges | None = JobEdges(request_to_look, frozenset(record.upstreams), frozenset(record.outputs))
         self.tables: Collection[str] = handle.catalog.read(
             lambda view: tuple(get_table(view, table, f"output of {record.name}").name for table in record.outputs)
         )
@@ -269,22 +279,11 @@ class JobTask:
     def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier | None, bool]:
         if drain:
             record_drain(self._runner)
-        elif self._is_at_rest():
-            return None, False
         self._plan = self._runner.begin(unchunked=True, lease=self._lease)
-        job = self._runner.record() if self._plan is None else self._plan.job
-        self.interval_ms = self._handle.interval_ms * job.interval  # it may have been altered
         if self._plan is None:
-            self._rest_version = self._runner.rest_version()
             return None, False
         # Barriers at earlier boundaries may precede the barrier that ends the drain.
-        return self._plan.barrier, drain and job.ends_at(self._plan.barrier.curr)
-
-    def _is_at_rest(self) -> bool:
-        """Return True if this runner holds the job, and the catalog has not changed since the job was at rest."""
-        if self._rest_version is None or not self._runner.holds(self._lease):
-            return False
-        return self._handle.catalog.read(lambda view: view.version) == self._rest_version
+        return self._plan.barrier, drain and self._plan.job.ends_at(self._plan.barrier.curr)
 
     def commit(self, commit: CommitBarrier) -> tuple[int, bool]:
         assert self._plan is not None and self._plan.barrier == commit.barrier

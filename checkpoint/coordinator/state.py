@@ -12,7 +12,7 @@ from epochlog.checkpoint.control_messages import PartName
 from epochlog.checkpoint.manager import commands
 from epochlog.errors import InvalidInput
 
-from .managed_jobs import ManagedJob
+from .managed_jobs import JobEdges, ManagedJob
 from .worker_connection import WorkerConnection
 
 _log = logging.getLogger("epochlog")
@@ -70,6 +70,16 @@ class Running:
     has_changes: bool = False
     inject: commands.Inject | None = None
     unresolved: int = 0
+
+    @property
+    def key(self) -> str:
+        """Return its name at the manager."""
+        return f"{self.kind}:{self.name}"
+
+    @property
+    def edges(self) -> JobEdges | None:
+        """Return the job's edges; None for a load."""
+        return self.managed_job.edges
 
     def part(self, actor: commands.Actor) -> PartName:
         return PartName(self.kind, self.name, actor[1])

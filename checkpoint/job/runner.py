@@ -358,16 +358,6 @@ class JobRunner(JobClaims):
         """Return True if the job has a barrier in flight, or would get one at the boundaries that are past."""
         return self.handle.catalog.read(lambda view: read_sealed_step(view, self.handle, self._get_job(view)).refreshes)
 
-    def rest_version(self) -> int | None:
-        """Return the version of the catalog if the job has no work until the catalog changes; else None."""
-
-        def body(view: ReadTxn) -> int | None:
-            job = self._get_job(view)
-            rests = read_next_step(view, self.handle, job).kind == "rest"
-            return view.version if rests and not depends_on_time(inputs_of(view, self.handle, job), job) else None
-
-        return self.handle.catalog.read(body)
-
     def _record_next_barrier(self, job: JobRecord, lease: RunnerLease) -> JobRecord | None:
         """Record the job's next barrier and return the job; None if there is nothing to do."""
         if depends_on_time(self._read_inputs(job), job):

@@ -9,7 +9,6 @@ the catalog while a commit is in flight. Rules: docs/SEMANTICS.md, 5.22 to 5.29.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from epochlog.checkpoint.job.barrier import Barrier
 from epochlog.errors import Fenced, SegmentUnknown
@@ -166,12 +165,6 @@ class JobProtocol:
         return self._roll_back(now, {actor}, reason)
 
     # ---- answers -------------------------------------------------------------------------------------------------
-
-    def pace(self, now: int, interval_ms: int | None) -> list[Decision]:
-        if interval_ms != self.settings.interval_ms:
-            self.settings = replace(self.settings, interval_ms=interval_ms)
-            self._due_ms = self._trigger_after(now)
-        return []
 
     def decided(self, now: int, barrier_id: int, barrier: Barrier | None, settled: bool, last: bool) -> list[Decision]:
         attempt = self._attempt
@@ -397,6 +390,12 @@ class JobProtocol:
         return [*self._list_starts(), Finished(self.job)]
 
     # ---- predicates and status -----------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Return True if a forced checkpoint could begin: the job runs, and none is in flight or waits."""
+        free = self._state == "running" and self._attempt is None and not self._forced
+        return free and self._registry.rejection_reason() is None
 
     @property
     def _forced(self) -> bool:

@@ -90,6 +90,10 @@ class CheckpointManager:
         """Force a checkpoint: repeat attempts until one that was decided after this call commits."""
         return self._reschedule(job, self._require_job(job).force(self._now()))
 
+    def idle(self, job: str) -> bool:
+        """Return True if the job waits for its next trigger, or for `inject`. Raises JobNotFound."""
+        return self._require_job(job).idle
+
     def status(self, job: str) -> CheckpointStatus:
         """Return the job's status. Raises JobNotFound."""
         return self._require_job(job).status()
@@ -156,10 +160,6 @@ class CheckpointManager:
         last: a drain ends with this barrier; False if more barriers follow before the end.
         """
         return self._dispatch(job, lambda machine, now: machine.decided(now, barrier_id, barrier, settled, last))
-
-    def pace(self, job: str, interval_ms: int | None) -> None:
-        """Set the interval of the job's triggers in ms; from now on they are multiples of it."""
-        self._dispatch(job, lambda machine, now: machine.pace(now, interval_ms))
 
     def committed(self, job: str, barrier_id: int, epoch: int) -> list[Decision]:
         """Answer CommitBarrier: the commit has landed at that epoch."""

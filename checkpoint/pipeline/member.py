@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from epochlog.checkpoint.job.claims import RunnerLease
 from epochlog.checkpoint.job.job_ddl import JobInfo
+from epochlog.checkpoint.job.job_looks import UNKNOWN_JOB, CatalogState, LookRequest, WorkLook
 from epochlog.checkpoint.job.runner import JobRunner
 
-from .job_looks import UNKNOWN_JOB, CatalogState, LookRequest, WorkLook
 from .step_scheduler import JobStep
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from epochlog.checkpoint.job.claims import release_all
 from epochlog.checkpoint.job.drain import record_drains
 from epochlog.checkpoint.job.job_ddl import list_jobs
+from epochlog.checkpoint.job.job_looks import UNKNOWN_JOB, look_at
 from epochlog.checkpoint.job.runner import JobRunner, LocalRefreshAdapter, RefreshAdapter
 from epochlog.checkpoint.job.running_queries import live
 from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, JobRunning, StoreClosed
@@ -25,7 +26,6 @@ from epochlog.store.commit.boundaries import force_boundary
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.session.handle import HasHandle
 
-from .job_looks import UNKNOWN_JOB, look_at
 from .member import HasRunner, JobStatus, Member, job_status
 from .pauses import Pauses, RealPauses
 from .step_pool import StepPool, checked_threads
@@ -387,7 +387,8 @@ class PipelineRunner(OneProcess):
         now_ms, look = self._pauses.now_ms(), member.look
         step = succeeded(started(member.step), None, now_ms, finished=False, boundary_ms=self._boundary_ms)
         settled = step.settled or look.settled(idle=not member.led)  # a coordinator ends the creation later
-        member.step = replace(step, settled=settled, missing=look.missing)
+        failures = member.step.failures if member.led else 0  # it waits for the coordinator's next try
+        member.step = replace(step, failures=failures, settled=settled, missing=look.missing)
         if member.notified:
             member.step = notified(member.step, now_ms)
 

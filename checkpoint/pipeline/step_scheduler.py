@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from epochlog.checkpoint.job.job_looks import next_look_ms
 from epochlog.checkpoint.job.next_step import ENDINGS
 from epochlog.errors import AccessDenied, Cancelled, SparkLost, StoreClosed
 from epochlog.store.env.backoff import Backoff
 
-LOOK_MS = 100
-"""Time between two looks at idle jobs. All jobs of a process are looked at together."""
 BACKOFF = Backoff(first_s=0.1, limit_s=30.0)
 """Delays before a failed step is tried again."""
 WAIT_MS = 500
@@ -73,15 +72,6 @@ def succeeded(
     if epoch is None:
         return replace(step, state="idle", due_ms=next_look_ms(now_ms, boundary_ms), failures=0)
     return replace(step, state="running", due_ms=now_ms, failures=0)
-
-
-def next_look_ms(now_ms: int, boundary_ms: int | None) -> int:
-    """Return the monotonic time of an idle job's next look: the next multiple of LOOK_MS, or the boundary before it.
-
-    So all idle jobs are due together, and a job gets its barrier when the boundary passes.
-    """
-    tick_ms = (now_ms // LOOK_MS + 1) * LOOK_MS
-    return boundary_ms if boundary_ms is not None and now_ms < boundary_ms < tick_ms else tick_ms
 
 
 def failed(step: JobStep, error: BaseException, now_ms: int, tries: int | None) -> JobStep:

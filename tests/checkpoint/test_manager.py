@@ -36,28 +36,6 @@ def test_triggers_are_multiples_of_the_interval_however_late_the_ticks_are(drive
     assert injected(driver)[4:] == [6_000, 7_000]
 
 
-@pytest.mark.parametrize(("interval_ms", "then"), [(5_000, [5_000, 10_000]), (2_000, [4_000, 6_000, 8_000, 10_000])])
-def test_another_pace_holds_from_the_next_trigger_on(driver: ManagerDriver, interval_ms: int, then: list[int]) -> None:
-    driver.job("j")
-    driver.works("j")
-    driver.to(3_000)
-    driver.manager.pace("j", interval_ms)
-    driver.to(10_900)
-    assert injected(driver) == [1_000, 2_000, 3_000, *then]
-    driver.manager.pace("gone", interval_ms)
-
-
-def test_a_pace_that_stays_moves_no_trigger(driver: ManagerDriver) -> None:
-    """Not even one that is to come again because it was not used up."""
-    driver.job("j")
-    driver.works("j")
-    driver.to(999)
-    driver.now = START_MS + 1_500
-    driver.manager.pace("j", 1_000)
-    driver.do(driver.manager.tick())
-    assert injected(driver) == [1_500]
-
-
 def test_a_trigger_that_comes_while_a_barrier_is_in_flight_waits_for_its_end_and_the_pause(
     driver: ManagerDriver,
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import epochlog as el
 from epochlog.checkpoint.job.claims import release_all
-from epochlog.checkpoint.pipeline.job_looks import LookRequest, look_at
+from epochlog.checkpoint.job.job_looks import LookRequest, look_at
 from epochlog.checkpoint.pipeline.pipeline import PipelineRunner
 from epochlog.checkpoint.pipeline.step_pool import LONG_MS, StepPool
 from epochlog.store.catalog.keys import job_key

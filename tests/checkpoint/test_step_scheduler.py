@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 import epochlog as el
+from epochlog.checkpoint.job.job_looks import next_look_ms
 from epochlog.checkpoint.pipeline.step_scheduler import (
     ENDED,
     JobStep,
     backoff_ms,
     failed,
-    next_look_ms,
     notified,
     quiescent,
     started,

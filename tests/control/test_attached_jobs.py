@@ -5,20 +5,23 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import epochlog as el
 from attached_fixture import (
+    RATES,
     REVENUE,
     Driver,
     add_changes,
     add_orders,
     caught_up,
     check,
+    copy,
     driving,
     end,
     make_rated,
@@ -29,8 +32,7 @@ from attached_fixture import (
     said,
 )
 from control_fixture import TOKEN, open_worker, settings
-from epochlog.checkpoint import JobSettings
-from epochlog.checkpoint import control_messages as wire
+from epochlog.checkpoint.coordinator import job_looker
 from epochlog.checkpoint.coordinator.managed_jobs import JobTask
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.pipeline.step_scheduler import JobStep, failed
@@ -314,37 +316,43 @@ def test_a_wrong_token_is_refused_and_nobody_runs_alone(tmp_path: Path) -> None:
         assert runner_kind(store) is None
 
 
-def test_a_job_at_rest_costs_its_coordinator_a_look_at_the_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with make_store(tmp_path / "store") as store:
-        part = wire.PartName("job", "revenue", 0)
-        task = JobTask(store._handle, wire.Attach(part, 1, (), False, 0, True), JobSettings())
-        runner, begin, begins = task._runner, task._runner.begin, [0]
-        task.open()
+def test_jobs_at_rest_cost_their_coordinator_one_look_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job without work gets no attempt; also after a commit that gives it none, which the next look sees."""
+    with make_store(tmp_path / "store", interval_ms=3_600_000) as store:
+        other = store.create_table("other", RATES, ["day"])
+        names = ["revenue"]
+        for number in range(5):
+            names.append(f"copy{number}")
+            store.create_job(names[-1], ["revenue"], {names[-1]: (REVENUE, ["day"])})
+        asked, looks, decide, look_at = [0], list[int](), JobTask.decide, job_looker.look_at
 
-        def counted(**options: Any) -> Any:
-            begins[0] += 1
-            return begin(**options)
+        def counted(task: JobTask, **options: Any) -> Any:
+            asked[0] += 1
+            return decide(task, **options)
 
-        def rests() -> bool:
-            """It decides that there is nothing to do, without a step of the runner."""
-            before = begins[0]
-            return task.decide(has_changes=False, drain=False)[0] is None and begins[0] == before
+        def looked(handle: Any, requests: Any, *rest: Any) -> Any:
+            looks.append(len(requests))
+            return look_at(handle, requests, *rest)
 
-        monkeypatch.setattr(runner, "begin", counted)
-        for turn in range(3):
-            add_orders(store, 100 * turn, 5)
-            store.checkpoint()
-            assert task.decide(has_changes=False, drain=False)[0] is not None
-            runner.step_local(add_changes, lease=task._lease)
-            wait_until(rests)  # a renewal of leases changes the version, too
-            task.leave()
-            assert task.decide(has_changes=False, drain=False)[0] is None
-            assert runner.holds(task._lease)
-        store.job("revenue").step_local(add_changes, take_over=True)
-        with pytest.raises(el.Fenced):
-            task.decide(has_changes=False, drain=False)
+        monkeypatch.setattr(JobTask, "decide", counted)
+        monkeypatch.setattr(job_looker, "look_at", looked)
+        with el.serve(store, token=TOKEN, control=settings()) as server, open_worker(server, store) as worker:
+            worker.await_answer()
+            with ExitStack() as stack:
+                for name in names:
+                    refresh = add_changes if name == "revenue" else copy("revenue", name)
+                    stack.enter_context(driving(store, worker, refresh, name=name))
+                add_orders(store, 0, 5)
+                boundary = store.checkpoint()
+                wait_until(lambda: all(store.job(name).info.committed_epoch >= boundary for name in names))
+                looks.clear()
+                wait_until(lambda: len(looks) >= 2)  # the commits of all have been seen
+                asked[0] = 0
+                for _ in range(3):
+                    other.upsert(pa.table({"day": ["x"]}))
+                    looks.clear()
+                    wait_until(lambda: len(looks) >= 2)
+                assert asked[0] == 0 and set(looks) == {len(names)}
 
 
 def check_rated(store: el.Store) -> None:

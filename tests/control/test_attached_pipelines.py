@@ -259,3 +259,31 @@ def test_pipelines_and_the_coordinator_are_killed_in_any_order(tmp_path: Path, r
         finally:
             for child in (server, *pipes):
                 end(child)
+
+
+# ---- time --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("5.37")
+def test_a_forced_boundary_reaches_a_chain_of_jobs_at_once(tmp_path: Path) -> None:
+    """Each job under a coordinator waited for a multiple of its interval: a view on a view was an interval later, and a
+    forced boundary waited for up to an interval.
+    """
+    hour_ms = 3_600_000
+    with make_store(tmp_path / "store", interval_ms=hour_ms) as store, served(store) as server:
+        refreshes = make_chain(store, 2)
+        with open_worker(server, store) as worker:
+            worker.await_answer()
+            with running(pipeline(store, refreshes, worker)) as thread:
+                for turn in range(3):
+                    add_orders(store, 100 * turn, 20)
+                    boundary = store.checkpoint()
+                    wait_until(lambda e=boundary: all(store.job(name).info.committed_epoch >= e for name in refreshes))
+                assert all(status.commits >= 3 for status in server.coordinator.status())
+                check_chain(store, refreshes)
+                add_orders(store, 1000, 20)
+                for name in refreshes:
+                    store.job(name).stop(drain=True, timeout=None)
+                thread.join()
+                assert {info.state for info in store.jobs()} == {"finished"}
+        check_chain(store, refreshes)

@@ -41,8 +41,8 @@ def add_changes(ctx: Any) -> None:
         )
 
 
-def make_store(root: Any) -> el.Store:
-    store = el.open(root, durability="os", checkpoint_interval_ms=20)
+def make_store(root: Any, *, interval_ms: int = 20) -> el.Store:
+    store = el.open(root, durability="os", checkpoint_interval_ms=interval_ms)
     store.create_table("orders", ORDERS, ["id"])
     store.create_job("revenue", ["orders"], {"revenue": (REVENUE, ["day"])})
     return store

@@ -9,15 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from epochlog.checkpoint.job.claims import RunnerLease
-from epochlog.checkpoint.job.next_step import (
-    Clockwork,
-    after_sealing,
-    depends_on_time,
-    next_step,
-    read_clockwork,
-    seen_by_runner,
-)
 from epochlog.errors import Corrupt, JobNotFound
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view import EpochView
@@ -28,10 +19,23 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.session.job_runners import live_runner
 from epochlog.store.types.epoch import boundary, from_unix_ms, newest_index
 
+from .claims import RunnerLease
+from .next_step import (
+    Clockwork,
+    after_sealing,
+    depends_on_time,
+    next_step,
+    read_clockwork,
+    seen_by_runner,
+)
+
+LOOK_MS = 100
+"""Time between two looks at idle jobs. All jobs of a process are looked at together."""
+
 
 @dataclass(frozen=True, slots=True)
 class LookRequest:
-    """Job to look at. lease: the lease under which the pipeline runs it. led: a coordinator decides its barriers."""
+    """Job to look at. lease: the lease under which the caller runs it. led: a coordinator decides its barriers."""
 
     job_id: int
     name: str
@@ -87,6 +91,15 @@ class WorkLooks:
 
 UNKNOWN_JOB = WorkLook(has_work=True)
 """Look at a job that was dropped, or cannot be read: its own step raises the error."""
+
+
+def next_look_ms(now_ms: int, boundary_ms: int | None) -> int:
+    """Return the monotonic time of an idle job's next look: the next multiple of LOOK_MS, or the boundary before it.
+
+    So all idle jobs are due together, and a job gets its barrier when the boundary passes.
+    """
+    tick_ms = (now_ms // LOOK_MS + 1) * LOOK_MS
+    return boundary_ms if boundary_ms is not None and now_ms < boundary_ms < tick_ms else tick_ms
 
 
 def look_at(
