@@ -176,6 +176,8 @@ def groups_of_changes(fold: Fold, schema: pa.Schema, deltas: pa.Table) -> pa.Tab
     fields = [schema.field(name) for name in fold.groups]
     if not all(_is_comparable(field.type) for field in fields):
         return None
+    if any(not field.nullable and deltas.column(field.name).null_count for field in fields):
+        return None  # the view's own refresh refuses a key that is NULL
     try:
         return deltas.select(list(fold.groups)).cast(pa.schema(fields).remove_metadata())
     except pa.ArrowInvalid:

@@ -239,3 +239,16 @@ def test_a_sum_that_fails_for_an_old_value_is_recomputed(tmp_path: Path) -> None
         store.checkpoint()
         assert view.step()
         assert store.table("s").to_arrow().to_pylist() == [{"k": "all", "s": 6}]
+
+
+def test_a_group_of_null_is_refused_with_the_views_error(tmp_path: Path) -> None:
+    with el.open(tmp_path / "store", durability="os", checkpoint_interval_ms=10) as store:
+        table = store.create_table("t", pa.schema([("id", pa.int64()), ("a", pa.int64())]), ["id"])
+        view = store.create_view("s", "SELECT a, COUNT(*) AS n FROM t GROUP BY a", ["a"])
+        table.upsert(pa.table({"id": [1], "a": [5]}))
+        store.checkpoint()
+        assert view.step()
+        table.upsert(pa.table({"id": [2], "a": pa.array([None], pa.int64())}))
+        store.checkpoint()
+        with pytest.raises(el.SchemaMismatch, match="primary-key column 'a'"):
+            view.step()
