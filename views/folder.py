@@ -117,10 +117,18 @@ def plan_changes(
     """Return the changes that make the stored views those of the files, in an order in which they can be made.
 
     reads: the tables that the query of each file reads. A view is dropped before those that it reads, and created after
-    them. Raises JobCycle, and InvalidInput for a changed primary key.
+    them. Raises JobCycle, and InvalidInput for a changed primary key and for a file that reads a view without a file.
     """
     oldest_first = _ordered({name: view.upstreams for name, view in stored.items()})
     changes = [Change("drop", name) for name in reversed(oldest_first) if name not in files]
+    dropped = {change.name for change in changes}
+    for name, tables in reads.items():
+        gone = sorted(dropped.intersection(tables))
+        if gone:
+            raise InvalidInput(
+                f"view {name!r} reads the view {gone[0]!r}, which has no file and would be dropped: add {gone[0]}.sql "
+                "to the folder, or change the query"
+            )
     for name in _ordered(reads):
         file, current = files[name], stored.get(name)
         if current is None:

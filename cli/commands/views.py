@@ -14,10 +14,18 @@ from epochlog.cli.confirmation import confirm
 from epochlog.cli.session import CommandSession
 from epochlog.cli.signals import stop_signals
 from epochlog.cli.text import epoch_text, lag_text, one_line
-from epochlog.errors import InvalidInput, InvalidSchema, JobNotFound, SchemaMismatch, TableNotFound
+from epochlog.errors import (
+    InvalidInput,
+    InvalidSchema,
+    JobNotFound,
+    OutputOwned,
+    SchemaMismatch,
+    TableInUse,
+    TableNotFound,
+)
 from epochlog.pipeline import Pipeline
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.metadata.lookups import all_jobs, find_job, get_table
+from epochlog.store.metadata.lookups import all_jobs, all_tables, find_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.definition import change_views, plan_view, require_same_columns
@@ -37,6 +45,7 @@ def apply(session: CommandSession) -> None:
         with _naming(name):
             reads[name] = tables_of(file.sql)
     changes = plan_changes(files, stored, reads)
+    session.handle.catalog.read(lambda view: _require_possible(view, changes))
     plans = _explain(session.handle, files, changes)
     lines = [f"{change.action:<9}  {change.name}" for change in changes]
     facts: dict[str, Any] = {
@@ -79,6 +88,25 @@ def _stored_views(view: ReadTxn) -> dict[str, StoredView]:
             upstreams = tuple(get_table(view, table, f"upstream of {job.name}").name for table in job.upstreams)
             views[job.name] = StoredView(job.name, job.view.sql, output.primary_key, job.view.refresh, upstreams)
     return views
+
+
+def _require_possible(view: ReadTxn, changes: list[Change]) -> None:
+    """Raise OutputOwned for a new view with the name of a table, and TableInUse if a job reads a view to be dropped, so
+    that nothing is changed if one of the changes is refused.
+    """
+    created = {change.name for change in changes if change.action == "create"}
+    dropped = {change.name for change in changes if change.action == "drop"}
+    taken = sorted(created.intersection(table.name for table in all_tables(view)))
+    if taken:
+        raise OutputOwned(f"view {taken[0]!r}: the store has a table of this name; give the file another name")
+    outputs = {table: name for name in dropped for table in find_job(view, name).outputs}
+    for job in all_jobs(view):
+        used = [outputs[table] for table in job.upstreams if table in outputs]
+        if used and job.name not in dropped:
+            raise TableInUse(
+                f"view {used[0]!r} has no file and cannot be dropped: job {job.name!r} reads it; keep the file of "
+                f"{used[0]!r}, or drop {job.name!r} first"
+            )
 
 
 def _explain(handle: Handle, files: Mapping[str, ViewFile], changes: list[Change]) -> dict[str, str]:

@@ -103,6 +103,28 @@ def test_one_wrong_view_and_nothing_is_changed(
     assert message in capsys.readouterr().err and names(store) == []
 
 
+@pytest.mark.parametrize("name, text, message", [
+    ("top", BEST, "revenue.sql"),  # reads a view whose file is gone
+    ("orders", "-- primary_key: day\nSELECT day, COUNT(*) AS n FROM seen GROUP BY day\n", "another name"),
+    ("top", "-- primary_key: day\nSELECT day, COUNT(*) AS n FROM orders GROUP BY day\n", "job 'counted' reads it"),
+])  # fmt: skip
+def test_an_apply_that_cannot_end_drops_no_view(
+    lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str], name: str, text: str, message: str
+) -> None:
+    store, root, folder = lake
+    store.create_table("seen", ORDERS, ["id"])
+    assert run(["apply", str(folder), root, "--yes"]) == 0
+    if "counted" in message:
+        store.create_job("counted", ["revenue"], {"counts": (pa.schema([("day", pa.int64())]), ["day"])})
+    before = names(store)
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / f"{name}.sql").write_text(text)
+    for options in (["--dry-run"], ["--yes"]):
+        assert run(["apply", str(folder), root, *options]) == 1
+        assert message in capsys.readouterr().err and names(store) == before
+
+
 @pytest.mark.slow
 def test_run_keeps_views_and_takes_in_new_ones(lake: tuple[el.Store, str, Path]) -> None:
     store, root, folder = lake
