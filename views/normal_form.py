@@ -399,8 +399,6 @@ def _with_ctes(query: exp.Expr, ctes: Mapping[str, _Cte]) -> Mapping[str, _Cte]:
     clause = query.args.get("with_")
     if clause is None:
         return ctes
-    if clause.args.get("recursive"):
-        raise InvalidInput("a view cannot have WITH RECURSIVE")
     known = dict(ctes)
     for cte in clause.expressions:
         if not isinstance(cte.this, exp.Query):

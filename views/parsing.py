@@ -71,6 +71,8 @@ def _require_allowed(node: exp.Expr) -> None:
         raise InvalidInput(f"a view cannot have {name}: {text}")
     if isinstance(node, exp.Table) and not isinstance(node.this, exp.Identifier):
         raise InvalidInput(f"a view reads tables of its store by name, not {node.sql(syntax.DIALECT)}")
+    if isinstance(node, exp.With) and node.args.get("recursive"):
+        raise InvalidInput("a view cannot have WITH RECURSIVE")
     if isinstance(node, exp.Select):
         known = ("with_", "expressions", "distinct", "from_", "joins", "where", "group", "having", "windows", "order")
         extra = [clause for clause, value in node.args.items() if value and clause not in (*known, "limit", "offset")]

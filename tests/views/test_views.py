@@ -72,6 +72,10 @@ def test_the_plan_is_explained(shop: Shop) -> None:
     ("SELECT id FROM orders", "id", el.InvalidInput, "list of column names"),
     ("SELECT id, RAND() AS r FROM orders", ["id"], el.InvalidInput, "(?i)rand"),
     ("SELECT id, CURRENT_TIMESTAMP() AS t FROM orders", ["id"], el.InvalidInput, "(?i)current_timestamp"),
+    (
+        "WITH RECURSIVE r AS (SELECT 1 AS id UNION ALL SELECT id + 1 FROM r WHERE id < 5) SELECT id FROM r",
+        ["id"], el.InvalidInput, "WITH RECURSIVE",
+    ),
     ("SELECT * FROM read_csv('/etc/passwd')", ["id"], el.InvalidInput, "(?i)read_csv|table function"),
 ])  # fmt: skip
 def test_a_query_that_cannot_be_kept_is_refused(
