@@ -41,6 +41,8 @@ NARROW = (
 """Functions of type INT in Spark and BIGINT in DuckDB."""
 _OF_FIRST = (exp.Paren, exp.Neg, exp.Abs, exp.Sum, exp.Min, exp.Max, exp.Filter, exp.Nullif, exp.Window, exp.Distinct)
 _OF_ALL = (exp.Add, exp.Sub, exp.Mul, exp.Mod, exp.Coalesce, exp.Greatest, exp.Least)
+_WIDTHS = {"TINYINT": pa.int8(), "SMALLINT": pa.int16(), "FLOAT": pa.float32()}
+"""Types whose values DuckDB and Spark widen differently beside values of other types."""
 _VALUES = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
 _FLOATS = (exp.Avg, exp.Div, exp.SafeDivide, exp.PercentRank, exp.CumeDist)
 _TEXTS = (exp.Substring, exp.Left, exp.Concat, exp.DPipe)
@@ -54,6 +56,7 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
     kinds = _Kinds(query, tables, schemas)
     for node in query.walk():
         reason = _reason_of_membership(node) if isinstance(node, exp.In) else _reason(node, kinds)
+        reason = reason or _reason_of_mixture(node, kinds)
         if reason:
             raise InvalidInput(
                 f"DuckDB and Spark differ on {node.sql(syntax.DIALECT)}: {reason}; or give the view a Spark session"
@@ -148,6 +151,56 @@ def _reason_of_comparison(left: str | None, right: str | None, node: exp.Expr) -
     return f"it compares {left} with {right}: cast one side"
 
 
+def _reason_of_mixture(node: exp.Expr, kinds: _Kinds) -> str | None:
+    """Return a reason for values of several types: the engines choose other common types for them."""
+    for values in _values_with_one_type(node, kinds):
+        known = {kinds.of(value) for value in values} - {None, "null"}
+        if known & {"integer", "decimal"} and any(kinds.width(value) == "FLOAT" for value in values):
+            return "cast its FLOAT to DOUBLE"
+        if "text" in known and len(known) > 1 and not _is_date_text(values, known):
+            return f"it takes {' and '.join(sorted(map(str, known)))} together: cast them to one type"
+    results = kinds.values_of(node) if isinstance(node, (*_OF_ALL, exp.Case, exp.If)) else []
+    if any(_is_number(value) for value in results):
+        narrow = [width for value in results if (width := kinds.width(value)) in ("TINYINT", "SMALLINT")]
+        return f"cast its {narrow[0]} to INT" if narrow else None
+    return None
+
+
+def _is_number(value: exp.Expr) -> bool:
+    """Return True for an integer as it is written, which is INT in Spark and of any width in DuckDB."""
+    while isinstance(value, exp.Paren | exp.Neg):
+        value = value.this
+    return isinstance(value, exp.Literal) and value.is_int
+
+
+def _values_with_one_type(node: exp.Expr, kinds: _Kinds) -> list[list[exp.Expr]]:
+    """Return the lists of values for which an engine needs one type to compute the node."""
+    if isinstance(node, exp.SetOperation):
+        sides = [syntax.unwrapped(side) for side in (node.this, node.expression)]
+        return [list(pair) for pair in zip(*map(kinds.outputs, sides), strict=True)]
+    if isinstance(node, exp.In):
+        query = node.args.get("query")
+        if not isinstance(query, exp.Query):
+            return [[node.this, *node.expressions]]
+        left = node.this.expressions if isinstance(node.this, exp.Tuple) else [node.this]
+        return [list(pair) for pair in zip(left, kinds.outputs(syntax.unwrapped(query)), strict=True)]
+    if isinstance(node, exp.Between):
+        return [[node.this, node.args["low"], node.args["high"]]]
+    if isinstance(node, exp.Case) and node.this is not None:
+        return [[node.this, *(case.this for case in node.args["ifs"])], kinds.values_of(node)]
+    if isinstance(node, (*_OF_ALL, exp.Case, exp.If)):
+        return [kinds.values_of(node)] if not isinstance(node.parent, exp.Case) else []
+    if isinstance(node, (*_COMPARISONS, exp.Nullif)):
+        return [[node.this, node.expression]]
+    return []
+
+
+def _is_date_text(values: Sequence[exp.Expr], known: set[str | None]) -> bool:
+    """Return True if the only texts beside dates or instants are literals."""
+    texts = [value for value in values if not (isinstance(value, exp.Literal) and value.is_string)]
+    return bool(known & {"date", "timestamp"}) and len(texts) < len(values) and len(known) == 2
+
+
 def _reason_of_membership(test: exp.In) -> str | None:
     if not test.args.get("query") or _is_condition(test):
         return None
@@ -217,6 +270,35 @@ class _Kinds:
         if isinstance(node, (*_OF_ALL, exp.Case, exp.If)):
             return self._common([self.of(part) for part in self.values_of(node)])
         return "boolean" if isinstance(node, exp.Predicate | exp.Connector | exp.Not) else None
+
+    def outputs(self, query: exp.Query) -> list[exp.Expr]:
+        """Return the expressions of a query's outputs; of a set operation, those of its left side."""
+        while isinstance(query, exp.SetOperation):
+            query = syntax.unwrapped(query.this)
+        return [output.this for output in query.expressions]
+
+    def width(self, node: exp.Expr) -> str | None:
+        """Return TINYINT, SMALLINT or FLOAT if an expression has this type; None for other types."""
+        if isinstance(node, (exp.Paren, exp.Neg, exp.Abs, exp.Min, exp.Max, exp.Filter, exp.Window, *_VALUES)):
+            return self.width(node.this)
+        if isinstance(node, (*_OF_ALL, exp.Case, exp.If, exp.Nullif)):
+            parts = [node.this] if isinstance(node, exp.Nullif) else self.values_of(node)
+            return next((width for part in parts if (width := self.width(part)) is not None), None)
+        if isinstance(node, exp.Cast):
+            name = node.to.sql(syntax.DIALECT)
+            return name if name in _WIDTHS else None
+        if isinstance(node, exp.Query):
+            return self.width(self.outputs(syntax.unwrapped(node))[0])
+        if not isinstance(node, exp.Column):
+            return None
+        if node.table in self._schemas:
+            kind = self._schemas[node.table].schema.field(node.name).type
+            return next((name for name, narrow in _WIDTHS.items() if kind == narrow), None)
+        query = self._derived.get(node.table)
+        if query is None:
+            return None
+        inner = syntax.unwrapped(query)
+        return self.width(self.outputs(inner)[output_names(inner).index(node.name)])
 
     @staticmethod
     def values_of(node: exp.Expr) -> list[exp.Expr]:

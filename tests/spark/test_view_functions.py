@@ -29,12 +29,15 @@ SCHEMA = pa.schema(
         pa.field("day", pa.date32()),
         pa.field("at", pa.timestamp("us", "UTC")),
         pa.field("b", pa.bool_()),
+        pa.field("small", pa.int16()),
+        pa.field("single", pa.float32()),
     ]
 )
 TIMES = [None, dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC), dt.datetime(2024, 2, 29, 13, 5, 7, 8, UTC)]
 ROWS = pa.Table.from_pylist(
     [
         {"id": number, "i": i, "n": n, "f": f, "d": d, "s": s, "day": day, "at": at, "b": b}
+        | {"small": number * 7 if number else None, "single": number / 10 if number else None}
         for number, (i, n, f, d, s, day, at, b) in enumerate(
             [
                 (None, None, None, None, None, None, TIMES[0], None),
@@ -124,6 +127,14 @@ AGREED = (
     "RANK() OVER (ORDER BY f)",
     "RANK() OVER (ORDER BY f DESC)",
     "RANK() OVER (ORDER BY s DESC)",
+    "small + small",
+    "small + n",
+    "small > 14",
+    "small IN (7, 100000)",
+    "COALESCE(CAST(small AS INT), 0)",
+    "single * f",
+    "single < f",
+    "CAST(single AS DOUBLE) = 0.1",
 )
 AGGREGATES = (
     "COUNT(*)",
@@ -175,6 +186,22 @@ REFUSED = (
     "day + INTERVAL 1 DAY",
     "DATE_ADD(day, 1)",
     "CONCAT(s, f)",
+    "small * 2",
+    "COALESCE(small, -1)",
+    "IF(b, small, 5)",
+    "CASE WHEN b THEN small ELSE 0 END",
+    "single + 1",
+    "single = 0.1",
+    "single > 2",
+    "COALESCE(single, 0)",
+    "COALESCE(i, s)",
+    "CASE WHEN b THEN i ELSE s END",
+    "CASE i WHEN '7' THEN 1 END",
+    "NULLIF(i, s)",
+    "GREATEST(s, i)",
+    "i IN ('7', 'x')",
+    "s BETWEEN 1 AND 9",
+    "(SELECT MAX(q.w) FROM (SELECT y.i AS w FROM x y UNION SELECT z.s FROM x z) q)",
     "i IN (SELECT y.i FROM x y)",
     "COALESCE(i NOT IN (SELECT y.i FROM x y), TRUE)",
 )
