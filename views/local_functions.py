@@ -56,7 +56,7 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
     kinds = _Kinds(query, tables, schemas)
     for node in query.walk():
         reason = _reason_of_membership(node) if isinstance(node, exp.In) else _reason(node, kinds)
-        reason = reason or _reason_of_mixture(node, kinds)
+        reason = reason or _reason_of_mixture(node, kinds) or _reason_of_place(node, kinds)
         if reason:
             raise InvalidInput(
                 f"DuckDB and Spark differ on {node.sql(syntax.DIALECT)}: {reason}; or give the view a Spark session"
@@ -163,6 +163,29 @@ def _reason_of_mixture(node: exp.Expr, kinds: _Kinds) -> str | None:
     if any(_is_number(value) for value in results):
         narrow = [width for value in results if (width := kinds.width(value)) in ("TINYINT", "SMALLINT")]
         return f"cast its {narrow[0]} to INT" if narrow else None
+    return None
+
+
+def _reason_of_place(node: exp.Expr, kinds: _Kinds) -> str | None:
+    """Return a reason for a part of the node that Spark refuses: DuckDB casts it to the type that it needs."""
+    if isinstance(node, exp.And | exp.Or):
+        conditions = [node.left, node.right]
+    elif isinstance(node, exp.Where | exp.Having | exp.Not | exp.If):
+        is_compared = isinstance(node.parent, exp.Case) and node.parent.this is not None
+        conditions = [] if is_compared else [node.this]
+    else:
+        conditions = [node.args["on"]] if isinstance(node, exp.Join) and node.args.get("on") else []
+    if any(kinds.of(condition) not in ("boolean", "null", None) for condition in conditions):
+        return "its condition must be BOOLEAN"
+    if isinstance(node, exp.Sum | exp.Avg) and kinds.of(node.this) == "boolean":
+        return "Spark has no sum of BOOLEAN: use COUNT_IF"
+    if isinstance(node, exp.Window) and isinstance(syntax.function_of(node).this, exp.Distinct):
+        return "Spark has no DISTINCT in a window"
+    if isinstance(node, exp.In) and kinds.of(node.this) == "boolean":
+        values = {kinds.of(value) for value in node.expressions} - {"boolean", "null", None}
+        return "it compares a BOOLEAN with other values" if values else None
+    if isinstance(node, exp.Tuple) and isinstance(node.parent, exp.Alias):
+        return "the names of a struct's fields differ: make a column of each value"
     return None
 
 
