@@ -19,6 +19,9 @@ from epochlog.store.types.epoch import from_unix_ms
 from .jvm import CONNECTOR, Jvm, Proxy, answer
 from .query_epochs import LoadedTable
 
+RANGE = ("startingVersion", "endingVersion")
+"""Options of `spark.read.changes` that Spark itself turns into the versions of CHANGES."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChangeRange:
@@ -99,7 +102,7 @@ class TableChanges(Proxy):
 
     @answer
     def newScanBuilder(self, options: Any) -> Any:
-        refuse_catalog_options([str(name) for name in options.keySet().toArray()], self._label, ())
+        refuse_catalog_options([str(name) for name in options.keySet().toArray()], self._label, RANGE)
         span = self._range
         read = {
             **location_options(self._handle),

@@ -125,6 +125,10 @@ def test_changes_are_those_of_the_log(lake: el.Store, spark: SparkSession) -> No
     assert feed(spark, "FROM TIMESTAMP '2020-01-01'") == [*deleted, *inserted, *updated]
     counted = spark.sql(f"SELECT count(*) FROM lake.orders CHANGES FROM VERSION {first} TO VERSION {third}").collect()
     assert counted[0][0] == 5
+    reader = spark.read.option("startingVersion", str(second)).option("endingVersion", str(third))
+    assert reader.changes("lake.orders").count() == 3
+    with pytest.raises(Exception, match="InvalidInput.*takes no option columns; it takes startingVersion"):
+        reader.option("columns", "id").changes("lake.orders").count()
     with pytest.raises(Exception, match="InvalidInput.*CHANGES takes epochs"):
         feed(spark, "FROM VERSION 'nightly'")
     with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
