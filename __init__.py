@@ -66,7 +66,6 @@ from .errors import (
     SequenceReleased,
     ServerUnavailable,
     SnapshotExpired,
-    SnapshotNotFound,
     SparkLost,
     StalenessExceeded,
     StoreClosed,
@@ -77,6 +76,7 @@ from .errors import (
     TableInUse,
     TableNotFound,
     TableNotReadable,
+    TagNotFound,
     TicketExpired,
     TicketRefused,
     TxnAborted,
@@ -92,8 +92,8 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .api import Store, open
     from .batch.check import CheckContext
     from .batch.differences import CheckReport, OutputCheck
-    from .batch.named_snapshots import HeldSnapshot
     from .batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest
+    from .batch.tags import Tag
     from .checkpoint.coordinator.state import CoordinatorSettings
     from .checkpoint.job.barrier import Barrier
     from .checkpoint.job.job_ddl import JobInfo, Output, RunnerInfo
@@ -164,7 +164,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "checkpoint.log_source.log_barriers": ("EndOfData",),
     "checkpoint.job.barrier": ("Barrier",),
     "snapshot": ("Snapshot",),
-    "batch.named_snapshots": ("HeldSnapshot",),
+    "batch.tags": ("Tag",),
     "batch.check": ("CheckContext",),
     "batch.differences": ("CheckReport", "OutputCheck"),
     "batch.policy": (
@@ -219,7 +219,7 @@ __all__ = [
     "Barrier",
     "EndOfData",
     "Snapshot",
-    "HeldSnapshot",
+    "Tag",
     "CheckReport",
     "OutputCheck",
     "CheckContext",
@@ -303,7 +303,7 @@ __all__ = [
     "StalenessExceeded",
     "TableNotReadable",
     "SnapshotExpired",
-    "SnapshotNotFound",
+    "TagNotFound",
     "CheckpointRejected",
     "RestoreRejected",
     "RefreshFailed",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from epochlog.batch.named_snapshots import HeldSnapshot, held_snapshots, release_snapshot
-from epochlog.batch.policy import Policy
+from epochlog.batch.policy import Exact, Policy
 from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.snapshot import take_snapshot
+from epochlog.batch.tags import Tag, drop_tag, find_tag, list_tags
 from epochlog.checkpoint.job.adopt import adopt_table, drop_job_alone
 from epochlog.checkpoint.job.job_ddl import JobInfo, Output, create_job, drop_job, list_jobs
 from epochlog.checkpoint.job.view_ddl import require_view
@@ -220,23 +220,52 @@ class Store(OneProcess, Closeable):
     # ---- reading and upkeep --------------------------------------------------------------------------------------
 
     def snapshot(
-        self, tables: Sequence[str] | None = None, *, consistency: str | type | Policy = "global", **policy_options: Any
+        self,
+        tables: Sequence[str] | None = None,
+        *,
+        consistency: str | type | Policy = "global",
+        tag: str | None = None,
+        **policy_options: Any,
     ) -> Snapshot:
         """Take a snapshot of several tables at epochs that a policy chooses now, pinned until the snapshot is closed.
+
+        tag: read at the epochs of this tag, without a policy. Raises TagNotFound.
 
         consistency: "global", "aligned", "latest", "as_of", "at_least", "bounded", "exact" (options as keyword
         arguments), or a policy object. Raises NoConsistentEpoch, StalenessExceeded, TableNotReadable, EpochExpired,
         EpochNotCommitted.
         """
+        if tag is not None:
+            if consistency != "global" or policy_options:
+                raise InvalidInput("a tag names its epochs: leave out consistency and the options of policies")
+            return take_snapshot(self._handle, Exact(find_tag(self._handle, tag).token), tables, Snapshot)
         return take_snapshot(self._handle, resolve_policy(consistency, **policy_options), tables, Snapshot)
 
-    def held_snapshots(self) -> list[HeldSnapshot]:
-        """Return the named snapshots that `snapshot.hold(…)` keeps readable now, by name."""
-        return held_snapshots(self._handle)
+    def tag(
+        self,
+        name: str,
+        tables: Sequence[str] | None = None,
+        *,
+        lasting: float | timedelta | None = None,
+        partial: bool = False,
+        consistency: str | type | Policy = "global",
+        **policy_options: Any,
+    ) -> Tag:
+        """Keep the epochs that a policy chooses now under a name: for good, or for `lasting`.
 
-    def release_snapshot(self, name: str) -> None:
-        """Release a named snapshot before its end, or raise SnapshotNotFound. Open snapshots stay readable."""
-        release_snapshot(self._handle, name)
+        It takes a snapshot as `snapshot` does and tags it, see `snapshot.tag`. Compaction keeps the rows that the
+        epochs see, and no versions between tags. Raises the errors of both.
+        """
+        with self.snapshot(tables, consistency=consistency, **policy_options) as snapshot:
+            return snapshot.tag(name, lasting, partial=partial)
+
+    def tags(self) -> list[Tag]:
+        """Return all tags, by name."""
+        return list_tags(self._handle)
+
+    def drop_tag(self, name: str) -> None:
+        """Delete a tag, or raise TagNotFound. Open snapshots of its epochs stay readable."""
+        drop_tag(self._handle, name)
 
     def compact(self, table: str | None = None, full: bool = False, *, spark: SparkSession | None = None) -> None:
         """Compact the L0 log of one table (None: of all) into sorted runs.

@@ -86,8 +86,8 @@ class LoadNotFound(EpochlogError, KeyError):
     __str__ = Exception.__str__
 
 
-class SnapshotNotFound(EpochlogError, KeyError):
-    """There is no held snapshot of that name."""
+class TagNotFound(EpochlogError, KeyError):
+    """There is no tag of that name."""
 
     __str__ = Exception.__str__
 

@@ -403,7 +403,7 @@ def _readable(view: EpochView, name: str, epoch: int) -> int:
     """Return the epoch if the table can be read there, else raise EpochExpired or EpochNotCommitted."""
     safe, through = view.table(name).safe_epoch, view.complete_through(name)
     require_begun(view.table(name), epoch)
-    if epoch < safe:
+    if not view.table(name).keeps(epoch):
         raise EpochExpired(
             f"{name} at {show_epoch(epoch)}: its history below {show_epoch(safe)} has been released, "
             f"{distance(epoch, safe)} later; ask for {show_epoch(safe)} or later"

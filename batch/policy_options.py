@@ -12,7 +12,7 @@ class OptionKind(StrEnum):
     EPOCH = "epoch"  # int
     SECONDS = "seconds"  # float, from a number with its unit
     TIMESTAMP = "timestamp"  # str, ISO 8601
-    SNAPSHOT = "snapshot"  # str, a token; the name of a held snapshot stands for its token
+    SNAPSHOT = "snapshot"  # str, a token; the name of a tag stands for its token
     FLAG = "flag"  # True
 
 

@@ -24,9 +24,9 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.types.schema import TableSchema
 
-from .named_snapshots import HeldSnapshot, hold_snapshot
 from .policy import Global, Policy, advice_of, choose_epochs, left_out_of, listed
 from .table_snapshot import TableSnapshot
+from .tags import Tag, put_tag
 from .token import decode_token, encode_token
 from .waiting import until_chosen
 
@@ -95,21 +95,21 @@ class PinnedSnapshot(OneProcess, Closeable):
             self._open = False
             self._handle.leases.release(self._holder)
 
-    def hold(self, lasting: float | timedelta, name: str | None = None, *, partial: bool = False) -> HeldSnapshot:
-        """Hold the token's epochs for `lasting` (seconds or a timedelta) from now on, without this snapshot or process.
+    def tag(self, name: str, lasting: float | timedelta | None = None, *, partial: bool = False) -> Tag:
+        """Keep the snapshot's epochs under a name, without this snapshot or process: for good, or for `lasting`
+        (seconds or a timedelta, at most 366 days) from now on.
 
-        `store.held_snapshots()` lists named snapshots (None draws a name), `store.release_snapshot(name)` ends one.
-        Holding the same epochs under the same name again moves the end. Raises InvalidName, LimitExceeded,
-        TableDropped, SnapshotExpired, InvalidInput when another snapshot has the name, and TableNotReadable for a
-        snapshot of all tables that left some out, unless `partial` is True.
+        `store.tags()` lists tags, `store.drop_tag(name)` deletes one. Tagging the same epochs under the same name again
+        moves the end. Raises InvalidName, LimitExceeded, TableDropped, SnapshotExpired, InvalidInput when another tag
+        has the name, and TableNotReadable for a snapshot of all tables that left some out, unless `partial` is True.
         """
         self._check_open()
         if self.left_out and not partial:
             raise TableNotReadable(
-                f"this snapshot of all tables left some out: {listed([*self.left_out.values()])}. Hold it without them "
+                f"this snapshot of all tables left some out: {listed([*self.left_out.values()])}. Tag it without them "
                 "with partial=True, or take a snapshot that names its tables"
             )
-        return hold_snapshot(self._handle, decode_token(self.token), lasting, name)
+        return put_tag(self._handle, decode_token(self.token), name, lasting)
 
     def duckdb(self) -> duckdb.DuckDBPyConnection:
         """Return a DuckDB connection with every table of the snapshot as a view of its name.

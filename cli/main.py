@@ -36,7 +36,7 @@ COMMAND_MODULES = {
     "changes": "rows",
     "tail": "consumers",
     "epochs": "epochs",
-    "snapshot": "snapshots",
+    "tag": "tags",
     "consumers": "consumers",
     "compact": "upkeep",
     "vacuum": "upkeep",

@@ -27,7 +27,7 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.compaction.trace import read_traces
 from epochlog.store.metadata.lookups import find_table
 
-from .snapshots import held_list
+from .tags import tag_list
 
 
 def ls(session: CommandSession) -> None:
@@ -133,7 +133,7 @@ def _status_facts(session: CommandSession, counter: RowCounter) -> Facts:
         ],
         "jobs": jobs_facts(state),
         "loads": loads_facts(state),
-        "snapshots": held_list(session),
+        "tags": tag_list(session),
     }
 
 

@@ -1,17 +1,16 @@
-"""Resolution of the epochs in a command line: a policy with options, a number, a token, or a held snapshot's name."""
+"""Resolution of the epochs in a command line: a policy with options, a number, a token, or a tag's name."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from epochlog.batch.named_snapshots import held_snapshots
 from epochlog.batch.policy_options import OptionKind
 from epochlog.batch.policy_registry import BUILT_IN, declared_options, implied_policy, options_of
+from epochlog.batch.tags import is_tag_name, list_tags
 from epochlog.batch.token import decode_token
-from epochlog.errors import InvalidInput, SnapshotNotFound, TableDropped
+from epochlog.errors import InvalidInput, TableDropped, TagNotFound
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.handle import Handle
-from epochlog.store.types.schema import is_name
 
 
 def policy_of(handle: Handle, options: Any) -> dict[str, Any]:
@@ -34,23 +33,22 @@ def policy_of(handle: Handle, options: Any) -> dict[str, Any]:
 
 
 def token_of(handle: Handle, text: str) -> str:
-    """Return a token as it is, and for the name of a held snapshot its token. Every token is longer than the longest
-    name. Raises SnapshotNotFound.
+    """Return a token as it is, and for the name of a tag its token. Every token is longer than the longest
+    name. Raises TagNotFound.
     """
-    if not is_name(text):
+    if not is_tag_name(text):
         return text
-    held = {snapshot.name: snapshot.token for snapshot in held_snapshots(handle)}
-    if text not in held:
-        raise SnapshotNotFound(
-            f"{text!r} is neither a snapshot's token nor the name of a held snapshot; held snapshots: "
-            f"{', '.join(held) or 'none'}"
+    tokens = {tag.name: tag.token for tag in list_tags(handle)}
+    if text not in tokens:
+        raise TagNotFound(
+            f"{text!r} is neither a snapshot's token nor the name of a tag; tags: {', '.join(tokens) or 'none'}"
         )
-    return held[text]
+    return tokens[text]
 
 
 def epoch_of(handle: Handle, text: str | None, table: str) -> int | None:
     """Return the epoch of a number, or the epoch at which a snapshot reads the table; None for None. Raises
-    InvalidInput, SnapshotNotFound, TableDropped.
+    InvalidInput, TagNotFound, TableDropped.
     """
     if text is None or text.isdigit():
         return None if text is None else int(text)

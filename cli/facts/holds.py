@@ -59,9 +59,9 @@ def held_back(table: TableDef, version: TableVersion, holds: Sequence[Hold], now
     """Describe the limits of the safe epoch and of the log's beginning: a holder that keeps more than the retention,
     or the retention.
     """
-    free, held = limits(table.options, [], now_ms), limits(table.options, holds, now_ms)
+    free, held = limits(table.options, [], now_ms), limits(table.options, holds, now_ms, version.safe_epoch)
     options, newest = table.options, version.max_committed_epoch
-    states = {hold.holder: hold.read_epoch for hold in holds if hold.read_epoch is not None}
+    states = {hold.holder: hold.read_epoch for hold in holds if hold.read_epoch is not None and not hold.is_tag}
     log = {hold.holder: hold.log_epoch for hold in holds if hold.log_epoch is not None}
     return {
         "safe_epoch": _holder_of_limit(

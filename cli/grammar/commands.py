@@ -180,45 +180,46 @@ def _epochs(commands: argparse._SubParsersAction) -> None:
     _limit_options(command, "stretches")
 
 
-def _snapshot(commands: argparse._SubParsersAction) -> None:
+def _tag(commands: argparse._SubParsersAction) -> None:
     command = add_command(
         commands,
-        "snapshot",
-        "hold a new snapshot for a time; show the epochs of a token; list held snapshots; release one",
-        "--hold takes a snapshot under a policy (options as in read). Its rows stay readable for that time, by token "
-        "and from any process. Without options the command lists the held snapshots. JSON: name, since, until, "
-        "left_ms, epochs (by table), token, and lag_ms of the new one; for --show token, readable and tables (table, "
-        "epoch, at, lag_ms, kept_until, kept_by, why_not).",
+        "tag",
+        "keep the epochs of a new snapshot under a name; show the epochs of a token; list tags; drop one",
+        "--name takes a snapshot under a policy (options as in read) and tags it. Its rows stay readable, by name or "
+        "token, from any process. Without options the command lists the tags. JSON: name, since, until, left_ms (both "
+        "null: for good), epochs (by table), token, and lag_ms of the new one; for --show token, readable and tables "
+        "(table, epoch, at, lag_ms, kept_until, kept_by, why_not).",
     )
     command.add_argument("tables", metavar="TABLE", nargs="*", help="default: all tables that the policy covers")
     action = command.add_mutually_exclusive_group()
     action.add_argument(
-        "--hold", type=seconds, metavar="TIME", help="take a snapshot and hold it for this time: 90s, 30m, 12h, 7d"
+        "--name", help="take a snapshot and tag it; repeat the name of a tag with its epochs to move its end"
     )
-    action.add_argument(
-        "--show", type=moment, metavar="TOKEN", help="show the tables and epochs of this token or held snapshot"
-    )
-    action.add_argument("--drop", metavar="NAME", help="release this held snapshot")
+    action.add_argument("--show", type=moment, metavar="TOKEN", help="show the tables and epochs of this token or tag")
+    action.add_argument("--drop", metavar="NAME", help="drop this tag")
     command.add_argument(
-        "--name", help="name of the held snapshot (default: a generated one); repeat a held name to move its end"
+        "--lasting",
+        type=seconds,
+        metavar="TIME",
+        help="keep the tag for this time: 90s, 30m, 12h, 7d (default: for good)",
     )
     command.add_argument(
         "--partial", action="store_true", help="without TABLE: accept that the policy leaves some tables out"
     )
     _policy_options(command)
-    command.set_defaults(usage_error=_snapshot_usage_error)
+    command.set_defaults(usage_error=_tag_usage_error)
 
 
-def _snapshot_usage_error(options: argparse.Namespace) -> str | None:
-    take_options = ("name", "consistency", *declared_options())
+def _tag_usage_error(options: argparse.Namespace) -> str | None:
+    take_options = ("lasting", "consistency", *declared_options())
     takes_snapshot = (
         options.tables
         or options.option
         or options.partial
         or any(getattr(options, name) is not None for name in take_options)
     )
-    if options.hold is None and takes_snapshot:
-        return "snapshot: tables, a name and a policy need --hold TIME, for example --hold 12h"
+    if options.name is None and takes_snapshot:
+        return "tag: tables, a time and a policy need --name NAME, for example --name 2026-q3"
     return None
 
 
@@ -373,7 +374,7 @@ def _serve_usage_error(options: argparse.Namespace) -> str | None:
     return None
 
 
-_READ_COMMANDS = (_ls, _describe, _history, _read, _changes, _tail, _epochs, _snapshot, _status, _jobs, _consumers)
+_READ_COMMANDS = (_ls, _describe, _history, _read, _changes, _tail, _epochs, _tag, _status, _jobs, _consumers)
 
 # ---- shared parts --------------------------------------------------------------------------------------------------
 

@@ -29,11 +29,9 @@ def beginning(text: str) -> str:
 
 
 def moment(text: str) -> str:
-    """Accept an epoch, a snapshot's token, or the name of a held snapshot. The command resolves it in the store."""
+    """Accept an epoch, a snapshot's token, or the name of a tag. The command resolves it in the store."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text, re.ASCII) or re.fullmatch(r"-\d+", text):
-        raise argparse.ArgumentTypeError(
-            f"an epoch, a snapshot's token or the name of a held snapshot is needed, not {text!r}"
-        )
+        raise argparse.ArgumentTypeError(f"an epoch, a snapshot's token or the name of a tag is needed, not {text!r}")
     return text
 
 

@@ -1,4 +1,4 @@
-"""Pages for people about epochs: timelines, choices of policies, and held snapshots (pure, made of rich's types)."""
+"""Pages for people about epochs: timelines, choices of policies, and tags (pure, made of rich's types)."""
 
 from __future__ import annotations
 
@@ -108,19 +108,19 @@ def _left_out_text(facts: Facts) -> str:
     return reasons and f"not counted under global: {reasons}"
 
 
-# ---- held snapshots ----------------------------------------------------------------------------------------------
+# ---- tags --------------------------------------------------------------------------------------------------------
 
 
-def new_hold_page(facts: Facts) -> Iterator[Table | str]:
-    """Yield the parts of the page of `snapshot --hold`."""
-    yield f"held as {facts['name']} until {facts['until']}"
+def new_tag_page(facts: Facts) -> Iterator[Table | str]:
+    """Yield the parts of the page of `tag --name`."""
+    yield f"{facts['name']} is kept {'for good' if facts['until'] is None else 'until ' + facts['until']}"
     rows = ((name, epoch_text(epoch), lag_text(facts["lag_ms"][name])) for name, epoch in facts["epochs"].items())
     yield grid(("table", "epoch", ">lag"), rows)
     yield f"token {facts['token']}"
 
 
 def token_page(facts: Facts) -> Iterator[Table | str]:
-    """Yield the parts of the page of `snapshot --show`."""
+    """Yield the parts of the page of `tag --show`."""
     yield grid(("table", "epoch", ">lag", "kept until", "by"), (_token_row(table) for table in facts["tables"]))
     refused = [f"{table['table']}: {safe(table['why_not'])}" for table in facts["tables"] if table["why_not"]]
     if refused:
@@ -131,5 +131,5 @@ def token_page(facts: Facts) -> Iterator[Table | str]:
 def _token_row(table: Facts) -> tuple[Text | str, ...]:
     if table["why_not"]:
         return table["table"], epoch_text(table["epoch"]), NONE, Text("cannot be read", "red"), NONE
-    until = table["kept_until"] or Text("not held", "yellow")
+    until = table["kept_until"] or Text("not kept", "yellow")
     return table["table"], epoch_text(table["epoch"]), lag_text(table["lag_ms"]), until, table["kept_by"] or NONE

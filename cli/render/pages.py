@@ -92,7 +92,7 @@ def status_page(facts: Facts) -> list[Table | str]:
         headers = ("job", "state", "committed epoch", ">lag", "waits for")
         parts.append(grid(headers, ((job["name"], *_progress_cells(job)) for job in facts["jobs"])))
         parts.extend(_outside_reasons(facts["jobs"]))
-    return [*parts, *_views_table(facts["jobs"]), *loads_table(facts["loads"]), *held_snapshots(facts["snapshots"])]
+    return [*parts, *_views_table(facts["jobs"]), *loads_table(facts["loads"]), *tags_table(facts["tags"])]
 
 
 def loads_table(loads: Sequence[Facts]) -> Iterable[Table]:
@@ -107,17 +107,17 @@ def _load_row(load: Facts) -> tuple[Text | str, ...]:
     return load["name"], state(load["state"]), ", ".join(load["tables"]), *(f"{count:,}" for count in counts)
 
 
-def held_snapshots(snapshots: Sequence[Facts]) -> Iterable[Table]:
-    """Yield a table of the held snapshots, if there are any."""
-    if snapshots:
-        headers = ("snapshot held as", "tables", "epochs", "held until", ">left")
-        yield grid(headers, (_held_row(snapshot) for snapshot in snapshots))
+def tags_table(tags: Sequence[Facts]) -> Iterable[Table]:
+    """Yield a table of the tags, if there are any."""
+    if tags:
+        yield grid(("tag", "tables", "epochs", "kept until", ">left"), (_tag_row(tag) for tag in tags))
 
 
-def _held_row(snapshot: Facts) -> tuple[str, ...]:
-    epochs = sorted(set(snapshot["epochs"].values()))
+def _tag_row(tag: Facts) -> tuple[str, ...]:
+    epochs = sorted(set(tag["epochs"].values()))
     at = epoch_text(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
-    return snapshot["name"], listed(list(snapshot["epochs"])), at, snapshot["until"], show_span(snapshot["left_ms"])
+    left = NONE if tag["left_ms"] is None else show_span(tag["left_ms"])
+    return tag["name"], listed(list(tag["epochs"])), at, tag["until"] or "for good", left
 
 
 def _maintenance(tables: Sequence[Facts]) -> Iterable[Table]:

@@ -1,4 +1,4 @@
-"""Spark catalog over the tables of a store. A namespace is a held snapshot: its tables at the epochs that it holds."""
+"""Spark catalog over the tables of a store. A namespace is a tag: its tables at the epochs that it keeps."""
 
 # ruff: noqa: N802  # Spark calls these methods by its own names
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from epochlog.batch.named_snapshots import held_snapshots
+from epochlog.batch.tags import list_tags
 from epochlog.errors import InvalidInput, NotWritable, TableNotFound
 from epochlog.store.commit.table_ddl import drop_table
 from epochlog.store.metadata.definitions import Counters
@@ -105,9 +105,7 @@ class StoreCatalog(Proxy):
         """Load the changes of a table; without an end, those up to the epoch at which the query reads the table."""
         namespace, name = list(identifier.namespace()), identifier.name()
         if namespace:
-            raise InvalidInput(
-                f"{namespace[0]} is a held snapshot, one moment: read the changes of {self._name}.{name}"
-            )
+            raise InvalidInput(f"{namespace[0]} is a tag, one moment: read the changes of {self._name}.{name}")
         try:
             loaded = self._load(namespace, name, None)
         except TableNotFound:
@@ -119,9 +117,7 @@ class StoreCatalog(Proxy):
         """Create a root table. info: Java's TableInfo."""
         namespace, name = list(identifier.namespace()), identifier.name()
         if namespace:
-            raise NotWritable(
-                f"{namespace[0]} is a held snapshot: create the table in the catalog itself, {self._name}"
-            )
+            raise NotWritable(f"{namespace[0]} is a tag: create the table in the catalog itself, {self._name}")
         if self._tables.names is not None and name not in self._tables.names:
             raise NotWritable(f"this catalog has only the tables {', '.join(self._tables.names)}")
         definition = create_from_sql(self._tables.handle, name, info)
@@ -140,7 +136,7 @@ class StoreCatalog(Proxy):
                 f"{name!r} cannot be replaced in one commit: write INSERT OVERWRITE {name}, or DROP it first"
             )
         if namespace:
-            raise NotWritable(f"{namespace[0]} is a held snapshot: drop {self._name}.{name}")
+            raise NotWritable(f"{namespace[0]} is a tag: drop {self._name}.{name}")
         if name not in self._names([]):
             return False
         drop_table(self._tables.handle, name)
@@ -153,11 +149,11 @@ class StoreCatalog(Proxy):
         if namespace:
             if travel is not None:
                 raise InvalidInput(
-                    f"{namespace[0]} is a held snapshot, so its tables have one epoch: leave out VERSION or TIMESTAMP"
+                    f"{namespace[0]} is a tag, so its tables have one epoch: leave out VERSION or TIMESTAMP"
                 )
-            chosen: QueryEpochs | int | None = self._tables.held(namespace[0])
+            chosen: QueryEpochs | int | None = self._tables.tagged(namespace[0])
             if chosen is None:
-                raise TableNotFound(f"no snapshot is held as {namespace[0]!r}")
+                raise TableNotFound(f"there is no tag {namespace[0]!r}")
         elif isinstance(travel, str):
             chosen = self._tables.at_version(travel)
         elif travel is not None:
@@ -173,10 +169,10 @@ class StoreCatalog(Proxy):
     def _names(self, namespace: Sequence[str]) -> list[str]:
         if not namespace:
             return self._tables.listed()
-        held = next((held for held in held_snapshots(self._tables.handle) if [held.name] == list(namespace)), None)
-        if held is None:
+        tag = next((tag for tag in list_tags(self._tables.handle) if [tag.name] == list(namespace)), None)
+        if tag is None:
             raise self._no_such_namespace(namespace)
-        return [name for name in self._tables.listed() if name in held.epochs]
+        return [name for name in self._tables.listed() if name in tag.epochs]
 
     # ---- namespaces --------------------------------------------------------------------------------------------------
 
@@ -185,7 +181,7 @@ class StoreCatalog(Proxy):
         above = [] if parent is None else list(parent)
         if not self._namespace_known(above):
             raise self._no_such_namespace(above)
-        names = [] if above else [held.name for held in held_snapshots(self._tables.handle)]
+        names = [] if above else [tag.name for tag in list_tags(self._tables.handle)]
         kind = self.jvm.java.lang.String
         array = self.jvm.gateway.new_array(kind, len(names), 1)
         for place, name in enumerate(names):
@@ -201,23 +197,23 @@ class StoreCatalog(Proxy):
         path = list(namespace)
         if not self._namespace_known(path):
             raise self._no_such_namespace(path)
-        comment = "the tables of the store" if not path else "a held snapshot: its tables at the epochs that it holds"
+        comment = "the tables of the store" if not path else "a tag: its tables at the epochs that it keeps"
         return self.jvm.map({"comment": comment})
 
     def _namespace_known(self, namespace: Sequence[str]) -> bool:
-        return not namespace or any([held.name] == list(namespace) for held in held_snapshots(self._tables.handle))
+        return not namespace or any([tag.name] == list(namespace) for tag in list_tags(self._tables.handle))
 
     @answer
     def createNamespace(self, namespace: Any, metadata: Any) -> NoReturn:
-        raise NotWritable("a namespace of the catalog is a held snapshot: make one with store.snapshot(…).hold(…)")
+        raise NotWritable("a namespace of the catalog is a tag: make one with store.tag(name)")
 
     @answer
     def alterNamespace(self, namespace: Any, *changes: Any) -> NoReturn:
-        raise NotWritable("a namespace of the catalog is a held snapshot, which has no properties")
+        raise NotWritable("a namespace of the catalog is a tag, which has no properties")
 
     @answer
     def dropNamespace(self, namespace: Any, cascade: bool) -> NoReturn:
-        raise NotWritable("a namespace of the catalog is a held snapshot: end it with store.release_snapshot(name)")
+        raise NotWritable("a namespace of the catalog is a tag: drop it with store.drop_tag(name)")
 
     # ---- refused ------------------------------------------------------------------------------------
 

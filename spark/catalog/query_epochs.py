@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from epochlog.batch.named_snapshots import held_snapshots
 from epochlog.batch.policy import AsOf, Exact, Global, Latest, Policy, choose_epochs, left_out_of
+from epochlog.batch.tags import list_tags
 from epochlog.batch.waiting import until_chosen
 from epochlog.errors import EpochExpired, EpochNotCommitted, InvalidInput, TableNotFound, TableNotReadable
 from epochlog.store.catalog.protocol import ReadTxn
@@ -45,7 +45,7 @@ class QueryEpochs:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """Table as a query reads it. fixed: at an epoch that the query names, by a version, a time or a held snapshot."""
+    """Table as a query reads it. fixed: at an epoch that the query names, by a version, a time or a tag."""
 
     definition: TableDef
     epoch: int
@@ -73,16 +73,16 @@ class CatalogTables:
         """Return the newest epochs at or before a time."""
         return self._choose(AsOf(timestamp=unix_ms))
 
-    def held(self, name: str) -> QueryEpochs | None:
-        """Return the epochs of a held snapshot; None if no snapshot is held under this name."""
-        held = next((snapshot for snapshot in held_snapshots(self.handle) if snapshot.name == name), None)
-        return None if held is None else self._choose(Exact(held.token))
+    def tagged(self, name: str) -> QueryEpochs | None:
+        """Return the epochs of a tag; None if there is no tag of this name."""
+        tag = next((tag for tag in list_tags(self.handle) if tag.name == name), None)
+        return None if tag is None else self._choose(Exact(tag.token))
 
     def at_version(self, version: str) -> QueryEpochs | int:
-        """Return the epochs of VERSION AS OF: one epoch, or those of a held snapshot's name or of a token."""
+        """Return the epochs of VERSION AS OF: one epoch, or those of a tag's name or of a token."""
         if version.isdecimal():
             return int(version)
-        return self.held(version) or self._choose(Exact(version))
+        return self.tagged(version) or self._choose(Exact(version))
 
     def load(self, table: str, chosen: QueryEpochs | int) -> LoadedTable:
         """Return the table at its epoch. Raises TableNotFound, TableNotReadable, EpochNotCommitted, InvalidInput."""

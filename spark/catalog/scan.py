@@ -144,7 +144,7 @@ class TableScan(Proxy):
         if self._table.fixed:
             raise InvalidInput(
                 f"table {self._table.definition.name}: a stream reads changes, not one moment; leave out "
-                "VERSION, TIMESTAMP and the held snapshot, and set startingVersion"
+                "VERSION, TIMESTAMP and the tag, and set startingVersion"
             )
         options = {**location_options(self._handle), "table": self._table.definition.name, **self._stream_options}
         located = self.jvm.spark.util.CaseInsensitiveStringMap(self.jvm.map({**options, "readChangeFeed": "true"}))

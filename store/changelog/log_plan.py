@@ -194,7 +194,7 @@ def plan_changes(
     elif after == 0:  # before its first entry a table is empty, also when retention has removed history
         before = ScanPlan(table.schema, 0)
     else:
-        before = plan_scan(view, table, after).extended(earlier) if after >= version.safe_epoch else None
+        before = plan_scan(view, table, after).extended(earlier) if version.keeps(after) else None
     return LogPlan(table.schema, before, tuple(groups), stored=stored)
 
 

@@ -51,8 +51,9 @@ def require_states(view: ReadTxn, table_id: int, name: str, after: int, instead:
     """Raise EpochExpired if `after` lies below the safe epoch, so that pre-images past it cannot be looked up. instead:
     another start, for the message.
     """
-    safe = get_version(view, table_id, name).safe_epoch
-    if after < safe:
+    version = get_version(view, table_id, name)
+    if not version.keeps(after):
+        safe = version.safe_epoch
         raise EpochExpired(
             f"table {name!r}: retention has removed its rows before epoch {show_epoch(safe)}, so changes past "
             f"{show_epoch(after)} have no pre-images. Read without them, or begin with {instead}; a table of "

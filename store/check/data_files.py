@@ -173,6 +173,11 @@ def _check_epochs(run: SortedRun, part: RunFile, rows: Rows) -> Iterator[str]:
     end_epochs = contiguous(rows.data.column(UNTIL)).to_numpy()
     if (begin_epochs >= end_epochs).any():
         yield "holds rows that end before they begin"
+    if begin_epochs.min() < part.since:
+        yield f"holds rows from before epoch {part.since}, the lower bound in the catalog"
+    kept = np.array(part.kept, np.int64)
+    if len(kept) and (kept.searchsorted(begin_epochs) == kept.searchsorted(end_epochs)).any():
+        yield "holds rows that none of its tags sees"
     if end_epochs.max() > run.hi:
         yield f"holds rows that end after its run, at {end_epochs.max()}"
     same = pc.equal(rows.keys.slice(0, len(rows) - 1), rows.keys.slice(1)).to_numpy(zero_copy_only=False)

@@ -18,7 +18,7 @@ from epochlog.store.metadata.lookups import get_runs, get_table, get_version
 from epochlog.store.session.write_intents import find_revoked_intent
 from epochlog.store.types.key_codec import KeyCodec
 
-from .strategy import CompactionStrategy
+from .strategy import CompactionStrategy, past_task
 from .task_pieces import pieces
 from .work import CompactionOutcome, Work, parts_to_record, read_entries, read_work
 
@@ -30,9 +30,11 @@ CLAIM_MS = 120_000
 
 
 def claim_work(
-    handle: Handle, table: TableDef, strategy: CompactionStrategy, *, full: bool, l0_only: bool, by: str
+    handle: Handle, table: TableDef, strategy: CompactionStrategy | None, *, full: bool, l0_only: bool, by: str
 ) -> Work | CompactionOutcome:
-    """Claim a task: one that a dead process left behind, else the strategy's pick; NOTHING or BUSY without one."""
+    """Claim a task: one that a dead process left behind, else the strategy's pick, else one that drops replaced rows
+    which no tag keeps; NOTHING or BUSY without one.
+    """
 
     def body(view: ReadTxn) -> Work | CompactionOutcome:
         now_ms, owner = handle.catalog.now_ms(), handle.new_holder("compaction")
@@ -45,7 +47,11 @@ def claim_work(
                 return CompactionOutcome.BUSY
         version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
         options = get_table(view, table.id, table.name).options  # of now: they may have been altered
-        task = strategy.pick(version, runs, compact_segments=options.compact_segments, full=full, l0_only=l0_only)
+        task = None
+        if strategy is not None:
+            task = strategy.pick(version, runs, compact_segments=options.compact_segments, full=full, l0_only=l0_only)
+        if task is None and not l0_only:
+            task = past_task(version, runs)
         inputs = task.inputs(runs) if task is not None else None
         if task is None or inputs is None:
             return CompactionOutcome.NOTHING

@@ -29,7 +29,7 @@ from epochlog.store.sst.sorted_run import RunFile, SortedRun
 
 from .claim import CLAIM_MS, claim_work, may_take, record_piece, release_claim
 from .piece_rewriter import PieceRewriter, RewritePieces, delete_parts, rewrite_in_threads
-from .strategy import CompactionStrategy
+from .strategy import CompactionStrategy, CompactionTask
 from .trace import put_trace, trace_of
 from .universal import UniversalStrategy
 from .work import CompactionOutcome, Parts, Work, delete_work, read_inputs
@@ -47,6 +47,7 @@ def compact_table(
     *,
     full: bool = False,
     l0_only: bool = False,
+    past_only: bool = False,
     budget: int | None = None,
     by: str = "command",
     progress: Progress = lambda done, total: None,
@@ -54,11 +55,13 @@ def compact_table(
 ) -> CompactionOutcome:
     """Compact one table if it is due (`full`: if there is anything to merge); at most `budget` pieces of it now.
 
-    l0_only: merge only L0, which is quick. by: the caller's name in the trace. progress: called with the numbers of
-    finished and of all pieces. rewrite: rewrites pieces, in this process or elsewhere; all else happens here.
+    l0_only: merge only L0, which is quick. past_only: only drop replaced rows that no tag keeps. by: the caller's name
+    in the trace. progress: called with the numbers of finished and of all pieces. rewrite: rewrites pieces, in this
+    process or elsewhere; all else happens here.
     """
     raise_safe_epoch(handle, table)
-    work = claim_work(handle, table, STRATEGY, full=full, l0_only=l0_only, by=by)
+    strategy = None if past_only else STRATEGY
+    work = claim_work(handle, table, strategy, full=full, l0_only=l0_only, by=by)
     if not isinstance(work, Work):
         return work
     outcome = _run_task(handle, table, work, budget, progress, rewrite)
@@ -177,8 +180,12 @@ def _finish(handle: Handle, tx: Txn, table: TableDef, work: Work, took_ms: int) 
     if len(work.pieces) == 1 and not may_take(tx, work, [0]):
         return False
     inputs, entries = present
+    if not _has_history(inputs, task):
+        return False
     version, runs, now_ms = get_version(tx, table.id, table.name), get_runs(tx, table.id), handle.catalog.now_ms()
     output = _output(work, task.kept(inputs))
+    if task.past_only:
+        output = replace(output, parts=inputs[0].parts)
     at = runs.index(inputs[0]) if inputs else len(runs)
     after = (*runs[:at], output, *runs[at + len(inputs) :])
     tx.put(head_key(table.id), apply_runs(version, after, entries).to_record())
@@ -195,6 +202,13 @@ def _finish(handle: Handle, tx: Txn, table: TableDef, work: Work, took_ms: int) 
     number = move_counters(tx, Counters.read(tx))
     put_trace(tx, table.id, number, trace_of(work, old, output, entries, now_ms, took_ms))
     return True
+
+
+def _has_history(runs: Sequence[SortedRun], task: CompactionTask) -> bool:
+    """Return True if the runs still have all history parts that the task has merged; another task, whose output is
+    among the others, may have copied rows out of them.
+    """
+    return {part.path for run in runs for part in run.history}.issuperset(task.rewritten)
 
 
 def _output(work: Work, kept: Sequence[RunFile]) -> SortedRun:

@@ -41,13 +41,11 @@ class PieceRewriter:
     def rewrite(self, number: int, new_path: Callable[[], str]) -> Parts:
         """Write the files of a piece, at these paths, and return its parts. Raises FileGone, Corrupt, WriteFailed."""
         task, piece = self.work.task, self.work.pieces[number]
-        live, history = Rewriter(self.files, self.table.schema, new_path).rewrite(
-            self.runs,
-            self.entries,
-            piece.key_range,
-            bottom=task.bottom,
-            safe_epoch=task.safe_epoch,
-            rewritten=frozenset(task.rewritten),
+        rewriter = Rewriter(self.files, self.table.schema, new_path, task.safe_epoch, task.kept_epochs)
+        if task.past_only:
+            return (), tuple(rewriter.copy_past(self.runs[0], piece.key_range, frozenset(task.rewritten)))
+        live, history = rewriter.rewrite(
+            self.runs, self.entries, piece.key_range, bottom=task.bottom, rewritten=frozenset(task.rewritten)
         )
         return tuple(live), tuple(history)
 

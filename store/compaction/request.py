@@ -11,6 +11,7 @@ from epochlog.store.session.handle import Handle
 
 from .executor import compact_table
 from .piece_rewriter import RewritePieces, rewrite_in_threads
+from .work import CompactionOutcome
 
 
 def compact_tables(
@@ -26,6 +27,8 @@ def compact_tables(
         try:
             apply_retention(handle, table_def)
             compact_table(handle, table_def, full=full or table is not None, rewrite=rewrite)
+            while compact_table(handle, table_def, past_only=True, rewrite=rewrite) is CompactionOutcome.DONE:
+                continue  # one run at a time
         except TableDropped:  # since: nothing to compact
             if table is not None:
                 raise

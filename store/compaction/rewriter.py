@@ -41,11 +41,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """Reads inputs of one table and writes parts."""
+    """Reads inputs of one table and writes parts. safe_epoch, kept: the epochs that can be read, as in
+    CompactionTask.
+    """
 
     files: Files
     table: TableSchema
     new_path: Callable[[], str]
+    safe_epoch: int
+    kept: tuple[int, ...] = ()
 
     @property
     def codec(self) -> KeyCodec:
@@ -58,7 +62,6 @@ class Rewriter:
         key_range: KeyRange,
         *,
         bottom: bool,
-        safe_epoch: int,
         rewritten: Container[str] = (),
     ) -> tuple[list[RunFile], list[RunFile]]:
         """Write and return the live and the new history parts of a key range; at the `bottom` drop tombstones."""
@@ -66,8 +69,25 @@ class Rewriter:
         fresh = self._of_log(entries, key_range)
         source = merge_levels([*sources, fresh] if fresh is not None else sources, self._nothing())
         live = merge(source.live, self._nothing().live, keep_tombstones=False) if bottom else source.live
-        past = visible_history(source.history, safe_epoch, bottom=bottom)
-        return self._write(live, history=False), self._write(past, history=True) if past is not None else []
+        return self._write(live), self._write_past(source.history, bottom=bottom)
+
+    def copy_past(self, run: SortedRun, key_range: KeyRange, rewritten: Container[str]) -> list[RunFile]:
+        """Write and return history parts with the rows of a key range of a run's history parts that are visible."""
+        parts = [part for part in run.history if part.path in rewritten]
+        return self._write_past(self._read(parts, [*self.table.schema.names, EPOCH, UNTIL], key_range), bottom=False)
+
+    def _write_past(self, history: Sequence[Rows], *, bottom: bool) -> list[RunFile]:
+        """Write the replaced rows that an epoch can see. Those that only tags see lie in parts of their own, which
+        outlive the others.
+        """
+        past = visible_history(history, self.safe_epoch, self.kept, bottom=bottom)
+        if past is None:
+            return []
+        if not self.kept:
+            return self._write(past, history=True)
+        recent = past.data.column(UNTIL).to_numpy() > self.safe_epoch
+        groups = [taken(past, np.flatnonzero(mask)) for mask in (recent, ~recent) if mask.any()]
+        return [part for rows in groups for part in self._write(rows, history=True)]
 
     def _nothing(self) -> Source:
         schema = pa.schema([*self.table.schema, pa.field(EPOCH, pa.int64())])
@@ -76,20 +96,19 @@ class Rewriter:
     def _of_run(self, run: SortedRun, key_range: KeyRange, rewritten: Container[str], *, upper: bool) -> Source:
         """Read a run's rows. The epochs at which replaced rows began are read only if another run lies below."""
         names = self.table.schema.names
-
-        def read(parts: Sequence[RunFile], columns: Sequence[str]) -> list[Rows]:
-            options = ReadOptions(columns, None, key_range)
-            tables = [
-                read_part(self.files, part, self.table, self.codec, options)
-                for part in parts
-                if key_range.overlaps(part.key_min, part.key_max)
-            ]
-            return [rows for rows in tables if len(rows)]
-
-        live = read(run.parts, [*names, EPOCH])
-        past = read([part for part in run.history if part.path in rewritten], [*names, EPOCH, UNTIL])
-        replaced_keys = read(run.history, [EPOCH]) if upper else []
+        live = self._read(run.parts, [*names, EPOCH], key_range)
+        past = self._read([part for part in run.history if part.path in rewritten], [*names, EPOCH, UNTIL], key_range)
+        replaced_keys = self._read(run.history, [EPOCH], key_range) if upper else []
         return Source(joined(live) if live else self._nothing().live, tuple(past), tuple(replaced_keys))
+
+    def _read(self, parts: Sequence[RunFile], columns: Sequence[str], key_range: KeyRange) -> list[Rows]:
+        options = ReadOptions(columns, None, key_range)
+        tables = [
+            read_part(self.files, part, self.table, self.codec, options)
+            for part in parts
+            if key_range.overlaps(part.key_min, part.key_max)
+        ]
+        return [rows for rows in tables if len(rows)]
 
     def _of_log(self, entries: Sequence[LogEntry], key_range: KeyRange) -> Source | None:
         """Return all versions in L0, sorted by key and then epoch, split into the newest and the others."""
@@ -112,7 +131,7 @@ class Rewriter:
         changes = joined(by_entry)
         return split_versions(taken(changes, sort_indices(changes.keys)))  # stable, and entries come oldest first
 
-    def _write(self, rows: Rows, *, history: bool) -> list[RunFile]:
+    def _write(self, rows: Rows, *, history: bool = False) -> list[RunFile]:
         """Write parts with disjoint key ranges; versions of one key stay in one part."""
         parts: list[RunFile] = []
         starts = np.insert(_differs(rows.keys), 0, True) if len(rows) else np.empty(0, np.bool_)
@@ -123,9 +142,20 @@ class Rewriter:
                 end += 1
             deleted = None if rows.deleted is None or not rows.deleted[at:end].any() else rows.deleted[at:end]
             piece = Rows(rows.keys.slice(at, end - at), rows.data.slice(at, end - at), deleted)
-            parts.append(write_part(self.files, self.new_path(), self.table, self.codec, piece, history=history))
+            since, kept = self._visibility(piece) if history and self.kept else (0, ())
+            path = self.new_path()
+            parts.append(
+                write_part(self.files, path, self.table, self.codec, piece, history=history, since=since, kept=kept)
+            )
             at = end
         return parts
+
+    def _visibility(self, past: Rows) -> tuple[int, tuple[int, ...]]:
+        """Return `since` and `kept` of a history part's descriptor."""
+        begin, end = (past.data.column(name).to_numpy() for name in (EPOCH, UNTIL))
+        if end.max() > self.safe_epoch:
+            return int(begin.min()), ()
+        return int(begin.min()), tuple(epoch for epoch in self.kept if ((begin <= epoch) & (epoch < end)).any())
 
 
 def merge_levels(sources: Sequence[Source], nothing: Source) -> Source:
@@ -170,18 +200,21 @@ def split_versions(changes: Rows) -> Source:
     return Source(newest, (past,), (past,))
 
 
-def visible_history(history: Sequence[Rows], safe_epoch: int, *, bottom: bool) -> Rows | None:
-    """Return the replaced rows that an epoch at or above safe_epoch can see, by key and epoch; None without any."""
-    kept = []
+def visible_history(history: Sequence[Rows], safe_epoch: int, kept: Sequence[int] = (), *, bottom: bool) -> Rows | None:
+    """Return the replaced rows that an epoch at or above safe_epoch, or one of the epochs `kept` (rising), can see, by
+    key and epoch; None without any.
+    """
+    visible, epochs = [], np.array(kept, np.int64)
     for rows in history:
-        seen = rows.data.column(UNTIL).to_numpy() > safe_epoch
+        begin, end = (rows.data.column(name).to_numpy() for name in (EPOCH, UNTIL))
+        seen = (end > safe_epoch) | (epochs.searchsorted(begin) < epochs.searchsorted(end))
         if bottom and rows.deleted is not None:
             seen &= ~rows.deleted
         if seen.any():
-            kept.append(rows if seen.all() else taken(rows, np.flatnonzero(seen)))
-    if not kept:
+            visible.append(rows if seen.all() else taken(rows, np.flatnonzero(seen)))
+    if not visible:
         return None
-    rows = joined(kept)
+    rows = joined(visible)
     by_epoch = np.argsort(rows.data.column(EPOCH).to_numpy(), kind="stable")
     return taken(rows, by_epoch[sort_indices(rows.keys.take(pa.array(by_epoch)))])
 

@@ -21,9 +21,10 @@ HISTORY_PARTS = 16
 class CompactionTask:
     """Task to merge `runs` adjoining runs from `lo` on, and L0 through `hi` if it is among the inputs, into one run.
 
-    l0_after: the epoch at which L0 began when the task was picked; None if the task merges runs only. Versions that no
-    epoch >= `safe_epoch` can see are dropped. rewritten: the history parts to merge too; the new run takes the others
-    over unchanged.
+    l0_after: the epoch at which L0 began when the task was picked; None if the task merges runs only. Versions are
+    dropped that no epoch >= `safe_epoch`, and none of the `kept_epochs` below it, can see. rewritten: the history parts
+    to merge too; the new run takes the others over unchanged. past_only: the task copies the rows that these need out
+    of the history parts `rewritten` of one run, and leaves all else in place.
     """
 
     reason: str
@@ -33,6 +34,8 @@ class CompactionTask:
     l0_after: int | None
     safe_epoch: int
     rewritten: tuple[str, ...] = ()
+    kept_epochs: tuple[int, ...] = ()
+    past_only: bool = False
 
     @property
     def bottom(self) -> bool:
@@ -52,15 +55,19 @@ class CompactionTask:
         """Return the history parts of its runs that the new run takes over unchanged."""
         rewritten = set(self.rewritten)
         unchanged = (part for run in runs for part in run.history if part.path not in rewritten)
-        return tuple(part for part in unchanged if part.until > self.safe_epoch)
+        return tuple(part for part in unchanged if part.needed_at(self.safe_epoch, self.kept_epochs))
 
     def to_record(self) -> Record:
-        return asdict(self)
+        """Return the catalog's record; only a task of a table with tags has the last two fields."""
+        record = asdict(self)
+        return {name: value for name, value in record.items() if value or name not in ("kept_epochs", "past_only")}
 
     @classmethod
     @checked
     def from_record(cls, record: Record) -> CompactionTask:
-        return cls(**{**record, "rewritten": tuple(record["rewritten"])})
+        return cls(
+            **{**record, "rewritten": tuple(record["rewritten"]), "kept_epochs": tuple(record.get("kept_epochs", ()))}
+        )
 
 
 class CompactionStrategy(Protocol):
@@ -82,9 +89,29 @@ def task_from(version: TableVersion, runs: Runs, first: int, reason: str, *, l0:
     lo = runs[first].lo if first < len(runs) else version.compacted_epoch
     hi = version.max_committed_epoch if l0 else version.compacted_epoch
     l0_after = version.compacted_epoch if l0 else None
-    return CompactionTask(
-        reason, lo, hi, len(runs) - first, l0_after, version.safe_epoch, _rewritten(version, runs[first:])
-    )
+    rewritten = _rewritten(version, runs[first:])
+    return CompactionTask(reason, lo, hi, len(runs) - first, l0_after, version.safe_epoch, rewritten, version.kept)
+
+
+def past_task(version: TableVersion, runs: Runs) -> CompactionTask | None:
+    """Copy the rows that tags keep out of one run's history parts below the safe epoch; None where there are no others.
+
+    A part has others if it was written before the safe epoch passed it, or if one of its tags was dropped since.
+    """
+    for run in runs:
+        due = [part.path for part in run.history if _has_other_rows(part, version)]
+        if due:
+            reason = f"{len(due)} history parts have rows that no tag keeps"
+            return CompactionTask(
+                reason, run.lo, run.hi, 1, None, version.safe_epoch, tuple(due), version.kept, past_only=True
+            )
+    return None
+
+
+def _has_other_rows(part: RunFile, version: TableVersion) -> bool:
+    if part.until > version.safe_epoch or not part.needed_at(version.safe_epoch, version.kept):
+        return False
+    return not part.kept or not set(part.kept) <= set(version.kept)
 
 
 def _rewritten(version: TableVersion, runs: Runs) -> tuple[str, ...]:

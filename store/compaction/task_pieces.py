@@ -53,6 +53,8 @@ def pieces(
     A part that overlaps no other input is reused, so that a table that only grows at its end is not rewritten.
     """
     spans = list(_spans(task, runs, entries))
+    if task.past_only:
+        return _split(spans, None, None)
     kept = [span for span in spans if span.keepable and not _touched(span, spans)]
     tiles: list[Piece] = []
     low: Key | None = None
@@ -68,7 +70,8 @@ def pieces(
 def _spans(task: CompactionTask, runs: Sequence[SortedRun], entries: Sequence[LogEntry]) -> Iterable[_Span]:
     rewritten = set(task.rewritten)
     for run in runs:
-        for part in (*run.parts, *(part for part in run.history if part.path in rewritten)):
+        live = () if task.past_only else run.parts
+        for part in (*live, *(part for part in run.history if part.path in rewritten)):
             keepable = not part.history and not (task.bottom and part.deletes)
             yield _Span(part.key_min, part.key_max, part.blocks, part.rows, part.bytes, part.path, keepable)
     for entry in entries:

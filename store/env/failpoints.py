@@ -35,6 +35,10 @@ FAILPOINTS: dict[str, str] = {
     "commit:after-transaction": "a commit has landed, its call has not returned",
     # store/commit/restore.py
     "restore:before-commit": "the difference of a restore is written, no catalog record names its files",
+    # batch/tags.py
+    "tag:before-transaction": "the records of a tag are put, the catalog's transaction has not ended",
+    "tag:put": "a tag is in the catalog, the call has not returned",
+    "tag:dropped": "a tag is dropped, the rows that only it kept still exist",
     # store/changelog/consumers.py, store/changelog/consumer.py
     "consumer:opened": "a consumer's new incarnation is claimed, the claim has not returned",
     "consumer:acked": "an acknowledgement is durable, its call has not returned",

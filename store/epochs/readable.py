@@ -25,7 +25,7 @@ def explain_expired(table: TableEpochs, epoch: int) -> str:
             f"{table.name} was created at {show_epoch(table.created)}; {show_epoch(epoch)} is "
             f"{distance(epoch, table.created)} before that"
         )
-    if epoch >= safe:
+    if table.keeps(epoch):
         return ""
     return (
         f"retention has removed the history of {table.name} below epoch {show_epoch(safe)}; {show_epoch(epoch)} is "

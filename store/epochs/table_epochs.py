@@ -20,10 +20,10 @@ class TableEpochs:
     non-checkpoint labels, and the end of data; an entry without rows is no change. known_from: changes at or below it
     may be forgotten. due: of a table whose job drains, rebuilds or is parked, the epoch from which on its newest commit
     may be incomplete, whatever changes its upstreams remember; without a commit, the epoch of the job's creation.
-    created: the epoch of the table's creation. adopted: of a root table that was an output before, its first epoch as a
-    root table; the valid epochs before it are not known. history_ms: the time for which its older versions are kept
-    (0: not known). job_id, interval_ms (0: not known), outside_ms, superseded (ascending): of the job that writes it,
-    see JobRecord.
+    kept: the epochs below `safe_epoch` whose rows a tag keeps. created: the epoch of the table's creation. adopted: of
+    a root table that was an output before, its first epoch as a root table; the valid epochs before it are not known.
+    history_ms: the time for which its older versions are kept (0: not known). job_id, interval_ms (0: not known),
+    outside_ms, superseded (ascending): of the job that writes it, see JobRecord.
     """
 
     table_id: int
@@ -32,6 +32,7 @@ class TableEpochs:
     derived: bool = False
     upstreams: tuple[int, ...] = ()
     safe_epoch: int = 0
+    kept: tuple[int, ...] = ()
     commits: Ints = field(default_factory=lambda: ints(()))
     changes: Ints = field(default_factory=lambda: ints(()))
     known_from: int = 0
@@ -48,6 +49,10 @@ class TableEpochs:
         object.__setattr__(self, "commits", ints(self.commits))
         object.__setattr__(self, "changes", ints(self.changes))
         object.__setattr__(self, "superseded", ints(self.superseded))
+
+    def keeps(self, epoch: int) -> bool:
+        """Return True if retention has not removed the rows of the epoch."""
+        return epoch >= self.safe_epoch or epoch in self.kept
 
     @property
     def position(self) -> int:

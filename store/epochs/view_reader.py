@@ -133,6 +133,7 @@ def _table_epochs(
         derived=job is not None,
         upstreams=job.upstreams if job else (),
         safe_epoch=version.safe_epoch,
+        kept=version.kept,
         commits=known.commits,
         changes=known.changes,
         known_from=version.known_from,

@@ -124,7 +124,8 @@ class TableDef:
     table, which applies to entries of version 0.1 without their own. drop_unchanged: True if the commits of an output
     leave out rows without a change. created: the epoch of the creation, which was issued for it or, in a store without
     epochs, read from the clock; 0: not known. adopted: of a root table that was an output before, its first epoch as a
-    root table; 0: it was never an output.
+    root table; 0: it was never an output. tagged: True if epochs of the table were tagged, so that it may have rows
+    below its safe epoch that a version without tags would release.
     """
 
     id: int
@@ -137,6 +138,7 @@ class TableDef:
     first_changelog: str = ""
     created: int = 0
     adopted: int = 0
+    tagged: bool = False
 
     def __post_init__(self) -> None:
         if not self.first_changelog:  # the table is being created
@@ -155,10 +157,17 @@ class TableDef:
     def derived(self) -> bool:
         return self.job_id is not None
 
+    @property
+    def format(self) -> int:
+        """Return the format of the record: 1, which every version reads, unless the table uses what is newer."""
+        return 2 if self.tagged else 1
+
     def to_record(self) -> Record:
+        """Return the catalog's record; only a table that uses them has the fields of format 2."""
+        newer = {"tagged": True} if self.tagged else {}
         return {
             "id": self.id,
-            "schema": self.schema.to_bytes(),
+            "schema": self.schema.to_bytes(self.format),
             "changelog": self.changelog,
             "options": self.options.to_record(),
             "job_id": self.job_id,
@@ -167,6 +176,7 @@ class TableDef:
             "first_changelog": self.first_changelog,
             "created": self.created,
             "adopted": self.adopted,
+            **newer,
         }
 
     @classmethod
@@ -183,6 +193,7 @@ class TableDef:
             first_changelog=record.get("first_changelog", ""),
             created=record.get("created", 0),
             adopted=record.get("adopted", 0),
+            tagged=record.get("tagged", False),
         )
 
 

@@ -6,7 +6,7 @@ version. No other code makes a TableVersion.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from epochlog.errors import EpochlogError, EpochRegressed, TableFinished
@@ -128,14 +128,25 @@ class TableVersion:
     l0_bytes: int = 0
     runs: int = 0
     run_bytes: int = 0
+    kept: tuple[int, ...] = ()  # the epochs below the safe epoch that can still be read, rising
+
+    def keeps(self, epoch: int) -> bool:
+        """Return True if the rows of the epoch have not been released: it is not below the safe epoch, or a tag
+        keeps it.
+        """
+        return epoch >= self.safe_epoch or epoch in self.kept
 
     def to_record(self) -> Record:
-        return {name: getattr(self, name) for name in self.__slots__}
+        """Return the catalog's record; only a table with tags below its safe epoch has `kept`."""
+        record = {name: getattr(self, name) for name in self.__slots__}
+        if not self.kept:
+            del record["kept"]
+        return record
 
     @classmethod
     @checked
     def from_record(cls, record: Record) -> TableVersion:
-        return cls(**record)
+        return cls(**{**record, "kept": tuple(record.get("kept", ()))})
 
 
 Runs = tuple[SortedRun, ...]
@@ -156,6 +167,8 @@ def broken_invariants(version: TableVersion) -> Iterator[str]:
         yield (
             f"safe-epoch-within-committed: {show_epoch(version.safe_epoch)} > {show_epoch(version.max_committed_epoch)}"
         )
+    if list(version.kept) != sorted(set(version.kept)) or (version.kept and version.kept[-1] >= version.safe_epoch):
+        yield f"kept-below-the-safe-epoch: {version.kept} and {show_epoch(version.safe_epoch)}"
     if version.compacted_epoch > version.max_committed_epoch:
         yield (
             f"runs-within-committed: {show_epoch(version.compacted_epoch)} > {show_epoch(version.max_committed_epoch)}"
@@ -239,10 +252,13 @@ def apply_runs(version: TableVersion, runs: Runs, compacted: Sequence[LogEntry] 
     return _require_invariants(after)
 
 
-def apply_safe_epoch(version: TableVersion, safe_epoch: int) -> TableVersion:
-    """Raise the safe epoch, at most to the newest commit. It never falls."""
+def apply_safe_epoch(version: TableVersion, safe_epoch: int, single: Iterable[int] = ()) -> TableVersion:
+    """Raise the safe epoch, at most to the newest commit. It never falls. single: epochs to keep below it, those of
+    them that can still be read; all others there are released.
+    """
     epoch = max(version.safe_epoch, min(safe_epoch, version.max_committed_epoch))
-    return _require_invariants(replace(version, safe_epoch=epoch))
+    kept = tuple(sorted({kept for kept in single if kept < epoch and version.keeps(kept)}))
+    return _require_invariants(replace(version, safe_epoch=epoch, kept=kept))
 
 
 def apply_forgetting(version: TableVersion, newest: int) -> TableVersion:

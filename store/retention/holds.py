@@ -25,6 +25,10 @@ from epochlog.store.metadata.consumer_record import ConsumerRecord, all_consumer
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.lookups import jobs_of
 
+TAG = "tag:"
+"""Kind of the holder of a tag (batch/tags.py)."""
+_MOVING = ("job:", "consumer:")
+"""Kinds of holders whose epoch moves on: they need the rows of all epochs from it on."""
 NO_PLAN = 1 << 62
 """Version of a hold whose holder has no open read plan: the hold pins no files."""
 
@@ -44,8 +48,22 @@ class Hold:
     version: int = NO_PLAN  # the store's version when the hold was taken; it pins files that became unreachable later
     lease: str | None = None  # the hold lives at least as long as this lease
 
+    @property
+    def is_tag(self) -> bool:
+        return self.holder.startswith(TAG)
+
     def to_record(self) -> Record:
         return {name: getattr(self, name) for name in self.__slots__}
+
+    def single_epoch(self, safe_epoch: int) -> int | None:
+        """Return the epoch if the hold keeps the rows of one epoch, not of all epochs from it on; else None.
+
+        A tag does, and so does the lease of a reader of an epoch below the safe epoch, which a tag kept when the reader
+        began. Every other hold keeps the safe epoch from passing its epoch.
+        """
+        if self.is_tag or self.read_epoch is None:
+            return self.read_epoch
+        return self.read_epoch if self.read_epoch < safe_epoch and not self.holder.startswith(_MOVING) else None
 
 
 def put_holds(txn: Txn, holds: Iterable[Hold]) -> list[bytes]:

@@ -60,24 +60,29 @@ class RetentionLimits:
     """Lowest epochs that a table's options and holds keep; everything below may be released.
 
     states: its rows; log: its changes; commits: its remembered commits, which are needed as long as rows or log.
+    single: epochs whose rows are kept by themselves, without those of the epochs between them.
     """
 
     states: int
     log: int
     commits: int
+    single: frozenset[int] = frozenset()
 
 
-def limits(options: TableOptions, holds: Sequence[Hold], now_ms: int) -> RetentionLimits:
-    """Return the limits that a table's options and holds give at `now_ms` (Unix ms)."""
+def limits(options: TableOptions, holds: Sequence[Hold], now_ms: int, safe_epoch: int = 0) -> RetentionLimits:
+    """Return the limits that a table's options and holds give at `now_ms` (Unix ms). safe_epoch: the table's."""
 
     def epoch_before(ms: int) -> int:
         return from_unix_ms(now_ms - ms)
 
     history_ms, log_ms = (_ms(span) for span in (options.history_retention, options.log_retention))
+    single = {hold.holder: epoch for hold in holds if (epoch := hold.single_epoch(safe_epoch)) is not None}
+    states = [hold.read_epoch for hold in holds if hold.read_epoch is not None and hold.holder not in single]
     return RetentionLimits(
-        states=min([epoch_before(history_ms), *(hold.read_epoch for hold in holds if hold.read_epoch is not None)]),
+        states=min([epoch_before(history_ms), *states]),
         log=min([epoch_before(log_ms), *(hold.log_epoch for hold in holds if hold.log_epoch is not None)]),
         commits=epoch_before(max(history_ms, log_ms)),
+        single=frozenset(single.values()),
     )
 
 
@@ -155,7 +160,8 @@ def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
         options = get_table(view, table.id, table.name).options  # `table` may be older than the last alter
         version, now_ms = get_version(view, table.id, table.name), handle.catalog.now_ms()
         holds = holds_of(view, table.id, now_ms, handle.leases.live)
-        after = apply_safe_epoch(version, limits(options, holds, now_ms).states)
+        allowed = limits(options, holds, now_ms, version.safe_epoch)
+        after = apply_safe_epoch(version, allowed.states, allowed.single)
         return after if after != version else None
 
     def body(tx: Txn) -> None:
@@ -171,16 +177,16 @@ def plan_release(handle: Handle, view: ReadTxn, table: TableDef) -> Released | N
     """Decide, by the table's current options, what one transaction can release; None if there is nothing."""
     table = get_table(view, table.id, table.name)
     jobs, before = jobs_of(view, table.id), get_version(view, table.id, table.name)
-    allowed, parked = _current_limits(handle, view, table, jobs)
+    allowed, parked = _current_limits(handle, view, table, jobs, before.safe_epoch)
     mark = _truncation_epoch(view, table.id, before, allowed.log)
-    released = truncated(view, table.id, apply_safe_epoch(before, allowed.states), mark)
+    released = truncated(view, table.id, apply_safe_epoch(before, allowed.states, allowed.single), mark)
     released = _release_history(view, table.id, replace(released, parked=parked), handle.catalog.now_ms())
     released = _forget_commits(view, table, jobs, released, allowed.commits)
     return released if released != Released(before) else None
 
 
 def _current_limits(
-    handle: Handle, view: ReadTxn, table: TableDef, jobs: Sequence[JobRecord]
+    handle: Handle, view: ReadTxn, table: TableDef, jobs: Sequence[JobRecord], safe_epoch: int
 ) -> tuple[RetentionLimits, tuple[StalledJob, ...]]:
     """Return the table's limits, and the stalled jobs that they park. A stalled job that would lose nothing keeps its
     holds.
@@ -189,11 +195,11 @@ def _current_limits(
     holds = holds_of(view, table.id, now_ms, handle.leases.live, jobs=jobs)
     stalled = tuple(stalled_jobs(handle, view, table, jobs, now_ms))
     if stalled:
-        allowed = limits(table.options, _without_jobs(holds, stalled), now_ms)
+        allowed = limits(table.options, _without_jobs(holds, stalled), now_ms, safe_epoch)
         stalled = tuple(
             stalled_job for stalled_job in stalled if stalled_job.change <= max(allowed.states, allowed.log)
         )
-    return limits(table.options, _without_jobs(holds, stalled), now_ms), stalled
+    return limits(table.options, _without_jobs(holds, stalled), now_ms, safe_epoch), stalled
 
 
 def _without_jobs(holds: Sequence[Hold], stalled: Sequence[StalledJob]) -> list[Hold]:
@@ -257,25 +263,28 @@ def _read_entries(view: ReadTxn, table_id: int, low: int, high: int) -> Iterable
 
 
 def _release_history(view: ReadTxn, table_id: int, released: Released, now_ms: int) -> Released:
-    """Release the history files that no readable epoch needs. A running compaction keeps the files that it reads."""
+    """Release the history files that no readable epoch needs. A running compaction keeps the files that it reads, and a
+    file of which a tag needs some rows stays until a compaction has copied these.
+    """
     version = released.version
     compaction = view.get(compact_key(table_id))
     if not version.runs or (compaction is not None and compaction["expires_ms"] > now_ms):
         return released
     runs = get_runs(view, table_id)
-    expired = [part for run in runs for part in run.history if _is_past(part, version.safe_epoch)]
+    expired = [part for run in runs for part in run.history if _is_past(part, version)]
     if not expired:
         return released
     after = tuple(
-        replace(run, history=tuple(part for part in run.history if not _is_past(part, version.safe_epoch)))
-        for run in runs
+        replace(run, history=tuple(part for part in run.history if not _is_past(part, version))) for run in runs
     )
     return replace(released, version=apply_runs(version, after), runs=after, parts=tuple(expired))
 
 
-def _is_past(part: RunFile, safe_epoch: int) -> bool:
-    """Return True for a history file whose rows had all been replaced at the safe epoch."""
-    return part.history and 0 < part.until <= safe_epoch
+def _is_past(part: RunFile, version: TableVersion) -> bool:
+    """Return True for a history file whose rows had all been replaced at the safe epoch, and that no kept epoch
+    needs.
+    """
+    return part.history and part.until > 0 and not part.needed_at(version.safe_epoch, version.kept)
 
 
 # ---- remembered commits -----------------------------------------------------------------------------------------

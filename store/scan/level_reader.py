@@ -133,7 +133,7 @@ class LevelReader:
 
         if self.epoch >= run.hi:
             return [read_parts(run.parts, None)]
-        past = [part for part in run.history if part.until > self.epoch]
+        past = [part for part in run.history if part.seen_at(self.epoch)]
         return [
             read_parts(run.parts, self.epoch, marked=oldest),
             read_parts(past, self.epoch, merge=newest_wins),

@@ -60,7 +60,7 @@ class ScanPlan:
         files: list[RunFile | Segment] = []
         for run in self.runs:
             past = run.history if self.epoch < run.hi else ()
-            files += [*run.parts, *(part for part in past if part.until > self.epoch)]
+            files += [*run.parts, *(part for part in past if part.seen_at(self.epoch))]
         return [*files, *self.segments]
 
     @property
@@ -234,10 +234,10 @@ def plan_scan(view: ReadTxn, table: TableDef, epoch: int | None) -> ScanPlan:
     """
     version = get_version(view, table.id, table.name)
     at = version.max_committed_epoch if epoch is None else as_epoch("epoch", epoch)
-    if at < version.safe_epoch:
+    if not version.keeps(at):
         raise EpochExpired(
             f"table {table.name!r} is readable from epoch {show_epoch(version.safe_epoch)} on; {show_epoch(at)} lies "
-            "below. Keep more with TableOptions(history_retention=...), or hold epochs with a snapshot"
+            "below. Keep more with TableOptions(history_retention=...), or keep epochs with a tag"
         )
     # every entry of a table lies above all runs or is in one; a run newer than `at` is read with its history
     start = version.compacted_epoch + 1

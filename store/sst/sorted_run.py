@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -63,7 +63,8 @@ class RunFile:
 
     history: True for older versions of rows (columns `_epoch`, `_until`; a key may repeat), False for live rows
     (`_epoch`). deletes: the number of tombstones, in runs above others. until: the greatest `_until`; reads at or above
-    it do not need the file.
+    it do not need the file. since: a lower bound of `_epoch`. kept: of a history file that has only rows which tags
+    keep, the epochs of these tags that see one of its rows.
     """
 
     path: str
@@ -78,15 +79,31 @@ class RunFile:
     deletes: int = 0
     until: int = 0
     sizes: Sizes = field(default_factory=dict)
+    since: int = 0
+    kept: tuple[int, ...] = ()
+
+    def seen_at(self, epoch: int) -> bool:
+        """Return True if a read of a history file at the epoch may find a row in it."""
+        return self.since <= epoch < self.until
+
+    def needed_at(self, safe_epoch: int, kept: Collection[int]) -> bool:
+        """Return True if an epoch at or above the safe epoch, or one of those kept below it, may see a row of the
+        history file.
+        """
+        if self.until > safe_epoch:
+            return True
+        return any(epoch in kept for epoch in self.kept) if self.kept else any(map(self.seen_at, kept))
 
     def to_record(self) -> dict[str, Any]:
-        """Return plain values for msgpack."""
-        return asdict(self)
+        """Return plain values for msgpack; only files of a table with tags have `since` and `kept`."""
+        record = asdict(self)
+        return {name: value for name, value in record.items() if value or name not in ("since", "kept")}
 
     @classmethod
     @checked
     def from_record(cls, record: dict[str, Any]) -> RunFile:
-        return cls(**{**record, "path": inside_root(record["path"]), **block_fields(record)})
+        kept = tuple(record.get("kept", ()))
+        return cls(**{**record, "path": inside_root(record["path"]), **block_fields(record), "kept": kept})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +145,20 @@ class SortedRun:
 
 
 def write_part(
-    files: Files, path: str, schema: TableSchema, codec: KeyCodec, rows: Rows, *, history: bool = False
+    files: Files,
+    path: str,
+    schema: TableSchema,
+    codec: KeyCodec,
+    rows: Rows,
+    *,
+    history: bool = False,
+    since: int = 0,
+    kept: tuple[int, ...] = (),
 ) -> RunFile:
     """Write rows (at least one) as a new Parquet file, durable on return.
 
     rows.data has all of the table's columns, `_epoch`, and with `history` also `_until`; only then may a key repeat.
+    since, kept: of the descriptor.
     Raises WriteFailed, or FileExistsError if the path exists.
     """
     assert len(rows), "a run file must have rows"
@@ -172,6 +198,8 @@ def write_part(
         deletes=0 if rows.deleted is None else int(rows.deleted.sum()),
         until=pc.max(rows.data.column(UNTIL)).as_py() if history else 0,
         sizes=block_sizes(table, starts.tolist()),
+        since=since,
+        kept=kept,
     )
     files.write(path, data)
     return part

@@ -18,7 +18,8 @@ MAX_COLUMNS = 2_000
 MAX_COLUMN_NAME_BYTES = 255
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
-_FORMAT = 1
+_FORMAT = 2
+"""Newest format of a table's record that this version reads; the record of the schema within it names the format."""
 
 
 def is_name(name: object) -> TypeGuard[str]:
@@ -78,10 +79,13 @@ class TableSchema:
         """Convert data with exactly the primary-key columns. The result has them in the key's order."""
         return conform_table(self.name, data, self.key_schema, self.primary_key, role="keys")
 
-    def to_bytes(self) -> bytes:
-        """Encode the schema for catalog records: msgpack of the name, the IPC schema message and the key."""
+    def to_bytes(self, format: int = 1) -> bytes:
+        """Encode the schema for catalog records: msgpack of the name, the IPC schema message and the key.
+
+        format: of the table's record. Versions that do not know it refuse the table with UnsupportedFormat.
+        """
         record = {
-            "format": _FORMAT,
+            "format": format,
             "name": self.name,
             "schema": self.schema.serialize().to_pybytes(),
             "primary_key": list(self.primary_key),
@@ -94,9 +98,7 @@ class TableSchema:
     def from_bytes(cls, data: bytes) -> TableSchema:
         record = msgpack.unpackb(data)
         if record["format"] > _FORMAT:
-            raise UnsupportedFormat(
-                f"a table schema has format {record['format']}, newer than {_FORMAT}: upgrade epochlog"
-            )
+            raise UnsupportedFormat(f"a table has format {record['format']}, newer than {_FORMAT}: upgrade epochlog")
         schema = pa.ipc.read_schema(pa.py_buffer(record["schema"]))
         return cls(record["name"], schema, tuple(record["primary_key"]))
 

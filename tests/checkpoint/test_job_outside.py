@@ -214,17 +214,17 @@ def test_a_snapshot_of_all_tables_says_what_it_left_out_and_why(lab: Lab) -> Non
 
 
 @pytest.mark.rule("3.15")
-def test_tokens_and_held_snapshots_refuse_what_was_left_out(lab: Lab) -> None:
+def test_tokens_and_tags_refuse_what_was_left_out(lab: Lab) -> None:
     go_on(lab, 11, "good")
     with lab.store.snapshot() as moment:
         token = moment.token
         with pytest.raises(el.TableNotReadable, match=r"left some out: late_out cannot be read.*partial=True"):
-            moment.hold(60.0, "nightly")
-        assert not lab.store.held_snapshots()
-        nightly, left_out = moment.hold(60.0, "nightly", partial=True), moment.left_out
+            moment.tag("nightly", 60.0)
+        assert not lab.store.tags()
+        nightly, left_out = moment.tag("nightly", 60.0, partial=True), moment.left_out
         assert list(nightly.epochs) == ["r", "good_out"]
     with lab.store.snapshot(["r", "good_out"]) as moment:
-        moment.hold(60.0, "named")
+        moment.tag("named", 60.0)
     with pytest.raises(el.TableNotReadable, match="snapshot of this token left out .*late_out cannot be read: it lags"):
         read(lab, "r", "late_out", consistency=el.Exact(token))
     with lab.store.snapshot(consistency=el.Exact(token)) as again:
@@ -244,8 +244,8 @@ def test_a_held_snapshot_that_is_listed_says_what_is_known_of_what_it_has_not(la
     """The holds are of the tables that it has; of the others the catalog keeps nothing."""
     go_on(lab, 11, "good")
     with lab.store.snapshot() as moment:
-        moment.hold(60.0, "nightly", partial=True)
-    (listed,) = lab.store.held_snapshots()
+        moment.tag("nightly", 60.0, partial=True)
+    (listed,) = lab.store.tags()
     message = r"late_out; it has: r, good_out\. .*left it out as unreadable.*job\.info\.outside.*epochlog jobs"
     with pytest.raises(el.InvalidInput, match=message):
         read(lab, "late_out", consistency=el.Exact(listed.token))

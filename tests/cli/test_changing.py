@@ -70,12 +70,12 @@ def test_any_answer_but_yes_leaves_it(run, lake, person, answer) -> None:
 def test_a_person_sees_what_will_be_gone_and_says_yes(run, lake, person, answer) -> None:
     person(answer)
     with api.open(lake.root) as store:
-        held = store.snapshot(["revenue"], consistency="latest").hold(3600, "kept")
+        held = store.snapshot(["revenue"], consistency="latest").tag("kept", 3600)
         assert held.name == "kept"
     done = run("drop", lake.root, "job", "daily")
     assert done.code == 0
     assert "table revenue: 2 rows" in done.err and "1 commit," in done.err
-    assert f"{lake.epochs['view']} (" in done.err and "held by snapshot:kept" in done.err
+    assert f"{lake.epochs['view']} (" in done.err and "held by tag:kept" in done.err
     assert "Drop job daily permanently? [y/N]" in done.err
     assert "dropped job daily" in done.out
     assert tables_of(lake.root) == ["nothing_yet", "orders", "seen"]

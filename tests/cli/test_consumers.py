@@ -135,7 +135,7 @@ def test_a_new_consumer_begins_where_it_is_told(run, lake) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "sentence"),
     [
-        (["orders", "--from", "newest"], 1, "neither a snapshot's token nor the name of a held snapshot"),
+        (["orders", "--from", "newest"], 1, "neither a snapshot's token nor the name of a tag"),
         (["orders", "--from", "1.5"], 2, "an epoch, a snapshot's token or the name"),
         (["orders", "--columns", "price"], 1, "no column 'price'"),
         (["nobody"], 1, "there is no table 'nobody'"),

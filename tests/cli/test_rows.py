@@ -152,7 +152,7 @@ def test_a_further_policy_has_its_options_on_the_command_line(run, lake, monkeyp
         assert {table["epoch"] for table in json.loads(done.out)["tables"]} == {lake.epochs["second"] - 4}, done.err
     refused = run("read", lake.root, "orders", "--margin", "3", "--consistency", "latest")
     assert (refused.code, refused.out) == (1, "") and "'latest' takes no margin" in refused.err
-    assert run("snapshot", lake.root, "--margin", "3").code == 2  # for taking one, and none is taken
+    assert run("tag", lake.root, "--margin", "3").code == 2  # for taking one, and none is taken
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,8 @@ class Ledger:
     truncated: dict[str, int] = field(default_factory=dict)  # marks that were acknowledged
     acknowledged: int | None = None  # what the consumer has acknowledged
     acknowledging: int | None = None  # and what it was about to
+    tags: dict[str, tuple[str, int]] = field(default_factory=dict)  # acknowledged, with table and epoch
+    maybe_tags: dict[str, str] = field(default_factory=dict)  # that may be there, with the table
     exists: bool = False  # whether the creation of the store was acknowledged
 
     # ---- the story tells ----------------------------------------------------------------------------------------
@@ -105,6 +107,18 @@ class Ledger:
     def acked(self, epoch: int) -> None:
         self.acknowledged = epoch
 
+    def tagging(self, name: str, table: str) -> None:
+        self.maybe_tags[name] = table
+
+    def tagged(self, name: str, epoch: int) -> None:
+        self.tags[name] = (self.maybe_tags.pop(name), epoch)
+
+    def untagging(self, name: str) -> None:
+        self.maybe_tags[name] = self.tags.pop(name)[0]
+
+    def untagged(self, name: str) -> None:
+        del self.maybe_tags[name]
+
     def founded(self) -> None:
         self.exists = True
 
@@ -126,6 +140,10 @@ class Ledger:
             assert landed[number] == epoch, f"commit {number} was acknowledged at {epoch} and is at {landed[number]}"
         order = sorted(landed, key=lambda number: landed[number])
         assert order == sorted(landed), f"later commits lie below earlier ones: {landed}"
+        tags = {tag.name: dict(tag.epochs) for tag in store.tags()}
+        assert tags.keys() <= self.tags.keys() | self.maybe_tags.keys()
+        for name, (table, epoch) in self.tags.items():
+            assert tags.get(name) == {table: epoch}, f"tag {name} was acknowledged at {epoch} of {table}: {tags}"
         for name in names:
             self._check_table(store.table(name), [(landed[number], self.commits[number]) for number in order])
         consumers = {info.position for info in store.consumers()} or {None}
@@ -151,6 +169,7 @@ class Ledger:
         assert info.log_start_epoch >= self.truncated.get(table.name, 0)
         changes: list[Group] = []
         exists = False  # it may have been made after the first of them
+        tagged = {epoch for name, epoch in self.tags.values() if name == table.name}
         for epoch, commit in landed:
             groups = commit.tables.get(table.name, [])
             exists = exists or table.name in commit.tables
@@ -158,7 +177,7 @@ class Ledger:
                 _apply(state, group)
             if epoch > info.log_start_epoch:
                 changes += groups
-            if exists and epoch >= info.safe_epoch:
+            if exists and (epoch >= info.safe_epoch or epoch in tagged):
                 assert shown(table.to_arrow(epoch=epoch)) == state, f"table {table.name} at {epoch}"
         assert shown(table.to_arrow()) == state, f"table {table.name} now"
         changes_read = table.changes(info.log_start_epoch).read_all()

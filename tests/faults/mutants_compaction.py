@@ -88,10 +88,10 @@ def deletes_go_above_the_bottom(monkeypatch: pytest.MonkeyPatch) -> None:
 def history_is_dropped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     real = rewriter.visible_history
 
-    def early(history: Sequence[Rows], safe_epoch: int, *, bottom: bool) -> Rows | None:
+    def early(history: Sequence[Rows], safe_epoch: int, kept: Sequence[int] = (), *, bottom: bool) -> Rows | None:
         ends = [rows.data.column("_until").to_numpy() for rows in history]
         later = int(np.median(np.concatenate(ends))) if ends else 0
-        return real(history, max(safe_epoch, later), bottom=bottom)
+        return real(history, max(safe_epoch, later), kept, bottom=bottom)
 
     monkeypatch.setattr(rewriter, "visible_history", early)
 

@@ -216,7 +216,7 @@ def memory_ends_with_the_nearest_reader(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def replaced_rows_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "_is_past", lambda part, safe_epoch: part.history)
+    monkeypatch.setattr(retention, "_is_past", lambda part, version: part.history)
 
 
 MUTANTS = [

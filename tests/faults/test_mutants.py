@@ -25,7 +25,7 @@ from epochlog.store.env.local_folder import LocalFiles
 from epochlog.store.sst import segment
 from epochlog.store.sst.segment_writer import SegmentWriter
 from epochlog.testing.power_loss_disk import File, PowerLossDisk
-from faults import mutants_compaction, mutants_log, mutants_vacuum
+from faults import mutants_compaction, mutants_log, mutants_tags, mutants_vacuum
 from faults.damage import check_damage
 from faults.mutant import Mutant
 from faults.power import Again, cut_everywhere, fail_once, run_with_faults
@@ -252,6 +252,7 @@ MUTANTS = [
     Mutant("a-damaged-file-is-not-named", a_damaged_file_is_not_named, damage),
     *mutants_compaction.MUTANTS,
     *mutants_log.MUTANTS,
+    *mutants_tags.MUTANTS,
     *mutants_vacuum.MUTANTS,
 ]
 

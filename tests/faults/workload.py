@@ -51,7 +51,7 @@ class LedgerWriter(Ledger):
 LOGGED_CALLS = frozenset(
     [
         *("begin", "done", "refused", "creating", "created", "dropping", "dropped", "truncated_before", "founded"),
-        *("acking", "acked"),
+        *("acking", "acked", "tagging", "tagged", "untagging", "untagged"),
     ]
 )
 
@@ -115,6 +115,16 @@ def run_workload(
         logged.commit({"c": [{1: 9, 2: 9}]})
         logged.commit({"c": [{1: 8, 2: None}]}, restored=before)
         logged.drop("c")
+        logged.make("e", history_retention=timedelta(0))
+        logged.commit({"e": [{1: 1, 2: 1, 3: 1}]})
+        logged.tag("2026-q3", "e")
+        logged.commit({"e": [{1: 2, 2: 2}]})
+        logged.tag("short", "e")
+        for n in (3, 4):  # from the second time on only the tags see the first rows
+            logged.commit({"e": [{1: n, 2: None}]})
+            attempt(lambda: store.compact("e", full=True))
+        logged.drop_tag("short")
+        attempt(lambda: store.compact("e"))
         attempt(lambda: leave_behind(store))
         logged.clear_away()
         logged.commit({"a": [{8: 9}]})
@@ -180,6 +190,23 @@ class LoggedStore:
     def truncate(self, name: str, before: int) -> None:
         self._attempt(lambda: self._store.table(name).truncate_log(before))
         self._ledger.truncated_before(name, before)
+
+    def tag(self, name: str, table: str) -> None:
+        def tag() -> el.Tag:
+            tags = {tag.name: tag for tag in self._store.tags()}
+            return tags.get(name) or self._store.tag(name, [table], consistency="latest")
+
+        self._ledger.tagging(name, table)
+        self._ledger.tagged(name, self._attempt(tag).epochs[table])
+
+    def drop_tag(self, name: str) -> None:
+        def drop() -> None:
+            if name in {tag.name for tag in self._store.tags()}:
+                self._store.drop_tag(name)
+
+        self._ledger.untagging(name)
+        self._attempt(drop)
+        self._ledger.untagged(name)
 
     def consume(self, table: str) -> None:
         """Open a consumer, acknowledge everything, and close it."""

@@ -164,6 +164,7 @@ class ModelTable:
     log_retention_ms: int = 86_400_000
     created: int = 0  # the epoch that was issued for its making; it cannot be read before
     safe_epoch: int = 0
+    kept: set[int] = field(default_factory=set)  # epochs below it that tags, or readers of tags, keep
     log_start: int = 0
     memory: int = 0  # commits from this one on are remembered
     compacted: int = 0
@@ -171,6 +172,9 @@ class ModelTable:
     groups: list[Group] = field(default_factory=list)
     entries: list[TableEntry] = field(default_factory=list)
     states: list[tuple[int, dict[Key, Row]]] = field(default_factory=lambda: [(0, {})])
+
+    def keeps(self, epoch: int) -> bool:
+        return epoch >= self.safe_epoch or epoch in self.kept
 
     @property
     def newest(self) -> int:
@@ -305,16 +309,22 @@ class ModelTable:
 
     # ---- upkeep --------------------------------------------------------------------------------------------------
 
-    def compact(self, target: int, held: Sequence[int], *, least: int | None) -> None:
-        """Raises the safe epoch; folds L0 if it has at least `least` segments (None: nobody says whether)."""
-        self.safe_epoch = max(self.safe_epoch, min([target, self.newest, *held]))
+    def compact(self, target: int, held: Sequence[int], tagged: Sequence[int], *, least: int | None) -> None:
+        """Raises the safe epoch; folds L0 if it has at least `least` segments (None: nobody says whether).
+
+        held: the epochs of open snapshots; those below the safe epoch, and the tagged ones, are kept one by one.
+        """
+        past = [epoch for epoch in held if epoch < self.safe_epoch]
+        safe = max(self.safe_epoch, min([target, self.newest, *(epoch for epoch in held if epoch not in past)]))
+        self.kept = {epoch for epoch in (*past, *tagged) if epoch < safe and self.keeps(epoch)}
+        self.safe_epoch = safe
         waiting = sum(entry.segments for entry in self.entries if entry.epoch > self.compacted)
         if least is not None and waiting >= max(1, least):
             self.compacted = self.newest
 
-    def retain(self, past: Callable[[int], int], held: Sequence[int]) -> None:
+    def retain(self, past: Callable[[int], int], held: Sequence[int], tagged: Sequence[int]) -> None:
         """Lets go of what is older than its retention. past: the epoch of so many milliseconds ago."""
-        self.compact(past(self.retention_ms), held, least=None)
+        self.compact(past(self.retention_ms), held, tagged, least=None)
         limit = past(self.log_retention_ms)
         self.log_start = max([self.log_start, *(entry.epoch for entry in self.entries if entry.epoch <= limit)])
         bound = min(past(max(self.retention_ms, self.log_retention_ms)), self.safe_epoch, self.log_start)

@@ -94,6 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.handles: dict[str, el.Table] = {}
         self.sealed: list[Sealed] = []
         self.pins: list[tuple[el.Snapshot, dict[str, tuple[ModelTable, int, list[Row]]]]] = []
+        self.tags: dict[str, tuple[int | None, dict[str, tuple[ModelTable, int]]]] = {}
         self.outcomes: dict[int, tuple[int | None, list[str], dict[str, ModelTable]]] = {}
         self.store = self.opened()
 
@@ -162,6 +163,8 @@ class StoreMachine(RuleBasedStateMachine):
             for after in {group.label for group in model.groups if group.label >= model.log_start}:
                 self.check_changes(name, after, None, "net", True, None)
             self.check_read(name, max(model.safe_epoch, self.begin(model)))
+            for epoch in model.kept:
+                self.check_read(name, epoch)
             history = self.handles[name].history().to_pylist()
             assert [
                 (row["epoch"], row["operation"], row["rows_upserted"], row["rows_deleted"], row["segments"])
@@ -371,7 +374,7 @@ class StoreMachine(RuleBasedStateMachine):
         target = data.draw(st.sampled_from([at for at, _ in model.states] + [self.last_epoch]))
         if 0 < target < self.begin(model):
             error: type[Exception] | None = el.EpochNotCommitted
-        elif target < model.safe_epoch:
+        elif not model.keeps(target):
             error = el.EpochExpired
         else:
             error = el.ClockSkew if expected is None else None
@@ -406,10 +409,10 @@ class StoreMachine(RuleBasedStateMachine):
     def compact(self, name: str | None, full: bool) -> None:
         self.store.compact(name, full=full)
         for model in self.tables.values() if name is None else [self.tables[name]]:
-            held = self.held(model)
-            model.retain(self.past, held)
+            held, tagged = self.held(model), self.tagged(model)
+            model.retain(self.past, held, tagged)
             least = 1 if full or name is not None else model.compact_segments
-            model.compact(from_unix_ms(self.now - model.retention_ms), held, least=least)
+            model.compact(from_unix_ms(self.now - model.retention_ms), held, tagged, least=least)
 
     @rule(name=st.sampled_from(sorted(SHAPES)), l0_only=st.booleans(), budget=st.integers(0, 2))
     def compact_a_little(self, name: str, l0_only: bool, budget: int) -> None:
@@ -419,7 +422,7 @@ class StoreMachine(RuleBasedStateMachine):
         handle, model = self.store._handle, self.tables[name]
         table = handle.catalog.read(lambda view: find_table(view, name))
         compact_table(handle, table, l0_only=l0_only, full=not l0_only, budget=budget)
-        model.compact(self.past(model.retention_ms), self.held(model), least=None)
+        model.compact(self.past(model.retention_ms), self.held(model), self.tagged(model), least=None)
 
     @rule(rounds=st.integers(1, 3))
     def maintain(self, rounds: int) -> None:
@@ -428,7 +431,7 @@ class StoreMachine(RuleBasedStateMachine):
             worker.run_once()
         assert not worker.errors
         for model in self.tables.values():
-            model.retain(self.past, self.held(model))
+            model.retain(self.past, self.held(model), self.tagged(model))
 
     @rule(grace=st.sampled_from([0, 0, 60, 900]), dry_run=st.booleans())
     def vacuum(self, grace: int, dry_run: bool) -> None:
@@ -538,6 +541,64 @@ class StoreMachine(RuleBasedStateMachine):
                 assert rows_of(snapshot[name].to_arrow()) == rows
         self.pins = []
 
+    # ---- tags ----------------------------------------------------------------------------------------------------
+
+    def tagged(self, model: ModelTable) -> list[int]:
+        """The epochs of that table at which there are tags now."""
+        kept = [tables for until_ms, tables in self.tags.values() if until_ms is None or until_ms > self.now]
+        return [epoch for tables in kept for table, epoch in tables.values() if table is model]
+
+    @rule(
+        name=st.sampled_from(["a", "2026-q3", "b"]),
+        names=st.sets(st.sampled_from(sorted(SHAPES)), min_size=1),
+        policy=st.sampled_from(["latest", "aligned"]),
+        lasting=st.none() | st.sampled_from([5.0, 2000.0]),
+    )
+    def tag(self, name: str, names: set[str], policy: str, lasting: float | None) -> None:
+        until_ms = None if lasting is None else self.now + round(lasting * 1000)
+        taken = self.live_tag(name)
+        with self.store.snapshot(sorted(names), consistency=policy) as snapshot:
+            if taken and {table: epoch for table, (_, epoch) in taken.items()} != snapshot.epochs:
+                with pytest.raises(el.InvalidInput):
+                    snapshot.tag(name, lasting)
+                return
+            assert snapshot.tag(name, lasting).until_ms == until_ms
+            self.tags[name] = until_ms, {table: (self.tables[table], at) for table, at in snapshot.epochs.items()}
+
+    def live_tag(self, name: str) -> dict[str, tuple[ModelTable, int]]:
+        """The tables that a tag has now, with their epochs."""
+        until_ms, tables = self.tags.get(name, (0, {}))
+        if until_ms is not None and until_ms <= self.now:
+            return {}
+        return {table: entry for table, entry in tables.items() if self.tables[table] is entry[0]}
+
+    @precondition(lambda self: self.tags)
+    @rule(data=st.data(), drop=st.booleans())
+    def read_tag(self, data: st.DataObject, drop: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.tags)))
+        tables = self.live_tag(name)
+        if not tables:
+            with pytest.raises(el.TagNotFound):
+                self.store.snapshot(tag=name)
+            with pytest.raises(el.TagNotFound):
+                self.store.drop_tag(name)
+            return
+        if all(model.keeps(epoch) for model, epoch in tables.values()):
+            snapshot = self.store.snapshot(tag=name)
+            assert snapshot.epochs == {table: epoch for table, (_, epoch) in tables.items()}
+            for table, (model, epoch) in tables.items():
+                assert rows_of(snapshot[table].to_arrow()) == model.rows(epoch)
+            if drop:
+                self.pins.append((snapshot, {n: (m, at, m.rows(at)) for n, (m, at) in tables.items()}))
+            else:
+                snapshot.close()
+        else:  # its time had passed when retention ran, and the clock was put back
+            with pytest.raises(el.EpochExpired):
+                self.store.snapshot(tag=name)
+        if drop:
+            self.store.drop_tag(name)
+            del self.tags[name]
+
     # ---- questions -----------------------------------------------------------------------------------------------
 
     @rule(data=st.data(), name=st.sampled_from(sorted(SHAPES)))
@@ -553,7 +614,7 @@ class StoreMachine(RuleBasedStateMachine):
         if epoch > self.last_epoch or 0 < epoch < self.begin(model):  # 0 is before all epochs
             with pytest.raises(el.EpochNotCommitted):
                 table.to_arrow(epoch=epoch)
-        elif epoch < model.safe_epoch:
+        elif not model.keeps(epoch):
             with pytest.raises(el.EpochExpired):
                 table.to_arrow(epoch=epoch)
         else:
@@ -621,7 +682,7 @@ class StoreMachine(RuleBasedStateMachine):
         elif after < model.log_start:
             with pytest.raises(el.LogTruncated):
                 ask()
-        elif images and not model.stores(after, until) and 0 < after < model.safe_epoch:
+        elif images and not model.stores(after, until) and after > 0 and not model.keeps(after):
             with pytest.raises(el.EpochExpired):
                 ask()
         else:

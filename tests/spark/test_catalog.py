@@ -276,10 +276,10 @@ def test_sql_lists_and_describes_the_tables(spark: SparkSession, pairs: Pairs) -
             rows(spark, query)
 
 
-def test_time_travel_reads_versions_times_tokens_and_held_snapshots(spark: SparkSession, pairs: Pairs) -> None:
+def test_time_travel_reads_versions_times_tokens_and_tags(spark: SparkSession, pairs: Pairs) -> None:
     first = pairs.number
     with pairs.store.snapshot() as snapshot:
-        snapshot.hold(timedelta(hours=1), "nightly")
+        snapshot.tag("nightly", timedelta(hours=1))
         epoch, token = snapshot.epochs["a"], snapshot.token
     pairs.commit()
     for source in (f"lake.a VERSION AS OF {epoch}", f"lake.a VERSION AS OF '{token}'", "lake.nightly.a"):
@@ -301,7 +301,7 @@ def test_time_travel_to_nowhere_says_why(spark: SparkSession, pairs: Pairs) -> N
     assert isinstance(typed(spark, "SELECT * FROM lake.a VERSION AS OF 'nobody'"), el.InvalidInput)
     early = typed(spark, "SELECT * FROM lake.a TIMESTAMP AS OF '2025-06-01'")
     assert isinstance(early, el.EpochNotCommitted), early
-    pairs.store.snapshot().hold(timedelta(hours=1), "nightly")
+    pairs.store.snapshot().tag("nightly", timedelta(hours=1))
     assert "leave out VERSION" in str(typed(spark, "SELECT * FROM lake.nightly.a VERSION AS OF 1"))
 
 
@@ -401,19 +401,19 @@ REFUSED = {
     "CREATE TABLE lake.c (id BIGINT) USING parquet TBLPROPERTIES (primary_key = 'id')": "leave out USING",
     "CREATE TABLE lake.c (id BIGINT) PARTITIONED BY (id) TBLPROPERTIES (primary_key = 'id')": "PARTITIONED BY",
     "CREATE TABLE lake.c (id BIGINT) TBLPROPERTIES (primary_key = 'id', retention = '3')": "'retention'",
-    "CREATE TABLE lake.nightly.c (id BIGINT) TBLPROPERTIES (primary_key = 'id')": "held snapshot",
+    "CREATE TABLE lake.nightly.c (id BIGINT) TBLPROPERTIES (primary_key = 'id')": "is a tag",
     "CREATE TABLE lake.c LIKE lake.a": "primary key",
     "CREATE OR REPLACE TABLE lake.a (id BIGINT) TBLPROPERTIES (primary_key = 'id')": "INSERT OVERWRITE",
     "CREATE OR REPLACE TABLE lake.a TBLPROPERTIES (primary_key = 'id') AS SELECT 1 AS id": "INSERT OVERWRITE",
     "ALTER TABLE lake.a RENAME TO lake.c": "keeps its name",
-    "DROP TABLE lake.nightly.a": "held snapshot",
+    "DROP TABLE lake.nightly.a": "is a tag",
     "CREATE NAMESPACE lake.weekly": "hold",
-    "DROP NAMESPACE lake.nightly": "release_snapshot",
+    "DROP NAMESPACE lake.nightly": "drop_tag",
 }
 
 
 def test_what_a_store_does_not_do_is_refused_and_named(spark: SparkSession, pairs: Pairs) -> None:
-    pairs.store.snapshot().hold(timedelta(hours=1), "nightly")
+    pairs.store.snapshot().tag("nightly", timedelta(hours=1))
     before = pairs.store.last_epoch
     for query, advice in REFUSED.items():
         error = typed(spark, query)

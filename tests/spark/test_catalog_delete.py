@@ -334,7 +334,7 @@ def test_a_condition_that_cannot_be_evaluated_is_named(store: el.Store, spark: S
 
 def test_what_cannot_be_written_is_not_deleted_from(store: el.Store, spark: SparkSession) -> None:
     first = put(store, START)
-    store.snapshot().hold(timedelta(hours=1), "nightly")
+    store.snapshot().tag("nightly", timedelta(hours=1))
     job = store.create_job("copy", ["t"], {"copied": (SCHEMA, ["id"])})
     store.checkpoint()
     job.step_local(lambda ctx: ctx.upsert("copied", ctx.table("t")))

@@ -96,7 +96,7 @@ def test_streams_and_batches_are_not_mixed_up(lake: el.Store, spark: SparkSessio
         spark.read.option("startingVersion", "1").table("lake.orders").collect()
     with pytest.raises(Exception, match="InvalidInput.*takes no option columns"):
         run(spark.readStream.option("columns", "id").table("lake.orders"), "lake.copy", tmp_path / "two")
-    lake.snapshot().hold(3600, name="nightly")
+    lake.snapshot().tag("nightly", 3600)
     nightly = spark.readStream.table("lake.nightly.orders")
     with pytest.raises(Exception, match="InvalidInput.*a stream reads changes, not one moment"):
         run(nightly, "lake.copy", tmp_path / "three")

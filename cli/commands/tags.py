@@ -1,13 +1,14 @@
-"""Command snapshot: takes and holds a snapshot, shows the epochs of a token, lists or releases held snapshots."""
+"""Command tag: tags a new snapshot, shows the epochs of a tag or token, lists or drops tags."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import chain
 
-from epochlog.batch.named_snapshots import HeldSnapshot, held_snapshots
 from epochlog.batch.policy import Exact, choose_epochs
+from epochlog.batch.tags import Tag, list_tags
 from epochlog.batch.token import decode_token
 from epochlog.cli.facts.chosen_epochs import policy_of, token_of
 from epochlog.cli.facts.store import Facts
@@ -18,65 +19,67 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.lookups import get_table
-from epochlog.store.retention.holds import holds_of
+from epochlog.store.retention.holds import Hold, holds_of
 from epochlog.store.types.epoch import to_unix_ms
 
 
-def snapshot(session: CommandSession) -> None:
-    """Take a snapshot, show one, or release one and list the held snapshots."""
+def tag(session: CommandSession) -> None:
+    """Tag a new snapshot, show the epochs of a token, or drop a tag and list the others."""
     options = session.options
-    if options.hold is not None:
-        _hold_new(session)
+    if options.name is not None:
+        _tag_new(session)
     elif options.show is not None:
         _show_token(session, token_of(session.handle, options.show))
     else:
         if options.drop is not None:
-            session.store.release_snapshot(options.drop)
-        _list_held(session)
+            session.store.drop_tag(options.drop)
+        _list_tags(session)
 
 
-def _hold_new(session: CommandSession) -> None:
+def _tag_new(session: CommandSession) -> None:
     options = session.options
-    with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as taken_snapshot:
-        held = taken_snapshot.hold(timedelta(seconds=options.hold), options.name, partial=options.partial)
-        facts = {**held_facts(held, session.handle.catalog.now_ms()), "lag_ms": taken_snapshot.lag_ms}
+    lasting = None if options.lasting is None else timedelta(seconds=options.lasting)
+    with session.store.snapshot(options.tables or None, **policy_of(session.handle, options)) as snapshot:
+        new_tag = snapshot.tag(options.name, lasting, partial=options.partial)
+        facts = {**tag_facts(new_tag, session.handle.catalog.now_ms()), "lag_ms": snapshot.lag_ms}
     if session.out.as_json:
         session.out.document(facts)
     else:
-        from epochlog.cli.render.epoch_pages import new_hold_page
+        from epochlog.cli.render.epoch_pages import new_tag_page
 
-        session.out.show(*new_hold_page(facts))
+        session.out.show(*new_tag_page(facts))
 
 
-def _list_held(session: CommandSession) -> None:
-    facts = held_list(session)
+def _list_tags(session: CommandSession) -> None:
+    facts = tag_list(session)
     if session.out.as_json:
-        session.out.document({"root": session.handle.files.place, "snapshots": facts})
+        session.out.document({"root": session.handle.files.place, "tags": facts})
     else:
-        from epochlog.cli.render.pages import held_snapshots
+        from epochlog.cli.render.pages import tags_table
 
-        session.out.show(*(held_snapshots(facts) if facts else [f"{session.handle.files.place} has no held snapshot"]))
+        session.out.show(*(tags_table(facts) if facts else [f"{session.handle.files.place} has no tag"]))
 
 
-def held_list(session: CommandSession) -> list[Facts]:
-    """Describe all held snapshots."""
+def tag_list(session: CommandSession) -> list[Facts]:
+    """Describe all tags."""
     now_ms = session.handle.catalog.now_ms()
-    return [held_facts(held, now_ms) for held in held_snapshots(session.handle)]
+    return [tag_facts(tag, now_ms) for tag in list_tags(session.handle)]
 
 
-def held_facts(snapshot: HeldSnapshot, now_ms: int) -> Facts:
+def tag_facts(tag: Tag, now_ms: int) -> Facts:
+    """Describe a tag. until, left_ms: None for good."""
     return {
-        "name": snapshot.name,
-        "since": iso(snapshot.since_ms),
-        "until": iso(snapshot.until_ms),
-        "left_ms": max(0, snapshot.until_ms - now_ms),
-        "epochs": dict(snapshot.epochs),
-        "token": snapshot.token,
+        "name": tag.name,
+        "since": iso(tag.since_ms),
+        "until": None if tag.until_ms is None else iso(tag.until_ms),
+        "left_ms": None if tag.until_ms is None else max(0, tag.until_ms - now_ms),
+        "epochs": dict(tag.epochs),
+        "token": tag.token,
     }
 
 
 def _show_token(session: CommandSession, token: str) -> None:
-    """Show the tables and epochs of a token, held or not, with the time until which each stays readable."""
+    """Show the tables and epochs of a token, tagged or not, with the time until which each stays readable."""
     handle, decoded = session.handle, decode_token(token)
     if decoded.store_id != handle.store_id:
         raise InvalidInput("this snapshot token belongs to another store; open that store to show it")
@@ -101,7 +104,7 @@ def _table_facts(
     session: CommandSession, view: ReadTxn, epochs: EpochView, policy: Exact, name: str, now_ms: int
 ) -> Facts:
     """Describe one table of a token. kept_until: the time until which the rows of that epoch stay readable; kept_by:
-    the hold or retention that keeps them.
+    the hold or retention that keeps them; "for good" for a tag without an end.
     """
     epoch = policy.epochs[name]
     facts = {"table": name, "epoch": epoch, "at": epoch_iso(epoch), "kept_until": None, "kept_by": None}
@@ -111,15 +114,15 @@ def _table_facts(
         return {**facts, "lag_ms": None, "why_not": str(error)}
     ends_ms, by = max(_retention_ends(session, view, epochs.ids[name], name, epoch, now_ms))
     if ends_ms > now_ms:
-        facts |= {"kept_until": iso(ends_ms), "kept_by": by}
+        facts |= {"kept_until": "for good" if ends_ms == math.inf else iso(int(ends_ms)), "kept_by": by}
     return {**facts, "lag_ms": epochs.lag_ms(name, epoch), "why_not": None}
 
 
 def _retention_ends(
     session: CommandSession, view: ReadTxn, table_id: int, name: str, epoch: int, now_ms: int
-) -> Iterator[tuple[int, str]]:
+) -> Iterator[tuple[float, str]]:
     """Return (end in Unix ms, name) of each hold and retention that keeps the table's rows of that epoch until a fixed
-    time.
+    time, and of each tag of the epoch; the end of a tag for good is infinite.
     """
     table = get_table(view, table_id, name)
     retention_ms = table.options.history_retention // timedelta(milliseconds=1)
@@ -127,8 +130,15 @@ def _retention_ends(
     return chain(
         [(to_unix_ms(epoch) + retention_ms, "retention")],
         (
-            (hold.expires_ms, hold.holder)
+            (math.inf if hold.expires_ms is None else hold.expires_ms, hold.holder)
             for hold in holds
-            if hold.expires_ms is not None and hold.read_epoch is not None and hold.read_epoch <= epoch
+            if _keeps_rows(hold, epoch)
         ),
     )
+
+
+def _keeps_rows(hold: Hold, epoch: int) -> bool:
+    """Return True if a tag, or a hold with an end, keeps the rows of the epoch."""
+    if hold.is_tag:
+        return hold.read_epoch == epoch
+    return hold.expires_ms is not None and hold.read_epoch is not None and hold.read_epoch <= epoch

@@ -1,4 +1,4 @@
-"""snapshot: taken at night and read in the morning; and tokens and names wherever an epoch may be given."""
+"""tag: taken at night and read in the morning; and tokens and names wherever an epoch may be given."""
 
 from __future__ import annotations
 
@@ -20,56 +20,56 @@ def lines(out: str) -> list[dict]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def hold(run, lake, *argv: object) -> dict[str, Any]:
-    done = run("snapshot", lake.root, *argv, "--json")
+def tag(run, lake, *argv: object) -> dict[str, Any]:
+    done = run("tag", lake.root, *argv, "--json")
     assert (done.code, done.err) == (0, "")
     return json.loads(done.out)
 
 
-def held(run, lake) -> list[dict]:
-    return hold(run, lake)["snapshots"]
+def tags(run, lake) -> list[dict]:
+    return tag(run, lake)["tags"]
 
 
 @pytest.fixture
 def nightly(run, lake) -> dict[str, Any]:
-    return hold(run, lake, "orders", "revenue", "--hold", "12h", "--name", "nightly")
+    return tag(run, lake, "orders", "revenue", "--name", "nightly", "--lasting", "12h")
 
 
-def test_one_is_taken_and_held(run, lake, nightly) -> None:
+def test_one_is_taken(run, lake, nightly) -> None:
     at = lake.epochs["second"] - 1
     assert nightly["name"] == "nightly" and nightly["epochs"] == {"orders": at, "revenue": at}
     assert datetime.fromisoformat(nightly["until"]) - datetime.fromisoformat(nightly["since"]) == timedelta(hours=12)
     assert nightly["lag_ms"]["revenue"] > 0
-    (listed,) = held(run, lake)
+    (listed,) = tags(run, lake)
     assert 0 < listed.pop("left_ms") <= nightly.pop("left_ms") <= 12 * 3_600_000
     del nightly["lag_ms"]
     assert listed == nightly
     with api.open(lake.root, create=False) as store:
-        (held_snapshot,) = store.held_snapshots()
-        assert (held_snapshot.name, held_snapshot.token) == ("nightly", listed["token"])
+        (kept,) = store.tags()
+        assert (kept.name, kept.token) == ("nightly", listed["token"])
 
 
 def test_people_are_told_until_when_and_the_token(run, lake) -> None:
-    page = run("snapshot", lake.root, "orders", "--hold", "90m", "--name", "short").out
-    assert re.search(r"^held as short until \d{4}-.*Z$", page, re.MULTILINE)
+    page = run("tag", lake.root, "orders", "--name", "short", "--lasting", "90m").out
+    assert re.search(r"^short is kept until \d{4}-.*Z$", page, re.MULTILINE)
     (token,) = re.findall(r"^token (\S+)$", page, re.MULTILINE)
-    assert token == held(run, lake)[0]["token"]
-    assert re.search(r"^short +orders +\d+ \(.*Z\) .* 1 h \d+ min$", run("snapshot", lake.root).out, re.MULTILINE)
-    assert "short" in run("status", lake.root).out and "snapshot:short" in run("describe", lake.root, "orders").out
+    assert token == tags(run, lake)[0]["token"]
+    assert re.search(r"^short +orders +\d+ \(.*Z\) .* 1 h \d+ min$", run("tag", lake.root).out, re.MULTILINE)
+    assert "short" in run("status", lake.root).out and "tag:short" in run("describe", lake.root, "orders").out
 
 
-def test_no_snapshot_is_held(run, lake) -> None:
-    assert held(run, lake) == []
-    assert run("snapshot", lake.root).out == f"{lake.root} has no held snapshot\n"
+def test_there_is_no_tag(run, lake) -> None:
+    assert tags(run, lake) == []
+    assert run("tag", lake.root).out == f"{lake.root} has no tag\n"
     with api.open(lake.root) as store, store.snapshot(["orders"]):
-        assert held(run, lake) == []
+        assert tags(run, lake) == []
 
 
 def test_status_and_describe_show_it(run, lake, nightly) -> None:
-    (snapshot,) = json.loads(run("status", lake.root, "--json").out)["snapshots"]
+    (snapshot,) = json.loads(run("status", lake.root, "--json").out)["tags"]
     assert snapshot["name"] == "nightly" and snapshot["token"] == nightly["token"]
     facts = json.loads(run("describe", lake.root, "orders", "--json").out)
-    (mine,) = (hold for hold in facts["holds"] if hold["kind"] == "snapshot")
+    (mine,) = (hold for hold in facts["holds"] if hold["kind"] == "tag")
     assert (mine["name"], mine["read_epoch"], mine["expires"]) == (
         "nightly",
         nightly["epochs"]["orders"],
@@ -103,21 +103,21 @@ def test_what_came_after_it_is_shown(run, lake, nightly, which) -> None:
 
 def test_a_token_is_shown(run, lake, nightly) -> None:
     for text in ("nightly", nightly["token"]):
-        facts = json.loads(run("snapshot", lake.root, "--show", text, "--json").out)
+        facts = json.loads(run("tag", lake.root, "--show", text, "--json").out)
         assert (facts["token"], facts["readable"]) == (nightly["token"], True)
         assert [(table["table"], table["epoch"]) for table in facts["tables"]] == list(nightly["epochs"].items())
         for table in facts["tables"]:
-            assert (table["kept_until"], table["kept_by"]) == (nightly["until"], "snapshot:nightly")
+            assert (table["kept_until"], table["kept_by"]) == (nightly["until"], "tag:nightly")
             assert table["lag_ms"] > 0 and table["why_not"] is None
-    page = run("snapshot", lake.root, "--show", "nightly").out
-    assert "snapshot:nightly" in page and f"token {nightly['token']}" in page
+    page = run("tag", lake.root, "--show", "nightly").out
+    assert "tag:nightly" in page and f"token {nightly['token']}" in page
 
 
 def test_a_token_that_nobody_holds_is_kept_by_retention(run, lake, nightly) -> None:
     """A hold of a later epoch does not keep it."""
     first = lake.epochs["first"]
     token = json.loads(run("read", lake.root, "orders", "--epoch", first, "--epochs", "--json").out)["token"]
-    (table,) = json.loads(run("snapshot", lake.root, "--show", token, "--json").out)["tables"]
+    (table,) = json.loads(run("tag", lake.root, "--show", token, "--json").out)["tables"]
     assert table["kept_by"] == "retention"
     assert datetime.fromisoformat(table["kept_until"]) - datetime.fromisoformat(table["at"]) == timedelta(hours=1)
 
@@ -130,80 +130,80 @@ def test_a_token_that_can_be_read_no_more_is_told(run, tmp_path) -> None:
             store.table(name).upsert(pa.table({"k": [1]}))
         with store.snapshot() as moment:
             token = moment.token
-        at_risk = json.loads(run("snapshot", tmp_path / "lake", "--show", token, "--json").out)["tables"]
+        at_risk = json.loads(run("tag", tmp_path / "lake", "--show", token, "--json").out)["tables"]
         assert {(table["kept_until"], table["kept_by"], table["why_not"]) for table in at_risk} == {(None, None, None)}
-        assert "not held" in run("snapshot", tmp_path / "lake", "--show", token).out
+        assert "not kept" in run("tag", tmp_path / "lake", "--show", token).out
         store.drop_table("gone")
         store.table("kept").upsert(pa.table({"k": [1]}))
         store.compact(full=True)
-    facts = json.loads(run("snapshot", tmp_path / "lake", "--show", token, "--json").out)
+    facts = json.loads(run("tag", tmp_path / "lake", "--show", token, "--json").out)
     assert facts["readable"] is False
     why = {table["table"]: table["why_not"] for table in facts["tables"]}
     assert "has been dropped" in why["gone"] and "has been released" in why["kept"]
-    page = run("snapshot", tmp_path / "lake", "--show", token).out
+    page = run("tag", tmp_path / "lake", "--show", token).out
     assert "gone: gone has been dropped since the token was made" in page and "cannot be read" in page
 
 
 def test_one_is_dropped(run, lake, nightly) -> None:
-    refused = run("snapshot", lake.root, "--hold", "7d", "--name", "weekly")
+    refused = run("tag", lake.root, "--name", "weekly", "--lasting", "7d")
     assert refused.code == 1 and "left some out: seen cannot be read: it is creating" in refused.err
-    weekly = hold(run, lake, "--hold", "7d", "--name", "weekly", "--partial")
+    weekly = tag(run, lake, "--name", "weekly", "--lasting", "7d", "--partial")
     assert weekly["epochs"].keys() == {"orders", "revenue", "nothing_yet"}  # global, where none is named
-    assert [snapshot["name"] for snapshot in hold(run, lake, "--drop", "nightly")["snapshots"]] == ["weekly"]
-    done = run("snapshot", lake.root, "--drop", "nightly")
+    assert [snapshot["name"] for snapshot in tag(run, lake, "--drop", "nightly")["tags"]] == ["weekly"]
+    done = run("tag", lake.root, "--drop", "nightly")
     assert (done.code, done.out) == (1, "")
-    assert done.err == "epochlog: no snapshot is held as 'nightly'; held are: weekly\n"
+    assert done.err == "epochlog: there is no tag 'nightly'; the tags are: weekly\n"
 
 
-def test_holding_it_again_moves_its_end(run, lake, nightly) -> None:
-    again = hold(run, lake, "--token", "nightly", "--hold", "2d", "--name", "nightly")
+def test_tagging_it_again_moves_its_end(run, lake, nightly) -> None:
+    again = tag(run, lake, "--token", "nightly", "--name", "nightly", "--lasting", "2d")
     assert (again["token"], again["since"]) == (nightly["token"], nightly["since"])
-    assert again["until"] > nightly["until"] and len(held(run, lake)) == 1
+    assert again["until"] > nightly["until"] and len(tags(run, lake)) == 1
 
 
-def test_policies_choose_what_is_held(run, lake) -> None:
-    latest = hold(run, lake, "orders", "revenue", "--hold", "1h", "--consistency", "latest")
+def test_policies_choose_what_is_tagged(run, lake) -> None:
+    latest = tag(run, lake, "orders", "revenue", "--name", "a", "--consistency", "latest")
     assert latest["epochs"] == {"orders": lake.epochs["delete"], "revenue": lake.epochs["view"]}
-    past = hold(run, lake, "orders", "--hold", "1h", "--epoch", lake.epochs["first"])
+    past = tag(run, lake, "orders", "--name", "b", "--epoch", lake.epochs["first"])
     assert past["epochs"] == {"orders": lake.epochs["first"]}
-    assert all(re.fullmatch("held_[0-9a-f]{12}", snapshot["name"]) for snapshot in (latest, past))
+    assert {tagged["until"] for tagged in (latest, past)} == {None}
 
 
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        (["orders", "--hold", "0"], "lasting must be more than 0"),
-        (["orders", "--hold", "400d"], "at most 366 days"),
-        (["orders", "--hold", "1h", "--name", "Nightly"], "cannot be held as 'Nightly'"),
-        (["seen", "--hold", "1h"], "seen \\(creating\\) has no commit yet"),
-        (["nobody", "--hold", "1h"], "nobody"),
-        (["--show", "nobody"], "neither a snapshot's token nor the name of a held snapshot; held snapshots: none"),
+        (["orders", "--name", "a", "--lasting", "0"], "lasting must be more than 0"),
+        (["orders", "--name", "a", "--lasting", "400d"], "at most 366 days"),
+        (["orders", "--name", "Nightly"], "cannot be named 'Nightly'"),
+        (["seen", "--name", "a"], "seen \\(creating\\) has no commit yet"),
+        (["nobody", "--name", "a"], "nobody"),
+        (["--show", "nobody"], "neither a snapshot's token nor the name of a tag; tags: none"),
         (["--show", "abc-DEF"], "invalid snapshot token"),
-        (["--drop", "nobody"], "no snapshot is held as 'nobody'"),
+        (["--drop", "nobody"], "there is no tag 'nobody'"),
     ],
 )
 def test_what_cannot_be_is_an_error_of_one_line(run, lake, options, sentence) -> None:
-    done = run("snapshot", lake.root, *options, "--json")
+    done = run("tag", lake.root, *options, "--json")
     assert (done.code, done.out) == (1, "")
     assert done.err.count("\n") == 1 and re.search(sentence, done.err)
-    assert held(run, lake) == []
+    assert tags(run, lake) == []
 
 
 @pytest.mark.parametrize(
     "options",
     [
         ["orders"],
-        ["--name", "nightly"],
+        ["--lasting", "1h"],
         ["--consistency", "latest", "--show", "nightly"],
         ["--epoch", "0", "--drop", "nightly"],
-        ["--hold", "1h", "--drop", "nightly"],
-        ["--hold", "soon", "orders"],
+        ["--name", "a", "--drop", "nightly"],
+        ["--name", "a", "--lasting", "soon", "orders"],
         ["--show", "a b"],
         ["--include-creating"],
     ],
 )
 def test_wrong_usage(run, lake, options) -> None:
-    done = run("snapshot", lake.root, *options)
+    done = run("tag", lake.root, *options)
     assert (done.code, done.out) == (2, "") and "usage: epochlog" in done.err
 
 
@@ -212,7 +212,7 @@ def test_epochs_of_no_table_of_this_store(run, lake, nightly, argv, tmp_path) ->
     with api.open(lake.root) as store:
         other = encode_token({1: 5}, {1: "orders"}, "0" * 32)
         dropped = encode_token({77: 5}, {77: "orders"}, store._handle.store_id)
-        without = hold(run, lake, "revenue", "--hold", "1h")["token"]
+        without = tag(run, lake, "revenue", "--name", "other")["token"]
     for text, sentence in (
         (other, "this snapshot token belongs to another store"),
         (dropped, "orders has been dropped since the token was made"),
@@ -222,17 +222,17 @@ def test_epochs_of_no_table_of_this_store(run, lake, nightly, argv, tmp_path) ->
     ):
         done = run(argv[0], lake.root, *argv[1:], text)
         assert (done.code, done.out) == (1, "") and sentence in done.err, text
-    assert "belongs to another store" in run("snapshot", lake.root, "--show", other).err
+    assert "belongs to another store" in run("tag", lake.root, "--show", other).err
 
 
 @pytest.mark.slow
 def test_taken_in_one_process_and_read_in_another(spawn, tmp_path) -> None:
-    """Between them all that may go goes: nobody but the held snapshot wants it."""
+    """Between them all that may go goes: nobody but the tag wants it."""
     root, options = tmp_path / "lake", el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(0))
     with api.open(root) as store:
         table = store.create_table("t", pa.schema([("k", pa.int64()), ("v", pa.int64())]), ["k"], options=options)
         table.upsert(pa.table({"k": [1, 2], "v": [10, 20]}))
-    night = json.loads(spawn("snapshot", root, "t", "--hold", "12h", "--name", "nightly", "--json").out)
+    night = json.loads(spawn("tag", root, "t", "--name", "nightly", "--lasting", "12h", "--json").out)
     with api.open(root) as store:
         for number in range(3):
             store.table("t").upsert(pa.table({"k": [1, 2], "v": [number, number]}))
@@ -240,7 +240,7 @@ def test_taken_in_one_process_and_read_in_another(spawn, tmp_path) -> None:
             store.vacuum(grace=0)
     morning = spawn("read", root, "--token", night["token"], "--json")
     assert [(row["k"], row["v"]) for row in lines(morning.out)] == [(1, 10), (2, 20)], morning.err
-    spawn("snapshot", root, "--drop", "nightly")
+    spawn("tag", root, "--drop", "nightly")
     with api.open(root) as store:
         store.table("t").upsert(pa.table({"k": [1], "v": [5]}))
         store.compact(full=True)
@@ -254,7 +254,7 @@ def test_a_token_may_begin_with_a_dash(run, lake) -> None:
         store_id, table = store._handle.store_id, store.table("orders")._table.id
     made = (encode_token({table: lake.epochs["first"] + n}, {table: "orders"}, store_id) for n in range(10_000))
     token = next(token for token in made if token.startswith("-"))
-    for argv in (("read", "--token"), ("snapshot", "--show"), ("changes", "orders", "--after")):
+    for argv in (("read", "--token"), ("tag", "--show"), ("changes", "orders", "--after")):
         done = run(argv[0], lake.root, *argv[1:], token, "--json")
         assert (done.code, done.err) == (0, "") and done.out
 
