@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_type
 
+from epochlog.errors import NotWritable
 from epochlog.spark.delete_where import RowCondition, commit_delete
 from epochlog.spark.options import STREAM, WRITE, location_options, refuse_catalog_options
 from epochlog.spark.overwrite import commit_overwrite
@@ -245,6 +246,8 @@ class CatalogTable(Proxy):
     @answer
     def truncateTable(self, *options: Any) -> bool:
         definition = self._loaded.definition
+        if self._loaded.fixed:  # Spark names no privilege when it loads a table to truncate it
+            raise NotWritable(f"{definition.name!r} is named at an epoch of the past, which does not change")
         self._handle.catalog.read(lambda view: refuse_unwritable(view, definition))
         commit_overwrite(self._handle, definition, TableEdit(definition.id, definition.name))
         return True

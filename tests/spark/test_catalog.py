@@ -397,6 +397,7 @@ REFUSED = {
     "UPDATE lake.a SET n = 1": "INSERT INTO a",
     "MERGE INTO lake.a x USING lake.b y ON x.id = y.id WHEN MATCHED THEN UPDATE SET n = 1": "INSERT INTO a",
     "INSERT INTO lake.nightly.a VALUES (1, 1, 'x')": "the past",
+    "TRUNCATE TABLE lake.nightly.a": "the past",
     "CREATE TABLE lake.c (id BIGINT)": "TBLPROPERTIES",
     "CREATE TABLE lake.c (id BIGINT) USING parquet TBLPROPERTIES (primary_key = 'id')": "leave out USING",
     "CREATE TABLE lake.c (id BIGINT) PARTITIONED BY (id) TBLPROPERTIES (primary_key = 'id')": "PARTITIONED BY",
