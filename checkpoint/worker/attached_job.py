@@ -125,6 +125,7 @@ class AttachedJob:
             notify=self._notify,
         )
         self._take_over = False
+        self._runner.give_back(self._lease)  # the coordinator's claim follows an earlier step's, and fences nobody
         return part
 
     def _fence_other_runner(self) -> None:

@@ -124,6 +124,30 @@ def test_without_a_coordinator_the_pipeline_goes_on_and_returns_to_it(tmp_path: 
         check_chain(store, refreshes)
 
 
+def test_jobs_that_were_stepped_before_go_on_without_the_coordinator(tmp_path: Path) -> None:
+    """The coordinator's claim follows theirs, so they must not take it for a runner that has fenced them."""
+    with make_store(tmp_path / "store") as store:
+        refreshes, location = make_chain(store, 2), fixed_location()
+        add_orders(store, 0, 50)
+        jobs = {name: store.job(name) for name in refreshes}
+        for name, refresh in refreshes.items():
+            store.checkpoint()
+            jobs[name].step_local(refresh)
+        server = el.serve(store, location, token=TOKEN, control=settings())
+        with open_worker(server, store) as worker:
+            pipe = el.Pipeline(store, coordinator=worker)
+            for name, refresh in refreshes.items():
+                pipe.add(jobs[name], refresh)
+            with running(pipe):
+                wait_until(lambda: kinds(store, refreshes) == {"coordinator"})
+                server.shutdown()
+                add_orders(store, 100, 50)
+                wait_until(lambda: all_caught_up(store, refreshes) or "fenced" in states(pipe).values())
+                assert "fenced" not in states(pipe).values()
+                assert kinds(store, refreshes) == {"pipeline"}
+        check_chain(store, refreshes)
+
+
 def test_a_pipeline_that_begins_without_its_coordinator(tmp_path: Path) -> None:
     with make_store(tmp_path / "store") as store:
         refreshes, location = make_chain(store, 2), fixed_location()
