@@ -267,6 +267,14 @@ class Store(OneProcess, Closeable):
         """Delete a tag, or raise TagNotFound. Open snapshots of its epochs stay readable."""
         drop_tag(self._handle, name)
 
+    def metrics(self) -> str:
+        """Return the metrics of this open store, as Prometheus text: the phases of each barrier that its jobs, queries
+        and pipelines have committed (epochlog_barrier_phase_seconds), and the epochs and lag of each table.
+        """
+        from epochlog.checkpoint.coordinator.metrics import store_metrics
+
+        return store_metrics(self._handle)
+
     def compact(self, table: str | None = None, full: bool = False, *, spark: SparkSession | None = None) -> None:
         """Compact the L0 log of one table (None: of all) into sorted runs.
 

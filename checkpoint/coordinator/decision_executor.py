@@ -51,7 +51,7 @@ class DecisionExecutor:
         self.wake = threading.Condition(self.lock)
         self.closed = threading.Event()
         self.manager = CheckpointManager(clock=clock)
-        self.metrics = Metrics()
+        self.metrics = Metrics(handle.barrier_phases)
         self.running: dict[str, Running] = {}
         self.owners: dict[PartName, Owner] = {}
         self.on_commit: Callable[[Running], None] = lambda running: None

@@ -5,45 +5,28 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
+from epochlog.checkpoint.job.barrier import BARRIER_PHASES
 from epochlog.checkpoint.manager import commands
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.env.histogram import BOUNDS_S, Histogram, Histograms
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.lookups import all_tables, get_version
 from epochlog.store.session.handle import Handle
 
-_PHASES: dict[type, str] = {
-    commands.Decide: "decision",
-    commands.Inject: "collection",
-    commands.CommitBarrier: "commit",
-}
+_PHASES: dict[type, str] = dict(
+    zip((commands.Decide, commands.Inject, commands.CommitBarrier), BARRIER_PHASES, strict=True)
+)
 """Phases of an attempt, by the decision that begins each."""
-BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-@dataclass(slots=True)
-class _Latency:
-    """Histogram of seconds."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * len(BUCKETS_S))
-    total: int = 0
-    sum_s: float = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.total += 1
-        self.sum_s += seconds
-        for place, bound in enumerate(BUCKETS_S):
-            self.counts[place] += seconds <= bound
 
 
 class Metrics:
-    """Counters of a coordinator. Safe for several threads."""
+    """Counters of a coordinator. Safe for several threads. phases: gets the durations of phases, by job and phase."""
 
-    def __init__(self) -> None:
+    def __init__(self, phases: Histograms) -> None:
         self._lock = threading.Lock()
-        self._latency: dict[str, _Latency] = defaultdict(_Latency)
-        self._phases: dict[tuple[str, str], _Latency] = defaultdict(_Latency)
+        self._latency = Histograms()
+        self._phases = phases
         # By job: barrier id, phase and begin in ms of the attempt in flight.
         self._began: dict[str, tuple[int, str, int]] = {}
         self._injected: dict[tuple[str, int], int] = {}
@@ -55,7 +38,7 @@ class Metrics:
             if isinstance(decision, commands.Inject | commands.CommitBarrier | commands.Announce):
                 barrier_id, phase, began_ms = self._began.pop(decision.job, (0, "", 0))
                 if barrier_id == decision.barrier_id:
-                    self._phases[decision.job, phase].observe(max(0, now_ms - began_ms) / 1000)
+                    self._phases.observe((decision.job, phase), max(0, now_ms - began_ms) / 1000)
             if isinstance(decision, commands.Decide | commands.Inject | commands.CommitBarrier):
                 self._began[decision.job] = decision.barrier_id, _PHASES[type(decision)], now_ms
             if isinstance(decision, commands.Inject):
@@ -63,7 +46,7 @@ class Metrics:
             elif isinstance(decision, commands.Announce):
                 since_ms = self._injected.pop((decision.job, decision.barrier_id), None)
                 if since_ms is not None:
-                    self._latency[decision.job].observe(max(0, now_ms - since_ms) / 1000)
+                    self._latency.observe((decision.job,), max(0, now_ms - since_ms) / 1000)
             elif isinstance(decision, commands.Abort):
                 self._injected.pop((decision.job, decision.barrier_id), None)
 
@@ -76,13 +59,10 @@ class Metrics:
         """Return all metrics as of now, as Prometheus text."""
         statuses = list(statuses)
         with self._lock:
-            lines = [*_head("epochlog_barrier_latency_seconds", "histogram", "From inject to commit.")]
-            for job, latency in sorted(self._latency.items()):
-                lines += _histogram("barrier_latency_seconds", f'job="{job}"', latency)
-            lines += _head("epochlog_barrier_phase_seconds", "histogram", "Phases: decision, collection, commit.")
-            for (job, phase), latency in sorted(self._phases.items()):
-                lines += _histogram("barrier_phase_seconds", f'job="{job}",phase="{phase}"', latency)
             stale = dict(self._stale)
+        lines = [*_head("epochlog_barrier_latency_seconds", "histogram", "From inject to commit.")]
+        for (job,), latency in self._latency.items():
+            lines += _histogram("barrier_latency_seconds", f'job="{job}"', latency)
         gauges = (
             ("barrier_in_flight_age_seconds", "gauge", "Age of the attempt in flight.", _ages(statuses, now_ms)),
             ("commits_total", "counter", "Checkpoints committed.", {s.job: s.commits for s in statuses}),
@@ -100,8 +80,15 @@ class Metrics:
         for name, kind, about, values in gauges:
             lines += [*_head(f"epochlog_{name}", kind, about), *_values(f"epochlog_{name}", "job", values)]
         lines += [*_head("epochlog_workers_connected", "gauge", "Workers."), f"epochlog_workers_connected {workers}"]
-        lines += _tables(handle)
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n" + store_metrics(handle)
+
+
+def store_metrics(handle: Handle) -> str:
+    """Return the phases of the barriers that this process decided, and each table's epochs, as Prometheus text."""
+    lines = [*_head("epochlog_barrier_phase_seconds", "histogram", "Phases: decision, collection, commit.")]
+    for (job, phase), latency in handle.barrier_phases.items():
+        lines += _histogram("barrier_phase_seconds", f'job="{job}",phase="{phase}"', latency)
+    return "\n".join([*lines, *_tables(handle)]) + "\n"
 
 
 def _ages(statuses: Iterable[commands.CheckpointStatus], now_ms: int) -> dict[str, float]:
@@ -142,9 +129,9 @@ def _values(name: str, label: str, values: Mapping[str, float]) -> Iterator[str]
         yield f'{name}{{{label}="{owner}"}} {value}'
 
 
-def _histogram(metric: str, labels: str, latency: _Latency) -> Iterator[str]:
+def _histogram(metric: str, labels: str, latency: Histogram) -> Iterator[str]:
     name = f"epochlog_{metric}"
-    for bound, count in zip(BUCKETS_S, latency.counts, strict=True):
+    for bound, count in zip(BOUNDS_S, latency.counts, strict=True):
         yield f'{name}_bucket{{{labels},le="{bound}"}} {count}'
     yield f'{name}_bucket{{{labels},le="+Inf"}} {latency.total}'
     yield f"{name}_sum{{{labels}}} {latency.sum_s:.6f}"

@@ -25,6 +25,8 @@ from epochlog.store.types.epoch import newest_index, width
 from epochlog.store.types.epoch_set import FAR, Intervals, Ints, clip, ints
 
 BarrierKind = Literal["initial", "checkpoint"]
+BARRIER_PHASES = ("decision", "collection", "commit")
+"""Phases of a barrier: it is decided and recorded, its writes are collected, all outputs are committed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 from epochlog.errors import EpochlogError, Fenced, InvalidInput, JobNotFound, JobParked, JobRunning, UpstreamIncomplete
@@ -32,6 +33,7 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import show_epoch
 
+from .barrier import BARRIER_PHASES
 from .claims import JobClaims, RunnerLease, inputs_of
 from .local_context import LocalRefreshContext
 from .next_step import (
@@ -290,13 +292,27 @@ class JobRunner(JobClaims):
             lease = self._stepping
         with self.exclusive_step(lease):
             try:
+                began_s = monotonic_s()
                 plan = self.begin(lease=lease, take_over=take_over)
                 if plan is None:
                     return None
-                return self.commit(plan, {}) if plan.fully_loaded else self._refresh(plan, refresh, adapter)
+                times = [began_s, monotonic_s()]
+                if plan.fully_loaded:
+                    times.append(monotonic_s())
+                    epoch = self.commit(plan, {})
+                else:
+                    epoch = self._refresh(plan, refresh, adapter, times)
+                if epoch:
+                    self._note_phases([*times, monotonic_s()])
+                return epoch
             finally:
                 if lease.kind == "step":
                     self.release(lease)
+
+    def _note_phases(self, times: Sequence[float]) -> None:
+        """Record the phases of a barrier that has committed. times: of its begin and of the end of each phase."""
+        for phase, (begin_s, end_s) in zip(BARRIER_PHASES, pairwise(times), strict=True):
+            self.handle.barrier_phases.observe((f"job:{self.name}", phase), end_s - begin_s)
 
     def check_refresh(self, refresh: object) -> None:
         """Raise InvalidInput if the refresh cannot be called."""
@@ -318,11 +334,14 @@ class JobRunner(JobClaims):
         finally:
             del self.refreshing[lease.holder]
 
-    def _refresh(self, plan: RefreshPlan, refresh: Callable[[Any], Any], adapter: RefreshAdapter) -> int:
-        """Refresh and commit."""
+    def _refresh(
+        self, plan: RefreshPlan, refresh: Callable[[Any], Any], adapter: RefreshAdapter, times: list[float]
+    ) -> int:
+        """Refresh and commit. times: gets the end of the refresh."""
         context = adapter.context(plan)
         try:
             segments = self.run_refresh(plan, context, refresh, adapter)
+            times.append(monotonic_s())
             return self.commit(plan, segments, operation=context.operation)
         finally:
             context._end()

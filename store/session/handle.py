@@ -18,6 +18,7 @@ from epochlog.store.catalog.registry import EMBEDDED, kind_of_url
 from epochlog.store.env.clock import Clock
 from epochlog.store.env.files import Files
 from epochlog.store.env.filesystem import open_files
+from epochlog.store.env.histogram import Histograms
 from epochlog.store.env.paths import file_name, table_folder
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.env.redact import redact_url
@@ -73,6 +74,8 @@ class Handle(OneProcess):
         self.reported_backlog: set[int] = set()
         """Ids of the tables for which a warning about their backlog was logged."""
         self.wake_maintenance: Callable[[], None] = lambda: None
+        self.barrier_phases = Histograms()
+        """Durations of the phases of the barriers that this process decided, by job and phase."""
 
     def table_folder(self, table_id: int) -> str:
         """Return the folder of a table's files, relative to the root."""

@@ -513,3 +513,26 @@ def test_a_step_beside_a_pipeline_is_refused(lab: Lab) -> None:
 
 def _events(count: int) -> list[threading.Event]:
     return [threading.Event() for _ in range(count)]
+
+
+def test_the_phases_of_each_barrier_are_measured(lab: Lab) -> None:
+    """Barriers that a process decides itself have the metrics of those that a coordinator decides."""
+    job, other = lab.job("j", ["r"]), lab.job("k", ["j_out"])
+    lab.put({1: (0, 10)})
+    assert 'job="job:j"' not in lab.store.metrics()
+    lab.tick()
+    assert job.step_local(mirror("r", "j_out"))
+    with pytest.raises(ZeroDivisionError):
+        lab.put({1: (0, 11)})
+        lab.tick()
+        job.step_local(lambda ctx: 1 / 0)  # no barrier has committed
+    pipe = el.Pipeline(lab.store)
+    pipe.add(job, mirror("r", "j_out"))
+    pipe.add(other, sums("j_out", "k_out"))
+    pipe.run(until="idle")
+    text = lab.store.metrics()
+    for phase in ("decision", "collection", "commit"):
+        for name in ("j", "k"):
+            count = len(lab.store.table(f"{name}_out").history())
+            assert f'epochlog_barrier_phase_seconds_count{{job="job:{name}",phase="{phase}"}} {count}\n' in text
+    assert 'epochlog_table_lag_ms{table="k_out"} 0' in text
