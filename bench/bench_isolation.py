@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow.compute as pc
@@ -35,18 +36,30 @@ class Kind:
     beside: Sequence[str] = ()
 
 
+class TimedJobs(Protocol):
+    """Interface of jobs whose commits are timed while a window is open."""
+
+    interval_ms: int
+
+    def window(self, names: Sequence[str]) -> AbstractContextManager[None]: ...
+    def all_past(self, end: float, names: Sequence[str]) -> bool: ...
+    def since(self, start: float, end: float, names: Sequence[str]) -> list[float]: ...
+
+
 def wait_until(end: float) -> None:
     threading.Event().wait(max(0, end - time()))
 
 
-def windows(crowd: Crowd, names: Sequence[str], kinds: Mapping[str, Kind], scale: float) -> Samples:
+def windows(
+    crowd: TimedJobs, names: Sequence[str], kinds: Mapping[str, Kind], scale: float, *, rounds: int = ROUNDS
+) -> Samples:
     """ms from a boundary to the commit of these jobs there, the median over a window, in windows of each kind in turns.
 
     Only commits at boundaries that pass during the act count. A window without any is repeated.
     """
     samples: Samples = {name: [] for name in kinds}
     act_s = (BOUNDARIES if scale >= 1 else FEW) * crowd.interval_ms / 1000
-    for place in range(-1, max(1, round(ROUNDS * scale))):
+    for place in range(-1, max(1, round(rounds * scale))):
         for name in turned(list(kinds), place):
             taken: list[float] = []
             with crowd.window([*names, *kinds[name].beside]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
 from typing import Any
@@ -32,27 +32,43 @@ class Took:
     ms: float
 
 
-@dataclass
-class Crowd:
+class Commits:
+    """Commits of jobs as they come, in a store whose boundaries are `interval_ms` apart."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self.interval_ms = interval_ms
+        self.took: list[Took] = []
+
+    def all_past(self, end: float, names: Sequence[str]) -> bool:
+        """Return True if each job has committed at the last boundary before `end` (Unix seconds), or later."""
+        last = from_unix_ms(int(end * 1000) - self.interval_ms)
+        return {commit.job for commit in self.took if commit.boundary >= last} >= set(names)
+
+    def since(self, start: float, end: float, names: Sequence[str]) -> list[float]:
+        """ms of the commits of these jobs whose boundaries lie between these times (Unix seconds)."""
+        return [
+            commit.ms
+            for commit in self.took
+            if commit.job in names and start * 1000 <= to_unix_ms(commit.boundary) <= end * 1000
+        ]
+
+
+class Crowd(Commits):
     """A store with root tables r0, r1, …, each with its share of the jobs j0, j1, …, which copy what changed in it.
 
     A thread writes a transaction over all root tables ten times a second while a window is open.
     """
 
-    folder: Path
-    count: int
-    roots: int = 5
-    interval_ms: int = 1000
-    took: list[Took] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path, count: int, *, roots: int = 5, interval_ms: int = 1000) -> None:
+        super().__init__(interval_ms)
         self._chance = np.random.default_rng(13)
-        self.store = el.open(self.folder, checkpoint_interval_ms=self.interval_ms, maintenance=True)
+        self.roots = roots
+        self.store = el.open(folder, checkpoint_interval_ms=interval_ms, maintenance=True)
         self.jobs = {}
         for root in range(self.roots):
             self.store.create_table(f"r{root}", SCHEMA, primary_key=["id"])
         self._feed()
-        for number in range(self.count):
+        for number in range(count):
             self.add(f"j{number}", [f"r{number % self.roots}"], copy(f"r{number % self.roots}"))
         self.run(self.jobs, until="idle")
 
@@ -90,19 +106,6 @@ class Crowd:
 
     def close(self) -> None:
         self.store.close()
-
-    def all_past(self, end: float, names: Sequence[str]) -> bool:
-        """Return True if each job has committed at the last boundary before `end` (Unix seconds), or later."""
-        last = from_unix_ms(int(end * 1000) - self.interval_ms)
-        return {commit.job for commit in self.took if commit.boundary >= last} >= set(names)
-
-    def since(self, start: float, end: float, names: Sequence[str]) -> list[float]:
-        """ms of the commits of these jobs whose boundaries lie between these times (Unix seconds)."""
-        return [
-            commit.ms
-            for commit in self.took
-            if commit.job in names and start * 1000 <= to_unix_ms(commit.boundary) <= end * 1000
-        ]
 
     def _time(self, job: el.Job) -> None:
         runner = job._runner

@@ -30,6 +30,6 @@ class SlowCrowd:
 
 def test_a_window_without_a_commit_is_repeated() -> None:
     crowd, acts = SlowCrowd(), []
-    samples = windows(crowd, ["j"], {"quiet": Kind(acts.append)}, 0.01)  # type: ignore[arg-type]
+    samples = windows(crowd, ["j"], {"quiet": Kind(acts.append)}, 0.01)
     assert samples == {"quiet": [4.0]}  # the first round is not measured
     assert len(acts) == 4

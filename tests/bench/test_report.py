@@ -91,7 +91,7 @@ def test_a_run_is_whole_when_every_row_of_every_table_is_there() -> None:
             assert book.missing()
             book.add(replace(figure(name, 1, 2, shape), what=f"part {number}"))
     assert book.missing() == [] and book.complaints() == []
-    assert {(BASE, f"P{number}") for number in range(1, 17)} <= set(whole(0.1))
+    assert {(BASE, f"P{number}") for number in range(1, 18)} <= set(whole(0.1))
     assert whole(1).keys() - whole(0.1).keys() == {(BASE, "P18")}
 
 

@@ -1,0 +1,304 @@
+"""P13, P14 and P16 with Spark: jobs of drivers in processes of their own, under the coordinator of a served store."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from time import perf_counter, time
+
+import numpy as np
+import pytest
+from bench_isolation import BASE_ROWS, FLOOD_ROWS, PIECE_ROWS, Kind, wait_until, windows
+from crowd import FEED_PAUSE_S, FEED_ROWS, KEYS, Commits, Took, rows
+from data import SCHEMA
+from pairs import ReplayClock, Samples, turned
+from report import Book, Figure, Target
+
+import epochlog as el
+from epochlog.checkpoint.manager import commands
+from epochlog.store.types.epoch import to_unix_ms
+
+JOBS, ROUNDS, PAIRS = 8, 4, 12
+INTERVAL_MS = 3000
+STALLED = ("one stalled", "without it")
+CREATED = ("a view created", "without it")
+FLOODED = ("all rows of one job", "without it")
+UNDER, ALONE = "under a coordinator", "each driver alone"
+DRIVER = Path(__file__).with_name("attached_driver.py")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Driver:
+    """Process of a Spark driver and of its JVM and workers: one process group."""
+
+    def __init__(self, root: Path, location: str, work: str, names: Sequence[str] = ()) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(DRIVER), str(root), location, work, *names],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def hear(self, word: str) -> None:
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline().strip()
+        assert said == word, f"the driver said {said!r}, not {word!r}"
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def cpu_s(self) -> float:
+        """CPU time of all processes of the group, those that have ended too."""
+        ticks = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # the process has ended meanwhile
+                fields = stat.read_text().rpartition(")")[2].split()
+                if int(fields[2]) == self._process.pid:
+                    ticks += sum(map(int, fields[11:15]))
+        return ticks / TICKS_PER_S
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+class Served(Commits):
+    """A served store with root tables r0 and r1 and jobs that copy their changes, refreshed by Spark drivers.
+
+    The commits are timed where the coordinator makes them.
+    """
+
+    def __init__(self, folder: Path, interval_ms: int) -> None:
+        super().__init__(interval_ms)
+        self._chance = np.random.default_rng(13)
+        self.root = folder / "store"
+        self.store = el.open(self.root, checkpoint_interval_ms=interval_ms, maintenance=True)
+        self.server = el.serve(self.store)
+        self._stack = ExitStack()
+        self._stack.callback(self.store.close)
+        self._stack.callback(self.server.shutdown)
+        for root in ("r0", "r1"):
+            self.store.create_table(root, SCHEMA, primary_key=["id"])
+        self.feed()
+        self._time_commits()
+
+    def jobs(self, prefix: str, count: int) -> list[str]:
+        names = [f"{prefix}{number}" for number in range(count)]
+        for number, name in enumerate(names):
+            self.store.create_job(name, [f"r{number % 2}"], {f"{name}_out": (SCHEMA, ["id"])})
+        return names
+
+    def driver(self, work: str, names: Sequence[str] = (), location: str | None = None) -> Driver:
+        """Start a driver; its end belongs to that of the store."""
+        driver = Driver(self.root, location or self.server.location, work, names)
+        self._stack.callback(driver.end)
+        return driver
+
+    def await_all(self, names: Sequence[str]) -> None:
+        """Make a boundary, and wait until each job has committed all rows so far."""
+        newest = self.store.table("r0").info.max_committed_epoch
+        self.store.checkpoint()
+        while any(self.store.job(name).info.committed_epoch < newest for name in names):
+            wait_until(time() + 0.01)
+
+    @contextmanager
+    def window(self, names: Sequence[str]) -> Iterator[None]:
+        """The root tables are written to, ten times a second."""
+        closing = threading.Event()
+
+        def feed() -> None:
+            while not closing.wait(FEED_PAUSE_S):
+                self.feed()
+
+        thread = threading.Thread(target=feed)
+        thread.start()
+        try:
+            yield
+        finally:
+            closing.set()
+            thread.join()
+
+    def feed(self) -> None:
+        with self.store.transaction() as tx:
+            for root in ("r0", "r1"):
+                tx.upsert(root, rows(self._chance.choice(KEYS, FEED_ROWS, replace=False), self._chance))
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _time_commits(self) -> None:
+        metrics = self.server.coordinator.metrics
+        note, going = metrics.note, dict[tuple[str, int], int]()
+
+        def timed(decision: commands.Decision, now_ms: int) -> None:
+            note(decision, now_ms)
+            if isinstance(decision, commands.CommitBarrier):
+                going[decision.job, decision.barrier_id] = decision.barrier.curr
+            elif isinstance(decision, commands.Announce):
+                epoch = going.pop((decision.job, decision.barrier_id), None)
+                if epoch is not None:
+                    name = decision.job.removeprefix("job:")
+                    self.took.append(Took(name, epoch, time() * 1000 - to_unix_ms(epoch) - 1))
+
+        metrics.note = timed
+
+
+def served(folder: Path, scale: float) -> tuple[Served, list[str]]:
+    """Return a store whose driver of copies has started, and the names of these jobs."""
+    store = Served(folder, INTERVAL_MS if scale >= 1 else 500)
+    names = store.jobs("j", max(2, round(JOBS * scale)))
+    driver = store.driver("copies", names)
+    driver.hear("ready")
+    store.await_all(names)
+    return store, names
+
+
+def measured(
+    crowd: Served, names: Sequence[str], kinds: tuple[str, str], act: Callable[[float], None], scale: float
+) -> Samples:
+    """Samples of windows with the act and of windows without it, in turns."""
+    return windows(crowd, names, {kinds[0]: Kind(act), kinds[1]: Kind(wait_until)}, scale, rounds=ROUNDS)
+
+
+@pytest.fixture(scope="module")
+def stalled(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Figure:
+    crowd, names = served(tmp_path_factory.mktemp("stalled"), scale)
+    beside = crowd.driver("stalls", crowd.jobs("slow", 1))
+    beside.hear("ready")
+    crowd.await_all(["slow0"])
+
+    def stall(end: float) -> None:
+        beside.tell("stall")
+        wait_until(end)
+        beside.tell("go")
+
+    samples = measured(crowd, names, STALLED, stall, scale)
+    crowd.close()
+    what = f"boundary to commit, {len(names)} jobs of a Spark driver, beside a job of another driver"
+    result = Figure("P13", what, samples, (Target(*STALLED, 1.2, "≤ 1.2"),))
+    book.add(result)
+    return result
+
+
+@pytest.fixture(scope="module")
+def created(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Figure:
+    crowd, names = served(tmp_path_factory.mktemp("created"), scale)
+    size, pieces = max(100, round(BASE_ROWS * scale)), max(50, round(PIECE_ROWS * scale))
+    base = crowd.store.create_table("base", SCHEMA, primary_key=["id"])
+    base.upsert(rows(np.arange(size) * 64, np.random.default_rng(14)))
+    crowd.store.compact("base", full=True)
+    beside = crowd.driver("views")
+    beside.hear("ready")
+
+    def create(end: float) -> None:
+        """New views of all rows, one after the other, each from nothing to its first commit."""
+        while time() < end:
+            beside.tell(f"create {pieces}")
+            beside.hear("created")
+
+    samples = measured(crowd, names, CREATED, create, scale)
+    crowd.close()
+    what = (
+        f"boundary to commit, {len(names)} jobs of a Spark driver, beside views of {size:,} rows that another creates"
+    )
+    result = Figure("P14", what, samples, (Target(*CREATED, 1.3, "≤ 1.3"),))
+    book.add(result)
+    return result
+
+
+@pytest.fixture(scope="module")
+def flooded(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Figure:
+    crowd, names = served(tmp_path_factory.mktemp("flooded"), scale)
+    chance, size = np.random.default_rng(15), max(100, round(FLOOD_ROWS * scale))
+    facts, rate = (crowd.store.create_table(name, SCHEMA, primary_key=["id"]) for name in ("facts", "rate"))
+    facts.upsert(rows(np.arange(size) * 64, chance))
+    crowd.store.compact("facts", full=True)
+
+    def change() -> None:
+        rate.upsert(rows(np.array([1]), chance))
+
+    def flood(end: float) -> None:
+        while time() < end:
+            change()
+            wait_until(time() + crowd.interval_ms / 1000)
+
+    change()
+    crowd.store.create_job("flood", ["rate", "facts"], {"flood_out": (SCHEMA, ["id"])})
+    beside = crowd.driver("flood", ["flood"])
+    beside.hear("ready")
+    crowd.await_all(["flood"])
+    samples = measured(crowd, names, FLOODED, flood, scale)
+    crowd.await_all(["flood"])
+    assert crowd.store.table("flood_out").count() == size
+    crowd.close()
+    what = f"boundary to commit, {len(names)} jobs of a Spark driver, {size:,} rows changed by another in each epoch"
+    result = Figure("P14", what, samples, (Target(*FLOODED, 1.3, "≤ 1.3"),))
+    book.add(result)
+    return result
+
+
+@pytest.fixture(scope="module")
+def decided(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> list[Figure]:
+    """A barrier of each job of two drivers, under the coordinator and without it."""
+    count, pairs = (JOBS // 2, PAIRS) if scale >= 1 else (1, 2)
+    crowds: dict[str, tuple[Served, list[str], list[Driver]]] = {}
+    for variant in (UNDER, ALONE):
+        crowd = Served(tmp_path_factory.mktemp("decided"), 60_000)
+        shares = [crowd.jobs(prefix, count) for prefix in ("a", "b")]
+        location = None if variant == UNDER else "alone"
+        drivers = [crowd.driver("copies", share, location) for share in shares]
+        for driver in drivers:
+            driver.hear("ready")
+        names = [name for share in shares for name in share]
+        crowd.await_all(names)
+        crowds[variant] = crowd, names, drivers
+    latency: Samples = {variant: [] for variant in crowds}
+    cpu: Samples = {variant: [] for variant in crowds}
+    for place in range(-2, pairs):
+        for variant in turned(list(crowds), place):
+            crowd, names, drivers = crowds[variant]
+            crowd.feed()
+            gc.collect()
+            before_s, start = sum(driver.cpu_s() for driver in drivers), perf_counter()
+            crowd.await_all(names)
+            took_ms = (perf_counter() - start) * 1000
+            cpu_ms = (sum(driver.cpu_s() for driver in drivers) - before_s) * 1000
+            if place >= 0:
+                latency[variant].append(took_ms)
+                cpu[variant].append(cpu_ms)
+    for crowd, _, _ in crowds.values():
+        crowd.close()
+    what, target = f"{2 * count} jobs of two Spark drivers, one barrier each", (Target(UNDER, ALONE, 1.2, "≤ 1.2"),)
+    result = [
+        Figure("P16", f"from the boundary to the last commit, {what}", latency, target),
+        Figure("P16", f"CPU time of the drivers, {what}", cpu, target),
+    ]
+    for figure in result:
+        book.add(figure)
+    return result
+
+
+@pytest.mark.parametrize("who", STALLED)
+def test_p13_a_stalled_driver(who: str, clock: ReplayClock, benchmark, stalled: Figure) -> None:
+    clock.play(benchmark, stalled.samples[who])
+
+
+@pytest.mark.parametrize("who", CREATED)
+def test_p14_a_new_view_of_another_driver(who: str, clock: ReplayClock, benchmark, created: Figure) -> None:
+    clock.play(benchmark, created.samples[who])
+
+
+@pytest.mark.parametrize("who", FLOODED)
+def test_p14_a_flood_of_another_driver(who: str, clock: ReplayClock, benchmark, flooded: Figure) -> None:
+    clock.play(benchmark, flooded.samples[who])
+
+
+@pytest.mark.parametrize("who", [UNDER, ALONE])
+@pytest.mark.parametrize("place", [0, 1], ids=["latency", "cpu"])
+def test_p16_barriers_of_drivers(who: str, place: int, clock: ReplayClock, benchmark, decided: list[Figure]) -> None:
+    clock.play(benchmark, decided[place].samples[who])
