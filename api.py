@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from epochlog.batch.clone_as_of import clone_as_of
 from epochlog.batch.policy import Exact, Policy
 from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.snapshot import take_snapshot
@@ -165,6 +166,16 @@ class Store(OneProcess, Closeable):
         """
         checked = TableSchema(name, schema, primary_key)  # pyright: ignore[reportArgumentType]: it checks, and makes a tuple
         return Table(self._handle, create_table(self._handle, checked, changelog, options, exist_ok=exist_ok))
+
+    def clone(self, source: str, name: str, *, as_of: int | str | datetime | None = None) -> Table:
+        """Create a root table with the rows of another table, which shares its files: no row is copied.
+
+        as_of: None for the newest commit, an epoch, a time (datetime), or the name of a tag of the source. The clone
+        begins at its own epoch: it has no history, and no log, from before it. It has the settings of the source at
+        first. From then on both are changed and dropped without each other; a shared file is deleted when neither
+        needs it. Raises TableNotFound, TableExists, InvalidName, TagNotFound, EpochExpired, EpochNotCommitted.
+        """
+        return Table(self._handle, clone_as_of(self._handle, source, name, as_of))
 
     def table(self, name: str) -> Table:
         """Return the table of that name, or raise TableNotFound."""

@@ -44,6 +44,7 @@ COMMAND_MODULES = {
     "check": "checking",
     "alter": "changing",
     "rebuild": "changing",
+    "clone": "changing",
     "drop": "changing",
     "adopt": "changing",
     "apply": "views",

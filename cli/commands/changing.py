@@ -1,4 +1,4 @@
-"""Commands that change or drop tables and jobs: alter, rebuild, drop and adopt."""
+"""Commands that change or drop tables and jobs: alter, rebuild, clone, drop and adopt."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from epochlog.checkpoint.job.job_ddl import refuse_in_use as refuse_job_in_use
 from epochlog.checkpoint.job.pace import boundaries_text
 from epochlog.cli.confirmation import confirm
+from epochlog.cli.facts.chosen_epochs import epoch_of
 from epochlog.cli.facts.store import Facts, RowCounter, TableLook, look_at, table_facts
 from epochlog.cli.session import CommandSession
 from epochlog.cli.text import bytes_text, count_text, epoch_text, listed, safe, unchanged_text
@@ -149,6 +150,17 @@ def drop(session: CommandSession) -> None:
         session.out.document({"kind": kind, "name": name, "tables": [] if keep else described})
     else:
         session.out.show(f"dropped {kind} {name}", "\n".join(losses))
+
+
+def clone(session: CommandSession) -> None:
+    """Create a table that shares the files of another one."""
+    source, name = session.options.source, session.options.name
+    session.store.clone(source, name, as_of=epoch_of(session.handle, session.options.as_of, source))
+    created = session.handle.catalog.read(lambda view: find_table(view, name)).created
+    if session.out.as_json:
+        session.out.document({"name": name, "source": source, "created": created})
+    else:
+        session.out.show(f"table {name} is a clone of {source}, from epoch {created} on")
 
 
 def adopt(session: CommandSession) -> None:

@@ -1,11 +1,11 @@
-"""Grammar of the commands that change or drop tables and jobs: alter, rebuild, drop and adopt."""
+"""Grammar of the commands that change tables and jobs: alter, rebuild, clone, drop and adopt."""
 
 from __future__ import annotations
 
 import argparse
 
 from .common import add_command
-from .values import positive, seconds
+from .values import moment, positive, seconds
 
 
 def _rebuild(commands: argparse._SubParsersAction) -> None:
@@ -36,6 +36,20 @@ def _drop(commands: argparse._SubParsersAction) -> None:
 
 def _drop_usage_error(options: argparse.Namespace) -> str | None:
     return "drop: --keep-outputs is for jobs" if options.keep_outputs and options.kind == "table" else None
+
+
+def _clone(commands: argparse._SubParsersAction) -> None:
+    command = add_command(
+        commands,
+        "clone",
+        "create a root table with the rows of another table, which shares its files",
+        "No row is copied. JSON: name, source, and created: the epoch at which the clone begins.",
+    )
+    command.add_argument("source", metavar="TABLE")
+    command.add_argument("name", metavar="NEW")
+    command.add_argument(
+        "--as-of", type=moment, metavar="EPOCH", help="an epoch, a token or a tag (default: the newest commit)"
+    )
 
 
 def _adopt(commands: argparse._SubParsersAction) -> None:
@@ -99,4 +113,4 @@ def _yes_flag(command: argparse.ArgumentParser) -> None:
     command.add_argument("--yes", action="store_true", help="do not ask for confirmation; required without a terminal")
 
 
-CHANGE_COMMANDS = (_alter, _rebuild, _drop, _adopt)
+CHANGE_COMMANDS = (_alter, _rebuild, _clone, _drop, _adopt)

@@ -14,6 +14,7 @@
     consumer/<name>                         a consumer: its tables, position, incarnation and policies
     used/<id>/<file>                        committed segments of `seal`: each is committed at most once
     intent/<intent>                         a write intent: the writer of the files with its name
+    share/<id>/<file>                       files of a table that other tables reach, or did
     gone/<id>/<file>                        unreachable files that vacuum has not deleted yet
     compact/<id>, compact/<id>/<n>          a compaction under way; each of its finished pieces
     trace/<id>/<n>                          past compactions, and their reasons
@@ -41,6 +42,7 @@ LOAD_PREFIX = b"load/"
 LOG_PREFIX = b"log/"
 MADE_PREFIX = b"made/"
 RUNS_PREFIX = b"runs/"
+SHARE_PREFIX = b"share/"
 TABLE_PREFIX = b"table/"
 TRACE_PREFIX = b"trace/"
 TROUBLE_PREFIX = b"trouble/"
@@ -117,6 +119,10 @@ def used_key(table_id: int, path: str) -> bytes:
 
 def gone_key(table_id: int, path: str) -> bytes:
     return b"gone/%08x/" % table_id + name_of(path).encode()
+
+
+def share_key(table_id: int, path: str) -> bytes:
+    return b"share/%08x/" % table_id + name_of(path).encode()
 
 
 def intent_key(intent: str) -> bytes:

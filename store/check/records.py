@@ -16,6 +16,7 @@ from epochlog.store.catalog.keys import (
     TXN_PREFIX,
     hist_key,
     key_epoch,
+    share_key,
     table_prefix,
     txn_app_key,
     txn_key,
@@ -28,6 +29,8 @@ from epochlog.store.epochs.view_reader import EpochMemory, read_epoch_view
 from epochlog.store.metadata.consumer_record import broken_consumers
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, all_tables, get_runs, get_version
+from epochlog.store.metadata.reachable_files import files_of
+from epochlog.store.metadata.shared_files import SharedFile, list_shared, owner_of
 from epochlog.store.metadata.staged_segments import list_staged
 from epochlog.store.metadata.version import Commit, LogEntry, Runs, TableVersion, broken_invariants, broken_runs
 from epochlog.store.sst.segment import Segment
@@ -41,6 +44,7 @@ Finding = tuple[str, str]
 KINDS = (
     *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "load", "bound", "hold", "used"),
     *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "consumer", "lease"),
+    "share",
     *("xq", "xu", "xc", "xp", "xd", "xk"),
 )
 OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made")
@@ -71,6 +75,7 @@ def check_records(view: ReadTxn) -> Contents:
     problems += _check_upstreams(view, jobs)
     problems += _check_loads(view, {table.id: table for table in tables})
     problems += broken_consumers(view, {table.id: table for table in tables})
+    problems += _check_shared(view, tables)
     problems += _check_outcomes(view, {table.id for table in tables})
     unreachable = frozenset(record["path"] for _, record in scan_prefix(view, GONE_PREFIX))
     works = [work for table in tables if (work := read_work(view, table.id)) is not None]
@@ -89,7 +94,7 @@ def _check_each_record(view: ReadTxn, tables: set[int], counters: Counters) -> I
             yield location, "is of an unknown kind"
         elif kind in OF_TABLES and _table_id(suffix) not in tables and not _is_lease(kind, record):
             orphans[kind, _table_id(suffix)] += 1
-        elif kind == "gone" and not 0 <= _table_id(suffix) < counters.next_table:
+        elif kind in ("gone", "share") and not 0 <= _table_id(suffix) < counters.next_table:
             yield location, "belongs to a table that never existed"
         elif kind == "bound" and key_epoch(key) > counters.last_epoch:
             yield location, f"is a boundary above last_epoch {show_epoch(counters.last_epoch)}"
@@ -174,6 +179,23 @@ def _check_loads(view: ReadTxn, tables: dict[int, TableDef]) -> Iterator[Finding
             yield f"catalog record {key!r}", "belongs to a missing load"
 
 
+def _check_shared(view: ReadTxn, tables: tuple[TableDef, ...]) -> Iterator[Finding]:
+    """Check that the record of each shared file names the tables that reach it, and that a file of two tables has
+    one.
+    """
+    reaching: dict[str, set[int]] = {}
+    for table in (table for table in tables if table.shares):
+        for path in files_of(view, table.id):
+            reaching.setdefault(path, set()).add(table.id)
+    recorded = {shared.path: set(shared.tables) for shared in list_shared(view)}
+    for path in sorted(reaching.keys() | recorded.keys()):
+        actual = reaching.get(path, set())
+        if path in recorded and recorded[path] != actual:
+            yield path, f"is shared by the tables {sorted(recorded[path])}, but {sorted(actual)} reach it"
+        elif path not in recorded and len(actual) > 1:
+            yield path, f"is reached by the tables {sorted(actual)}, and has no record of a shared file"
+
+
 def _check_outcomes(view: ReadTxn, tables: set[int]) -> Iterator[Finding]:
     """Check that each application's count equals its recorded outcomes, and that these match the remembered commits."""
     counted: Counter[str] = Counter()
@@ -217,7 +239,7 @@ class TableFiles:
 
 
 def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
-    """Check that a table's log, commits and counters agree, and that all its files lie in its folder."""
+    """Check that a table's log, commits and counters agree, and that all its files lie in its folder, or are shared."""
     version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
     prefix = table_prefix(LOG_PREFIX, table.id)
     entries = [LogEntry.from_record(record) for _, record in scan_prefix(view, prefix)]
@@ -236,9 +258,20 @@ def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
     problems += _check_commits(view, table, version, entries)
     staged = list_staged(view, table.id)
     files = TableFiles((*(file for entry in entries for file in entry.files), *staged), runs)
-    problems += [f"reaches {path} of another folder" for path in files.sizes if not path.startswith(folder + "/")]
-    problems += [f"reaches {s.path} of table {s.table_id}" for s in files.segments if s.table_id != table.id]
+    foreign = {path for path in files.sizes if not path.startswith(folder + "/")}
+    problems += [f"reaches {path} of another folder" for path in foreign if not _shares(view, table.id, path)]
+    problems += [
+        f"reaches {s.path} of table {s.table_id}"
+        for s in files.segments
+        if s.table_id != (owner_of(s.path, table.id) if s.path in foreign else table.id)
+    ]
     return TableFiles(files.segments, runs, tuple((f"table {table.name}", problem) for problem in problems))
+
+
+def _shares(view: ReadTxn, table_id: int, path: str) -> bool:
+    """Return True if the record of a shared file names the table."""
+    record = view.get(share_key(owner_of(path, table_id), path))
+    return record is not None and table_id in SharedFile.from_record(record).tables
 
 
 def _check_counts(version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:

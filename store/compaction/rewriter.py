@@ -96,15 +96,24 @@ class Rewriter:
     def _of_run(self, run: SortedRun, key_range: KeyRange, rewritten: Container[str], *, upper: bool) -> Source:
         """Read a run's rows. The epochs at which replaced rows began are read only if another run lies below."""
         names = self.table.schema.names
+        if run.at is not None:
+            return Source(self._cut(run, run.at, key_range))
         live = self._read(run.parts, [*names, EPOCH], key_range)
         past = self._read([part for part in run.history if part.path in rewritten], [*names, EPOCH, UNTIL], key_range)
         replaced_keys = self._read(run.history, [EPOCH], key_range) if upper else []
         return Source(joined(live) if live else self._nothing().live, tuple(past), tuple(replaced_keys))
 
-    def _read(self, parts: Sequence[RunFile], columns: Sequence[str], key_range: KeyRange) -> list[Rows]:
+    def _cut(self, run: SortedRun, epoch: int, key_range: KeyRange) -> Rows:
+        """Read the rows of a run as of an epoch. No key is in two of its files."""
+        rows = self._read(run.files_at(epoch), [*self.table.schema.names, EPOCH], key_range, at=epoch)
+        return newest_wins(rows) if rows else self._nothing().live
+
+    def _read(
+        self, parts: Sequence[RunFile], columns: Sequence[str], key_range: KeyRange, *, at: int | None = None
+    ) -> list[Rows]:
         options = ReadOptions(columns, None, key_range)
         tables = [
-            read_part(self.files, part, self.table, self.codec, options)
+            read_part(self.files, part, self.table, self.codec, options, at=at)
             for part in parts
             if key_range.overlaps(part.key_min, part.key_max)
         ]

@@ -71,8 +71,9 @@ def _spans(task: CompactionTask, runs: Sequence[SortedRun], entries: Sequence[Lo
     rewritten = set(task.rewritten)
     for run in runs:
         live = () if task.past_only else run.parts
-        for part in (*live, *(part for part in run.history if part.path in rewritten)):
-            keepable = not part.history and not (task.bottom and part.deletes)
+        past = (part for part in run.history if part.path in rewritten or run.at is not None)
+        for part in (*live, *past):
+            keepable = run.at is None and not part.history and not (task.bottom and part.deletes)
             yield _Span(part.key_min, part.key_max, part.blocks, part.rows, part.bytes, part.path, keepable)
     for entry in entries:
         for segment in entry.segments:

@@ -25,7 +25,8 @@ class UniversalStrategy:
         if l0_only:
             return task_from(version, runs, len(runs), "L0 is at its limit", l0=True) if l0 else None
         if full:
-            return task_from(version, runs, 0, "full compaction", l0=l0) if l0 or len(runs) > 1 else None
+            due = l0 or len(runs) > 1 or any(run.at is not None for run in runs)
+            return task_from(version, runs, 0, "full compaction", l0=l0) if due else None
         if not runs:
             return task_from(version, runs, 0, _l0_reason(version, compact_segments), l0=True) if l0 else None
         upper = sum(run.live_bytes for run in runs[1:]) + (version.l0_bytes if l0 else 0)

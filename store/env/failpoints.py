@@ -35,6 +35,9 @@ FAILPOINTS: dict[str, str] = {
     "commit:after-transaction": "a commit has landed, its call has not returned",
     # store/commit/restore.py
     "restore:before-commit": "the difference of a restore is written, no catalog record names its files",
+    # store/commit/clone.py
+    "clone:before-transaction": "the records of a clone are put, the catalog's transaction has not ended",
+    "clone:after-transaction": "a clone is in the catalog, the call has not returned",
     # batch/tags.py
     "tag:before-transaction": "the records of a tag are put, the catalog's transaction has not ended",
     "tag:put": "a tag is in the catalog, the call has not returned",

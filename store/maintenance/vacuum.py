@@ -31,7 +31,7 @@ from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters
 from epochlog.store.metadata.exchange_records import end_expired
 from epochlog.store.metadata.reachable_files import all_files
-from epochlog.store.metadata.unreachable_files import list_unreachable, mark_unreachable
+from epochlog.store.metadata.unreachable_files import UnreachableFile, list_unreachable, mark_unreachable
 from epochlog.store.retention.holds import all_holds, all_leases, holds_of
 from epochlog.store.session.write_intents import Intent, all_intents
 
@@ -168,7 +168,7 @@ def _read_known(handle: Handle, view: ReadTxn, listed: Sequence[FileInfo], expir
     ended = {intent.id: intent.expires_ms for intent in expired}
     unreachable = {note.path: note for note in list_unreachable(view)}
     tables = {table_of(handle.store_id, info.path) for info in listed} | {
-        note.table_id for note in unreachable.values()
+        table_id for note in unreachable.values() for table_id in note.readers
     }
     now_ms, live = handle.catalog.now_ms(), handle.leases.live
     return Known(
@@ -243,13 +243,15 @@ def _delete(
 def _still_due(handle: Handle, view: ReadTxn, batch: Sequence[FileDecision]) -> list[FileDecision]:
     """Return the decisions whose files are still noted as unreachable and not pinned."""
     now_ms, live = handle.catalog.now_ms(), handle.leases.live
-    holds = {table_id: holds_of(view, table_id, now_ms, live) for table_id in {decision.table_id for decision in batch}}
-    still_due = []
-    for decision in batch:
-        note = view.get(gone_key(decision.table_id, decision.path))
-        if note is not None and not any(pins(hold, note["version"]) for hold in holds[decision.table_id]):
-            still_due.append(decision)
-    return still_due
+    records = [view.get(gone_key(decision.table_id, decision.path)) for decision in batch]
+    notes = [None if record is None else UnreachableFile.from_record(record) for record in records]
+    tables = {table_id for note in notes if note is not None for table_id in note.readers}
+    holds = {table_id: holds_of(view, table_id, now_ms, live) for table_id in tables}
+    return [
+        decision
+        for decision, note in zip(batch, notes, strict=True)
+        if note is not None and not any(pins(hold, note.version) for table in note.readers for hold in holds[table])
+    ]
 
 
 def _delete_files(handle: Handle, batch: Sequence[FileDecision]) -> list[tuple[FileDecision, Exception | None]]:

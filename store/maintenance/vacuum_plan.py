@@ -102,7 +102,7 @@ def _classify_unreachable(path: str, size: int, known: Known, note: UnreachableF
     until_ms = note.at_ms + grace_ms
     if known.now_ms < until_ms:
         return FileDecision(path, size, FileState.KEPT, "in grace", note.table_id, note.at_ms, until_ms)
-    pinning = [hold for hold in known.holds.get(note.table_id, ()) if pins(hold, note.version)]
+    pinning = [hold for table in note.readers for hold in known.holds.get(table, ()) if pins(hold, note.version)]
     if pinning:
         more = f" and {len(pinning) - 1} more" if len(pinning) > 1 else ""
         reason = f"held by {pinning[0].holder}{more}"

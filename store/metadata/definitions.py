@@ -125,7 +125,8 @@ class TableDef:
     leave out rows without a change. created: the epoch of the creation, which was issued for it or, in a store without
     epochs, read from the clock; 0: not known. adopted: of a root table that was an output before, its first epoch as a
     root table; 0: it was never an output. tagged: True if epochs of the table were tagged, so that it may have rows
-    below its safe epoch that a version without tags would release.
+    below its safe epoch that a version without tags would release. shares: True if it reaches files that another
+    table reaches, or did (see shared_files.py).
     """
 
     id: int
@@ -139,6 +140,7 @@ class TableDef:
     created: int = 0
     adopted: int = 0
     tagged: bool = False
+    shares: bool = False
 
     def __post_init__(self) -> None:
         if not self.first_changelog:  # the table is being created
@@ -160,11 +162,11 @@ class TableDef:
     @property
     def format(self) -> int:
         """Return the format of the record: 1, which every version reads, unless the table uses what is newer."""
-        return 2 if self.tagged else 1
+        return 2 if self.tagged or self.shares else 1
 
     def to_record(self) -> Record:
         """Return the catalog's record; only a table that uses them has the fields of format 2."""
-        newer = {"tagged": True} if self.tagged else {}
+        newer = {name: True for name in ("tagged", "shares") if getattr(self, name)}
         return {
             "id": self.id,
             "schema": self.schema.to_bytes(self.format),
@@ -194,6 +196,7 @@ class TableDef:
             created=record.get("created", 0),
             adopted=record.get("adopted", 0),
             tagged=record.get("tagged", False),
+            shares=record.get("shares", False),
         )
 
 

@@ -13,13 +13,15 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
 
 from .definitions import Counters
+from .shared_files import let_go, owner_of
 
 
 @dataclass(frozen=True, slots=True)
 class UnreachableFile:
     """File of a table that is unreachable since `at_ms` (Unix ms), at the store's version `version`.
 
-    A reader with a hold of an earlier version may still read it.
+    A reader with a hold of an earlier version may still read it. tables: of a file that clones shared, the tables that
+    have reached it; empty: only `table_id`, in whose folder it lies.
     """
 
     path: str
@@ -27,17 +29,37 @@ class UnreachableFile:
     bytes: int
     at_ms: int
     version: int
+    tables: tuple[int, ...] = ()
+
+    @property
+    def readers(self) -> tuple[int, ...]:
+        """Return the tables whose holds may be of readers of the file."""
+        return self.tables or (self.table_id,)
 
     def to_record(self) -> Record:
-        return asdict(self)
+        """Return the catalog's record; only a file that was shared has `tables`."""
+        record = asdict(self)
+        if not self.tables:
+            del record["tables"]
+        return record
+
+    @classmethod
+    def from_record(cls, record: Record) -> UnreachableFile:
+        return cls(**{**record, "tables": tuple(record.get("tables", ()))})
 
 
 def mark_unreachable(txn: Txn, table_id: int, files: Iterable[tuple[str, int]], now_ms: int) -> None:
-    """Mark files (path, bytes) as unreachable. Call inside the transaction that drops the last references to them."""
+    """Mark files (path, bytes) as unreachable, but for those that other tables share. Call inside the transaction that
+    drops the table's last references to them.
+    """
     version = Counters.read(txn).version + 1  # the version of this transaction, which moves the counters
-    for path, size in files:
-        txn.put(gone_key(table_id, path), UnreachableFile(path, table_id, size, now_ms, version).to_record())
+    sizes = dict(files)
+    for path, tables in let_go(txn, table_id, sizes):
+        owner = owner_of(path, table_id)
+        readers = () if tables == (owner,) else tables
+        note = UnreachableFile(path, owner, sizes[path], now_ms, version, readers)
+        txn.put(gone_key(owner, path), note.to_record())
 
 
 def list_unreachable(view: ReadTxn) -> list[UnreachableFile]:
-    return [UnreachableFile(**record) for _, record in scan_prefix(view, GONE_PREFIX)]
+    return [UnreachableFile.from_record(record) for _, record in scan_prefix(view, GONE_PREFIX)]

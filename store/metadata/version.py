@@ -200,6 +200,26 @@ def broken_runs(version: TableVersion, runs: Runs) -> Iterator[str]:
         yield f"runs-counted: {len(runs)} runs, not {version.runs}"
 
 
+def version_of_clone(begin: int, runs: Runs, entries: Sequence[LogEntry]) -> TableVersion:
+    """Return the version of a clone that begins at an epoch with these runs, and L0 entries below its log."""
+    segments = [segment for entry in entries for segment in entry.segments]
+    version = TableVersion(
+        max_committed_epoch=begin,
+        safe_epoch=begin,
+        log_start=begin,
+        compacted_epoch=runs[-1].hi if runs else 0,
+        known_from=entries[-1].epoch if entries else 0,
+        l0_segments=len(segments),
+        l0_bytes=sum(segment.bytes for segment in segments),
+        runs=len(runs),
+        run_bytes=sum(run.bytes for run in runs),
+    )
+    broken = list(broken_runs(version, runs))
+    if broken:
+        raise InvariantBroken("; ".join(broken))
+    return _require_invariants(version)
+
+
 def apply_commit(table: str, version: TableVersion, entry: LogEntry) -> TableVersion:
     """Return the version after a commit. Raise EpochRegressed or TableFinished for a commit that must not land."""
     require_open(table, version)

@@ -271,12 +271,11 @@ def _release_history(view: ReadTxn, table_id: int, released: Released, now_ms: i
     if not version.runs or (compaction is not None and compaction["expires_ms"] > now_ms):
         return released
     runs = get_runs(view, table_id)
-    expired = [part for run in runs for part in run.history if _is_past(part, version)]
+    expired = [part for run in runs if run.at is None for part in run.history if _is_past(part, version)]
     if not expired:
         return released
-    after = tuple(
-        replace(run, history=tuple(part for part in run.history if not _is_past(part, version))) for run in runs
-    )
+    paths = {part.path for part in expired}
+    after = tuple(replace(run, history=tuple(part for part in run.history if part.path not in paths)) for run in runs)
     return replace(released, version=apply_runs(version, after), runs=after, parts=tuple(expired))
 
 

@@ -7,8 +7,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from epochlog.errors import Corrupt, SnapshotExpired
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.paths import table_of
 from epochlog.store.metadata.reachable_files import files_of
+from epochlog.store.metadata.shared_files import is_shared
 from epochlog.store.sst.data_file import FileGone
 
 if TYPE_CHECKING:
@@ -46,7 +48,11 @@ def translate_stale_reads(handle: Handle, items: Iterator[T]) -> Iterator[T]:
 
 def _explain_missing(handle: Handle, error: FileGone) -> SnapshotExpired | Corrupt:
     table_id = table_of(handle.store_id, error.path)
-    if table_id is None or error.path in handle.catalog.read(lambda view: files_of(view, table_id)):
+
+    def is_reached(view: ReadTxn, table_id: int) -> bool:
+        return is_shared(view, table_id, error.path) or error.path in files_of(view, table_id)
+
+    if table_id is None or handle.catalog.read(lambda view: is_reached(view, table_id)):
         return error
     return SnapshotExpired(
         f"{error.path} was released and vacuumed after this read had begun; read again, or keep a snapshot open while "

@@ -70,7 +70,7 @@ class LevelReader:
         within = KeyRange(keys[0].as_py(), self.codec.above(keys[len(keys) - 1].as_py()))
         levels: list[Level] = []
         for place, run in enumerate(self.runs):
-            if self.epoch >= run.hi:
+            if run.past_epoch(self.epoch) is None:
                 levels.append(run.parts)
             else:
                 levels += self._run_rows(run, ReadOptions(columns, None, within), [within], oldest=place == 0)
@@ -131,10 +131,11 @@ class LevelReader:
             tables = parallel_map(lambda part: read(part=part), chosen, sum(part.rows for part in chosen))
             return merge(tables) if tables else self.no_rows(options.columns or ())
 
-        if self.epoch >= run.hi:
+        epoch = run.past_epoch(self.epoch)
+        if epoch is None:
             return [read_parts(run.parts, None)]
-        past = [part for part in run.history if part.seen_at(self.epoch)]
+        past = [part for part in run.history if part.seen_at(epoch)]
         return [
-            read_parts(run.parts, self.epoch, marked=oldest),
-            read_parts(past, self.epoch, merge=newest_wins),
+            read_parts(run.parts, epoch, marked=oldest),
+            read_parts(past, epoch, merge=newest_wins),
         ]

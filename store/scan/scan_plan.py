@@ -57,11 +57,7 @@ class ScanPlan:
     @property
     def files(self) -> list[RunFile | Segment]:
         """List the files to read: those with the rows, and those with newer versions or tombstones of some."""
-        files: list[RunFile | Segment] = []
-        for run in self.runs:
-            past = run.history if self.epoch < run.hi else ()
-            files += [*run.parts, *(part for part in past if part.seen_at(self.epoch))]
-        return [*files, *self.segments]
+        return [*(part for run in self.runs for part in run.files_at(self.epoch)), *self.segments]
 
     @property
     def rows_at_most(self) -> int:
@@ -167,7 +163,7 @@ class ScanPlan:
     @property
     def is_lone_run(self) -> bool:
         """Return True if the plan reads one run alone, without its history: there is nothing to merge."""
-        return not self.segments and len(self.runs) == 1 and self.epoch >= self.runs[0].hi
+        return not self.segments and len(self.runs) == 1 and self.runs[0].past_epoch(self.epoch) is None
 
     @property
     def rows_known(self) -> int | None:

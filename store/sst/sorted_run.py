@@ -113,13 +113,25 @@ class SortedRun:
     parts: run files with the newest row of each key at hi, with disjoint key ranges in key order. history: run files
     with the rows that were replaced or deleted within the run; their key ranges may overlap. A read at E >= hi needs
     parts only. A read below hi needs the rows of parts with _epoch <= E, and the rows of history with
-    _epoch <= E < _until.
+    _epoch <= E < _until. at: of a run that a clone took over from a table with later rows, the epoch of these rows:
+    every read of it is one at `at`.
     """
 
     lo: int
     hi: int
     parts: tuple[RunFile, ...]
     history: tuple[RunFile, ...] = ()
+    at: int | None = None
+
+    def past_epoch(self, epoch: int) -> int | None:
+        """Return the epoch at which a read at `epoch` sees the run's rows; None if the live parts have just these."""
+        seen = epoch if self.at is None else min(epoch, self.at)
+        return seen if seen < self.hi else None
+
+    def files_at(self, epoch: int) -> list[RunFile]:
+        """Return the files that a read at the epoch needs."""
+        past = self.past_epoch(epoch)
+        return [*self.parts, *(part for part in self.history if past is not None and part.seen_at(past))]
 
     @property
     def bytes(self) -> int:
@@ -130,15 +142,16 @@ class SortedRun:
         return sum(part.bytes for part in self.parts)
 
     def to_record(self) -> dict[str, Any]:
-        """Return plain values for msgpack."""
+        """Return plain values for msgpack; only a run that was cut at an epoch has `at`."""
         parts, history = ([part.to_record() for part in group] for group in (self.parts, self.history))
-        return {"lo": self.lo, "hi": self.hi, "parts": parts, "history": history}
+        record = {"lo": self.lo, "hi": self.hi, "parts": parts, "history": history}
+        return record if self.at is None else {**record, "at": self.at}
 
     @classmethod
     @checked
     def from_record(cls, record: dict[str, Any]) -> SortedRun:
         parts, history = (tuple(RunFile.from_record(part) for part in record[name]) for name in ("parts", "history"))
-        return cls(record["lo"], record["hi"], parts, history)
+        return cls(record["lo"], record["hi"], parts, history, record.get("at"))
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -223,3 +224,17 @@ def test_alter_does_nothing_to_another_table_of_that_name(run, lake, monkeypatch
     assert done.code == 1 and "nothing_yet" in done.err
     with api.open(lake.root) as store:
         assert options_of(store, "nothing_yet") == el.TableOptions()
+
+
+def test_a_table_is_cloned(run, lake) -> None:
+    done = run("clone", lake.root, "orders", "trial", "--as-of", lake.epochs["first"], "--json")
+    facts = json.loads(done.out)
+    assert (facts["name"], facts["source"]) == ("trial", "orders") and facts["created"] > lake.epochs["delete"]
+    with api.open(lake.root) as store:
+        then = store.table("orders").to_arrow(epoch=lake.epochs["first"])
+        assert store.table("trial").to_arrow().equals(then)
+        store.tag("q", ["orders"], consistency="latest")
+    page = run("clone", lake.root, "orders", "of_tag", "--as-of", "q").out
+    assert re.match(r"^table of_tag is a clone of orders, from epoch \d+ on$", page.strip())
+    again = run("clone", lake.root, "orders", "trial")
+    assert again.code == 1 and "exists already" in again.err

@@ -60,6 +60,7 @@ class Ledger:
     unknown: set[int] = field(default_factory=set)  # given up without an answer: landed or not
     tables: set[str] = field(default_factory=set)
     maybe_tables: set[str] = field(default_factory=set)
+    clones: dict[str, tuple[str, int]] = field(default_factory=dict)  # source, and the number of commits before it
     truncated: dict[str, int] = field(default_factory=dict)  # marks that were acknowledged
     acknowledged: int | None = None  # what the consumer has acknowledged
     acknowledging: int | None = None  # and what it was about to
@@ -86,6 +87,10 @@ class Ledger:
 
     def creating(self, table: str) -> None:
         self.maybe_tables.add(table)
+
+    def cloning(self, source: str, table: str) -> None:
+        self.creating(table)
+        self.clones[table] = (source, len(self.commits))
 
     def created(self, table: str) -> None:
         self.maybe_tables.discard(table)
@@ -154,7 +159,7 @@ class Ledger:
         """The epochs of the commits that are there, each in all of its tables."""
         epochs: dict[tuple[str, int], int] = {}
         for name in names:
-            history = store.table(name).history().to_pylist()
+            history = [row for row in store.table(name).history().to_pylist() if row["operation"] != "clone"]
             assert len({row["epoch"] for row in history}) == len(history)
             epochs |= {(name, row["txn"]["id"]): row["epoch"] for row in history}
         landed = {number: epoch for (_, number), epoch in epochs.items()}
@@ -164,8 +169,18 @@ class Ledger:
             assert part == expected, f"commit {number} is there in part: {part}"
         return landed
 
+    def _cloned_rows(self, name: str) -> State:
+        """Return the rows with which a table began: those that its source had, if it is a clone."""
+        source, count = self.clones.get(name, ("", 0))
+        state = State()
+        for number, commit in enumerate(self.commits[:count]):
+            if number in self.epochs:
+                for group in commit.tables.get(source, []):
+                    _apply(state, group)
+        return state
+
     def _check_table(self, table: el.Table, landed: list[tuple[int, LedgerCommit]]) -> None:
-        info, state = table.info, State()
+        info, state = table.info, self._cloned_rows(table.name)
         assert info.log_start_epoch >= self.truncated.get(table.name, 0)
         changes: list[Group] = []
         exists = False  # it may have been made after the first of them

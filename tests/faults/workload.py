@@ -50,7 +50,18 @@ class LedgerWriter(Ledger):
 
 LOGGED_CALLS = frozenset(
     [
-        *("begin", "done", "refused", "creating", "created", "dropping", "dropped", "truncated_before", "founded"),
+        *(
+            "begin",
+            "done",
+            "refused",
+            "creating",
+            "cloning",
+            "created",
+            "dropping",
+            "dropped",
+            "truncated_before",
+            "founded",
+        ),
         *("acking", "acked", "tagging", "tagged", "untagging", "untagged"),
     ]
 )
@@ -125,9 +136,17 @@ def run_workload(
             attempt(lambda: store.compact("e", full=True))
         logged.drop_tag("short")
         attempt(lambda: store.compact("e"))
+        logged.make("g", history_retention=timedelta(0))
+        logged.commit({"g": [{1: 1, 2: 1}]})
+        attempt(lambda: store.compact("g", full=True))
+        logged.commit({"g": [{2: 2, 3: 2}]})
+        logged.clone("g", "h")
+        logged.commit({"g": [{1: None}], "h": [{3: 3, 4: 3}]})
+        logged.drop("g")
         attempt(lambda: leave_behind(store))
         logged.clear_away()
-        logged.commit({"a": [{8: 9}]})
+        logged.commit({"a": [{8: 9}], "h": [{5: 4}]})
+        attempt(lambda: store.compact("h", full=True))
         logged.consume("a")
         logged.make("d", log_retention=timedelta(0))
         logged.commit({"d": [{1: 10, 2: 10}]})
@@ -165,6 +184,15 @@ class LoggedStore:
 
         self._ledger.creating(name)
         self._attempt(create)
+        self._ledger.created(name)
+
+    def clone(self, source: str, name: str) -> None:
+        def clone() -> None:
+            if name not in {info.name for info in self._store.tables()}:
+                self._store.clone(source, name)
+
+        self._ledger.cloning(source, name)
+        self._attempt(clone)
         self._ledger.created(name)
 
     def drop(self, name: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -168,6 +168,8 @@ class ModelTable:
     log_start: int = 0
     memory: int = 0  # commits from this one on are remembered
     compacted: int = 0
+    base: dict[Key, Row] = field(default_factory=dict)  # the rows with which a clone begins
+    inherited: int = 0  # segments in L0 of a clone from before its beginning
     finished: bool = False
     groups: list[Group] = field(default_factory=list)
     entries: list[TableEntry] = field(default_factory=list)
@@ -243,11 +245,34 @@ class ModelTable:
         self.commit(epoch, [], "finish")
         self.entries[-1].end = self.finished = True
 
+    def waiting(self, until: int) -> int:
+        """Return the number of segments in L0 through an epoch."""
+        entries = [entry for entry in self.entries if self.compacted < entry.epoch <= until]
+        return self.inherited + sum(entry.segments for entry in entries)
+
+    def clone(self, at: int, begin: int) -> ModelTable:
+        """Return a clone of the table as of one epoch that begins at another one."""
+        return replace(
+            self,
+            created=begin,
+            safe_epoch=begin,
+            kept=set(),
+            log_start=begin,
+            memory=begin,
+            compacted=0,
+            base=dict(self.state(at)),
+            inherited=self.waiting(at),
+            finished=False,
+            groups=[],
+            entries=[TableEntry(begin, "clone", 0, 0, 0)],
+            states=[(0, {}), (begin, dict(self.state(at)))],
+        )
+
     # ---- the log -------------------------------------------------------------------------------------------------
 
     def before(self, after: int) -> dict[Key, Row]:
         """The state that all log epochs at or below `after` make."""
-        state: dict[Key, Row] = {}
+        state = dict(self.base)
         for group in self.groups:
             if group.label <= after:
                 _apply(state, group)
@@ -318,9 +343,8 @@ class ModelTable:
         safe = max(self.safe_epoch, min([target, self.newest, *(epoch for epoch in held if epoch not in past)]))
         self.kept = {epoch for epoch in (*past, *tagged) if epoch < safe and self.keeps(epoch)}
         self.safe_epoch = safe
-        waiting = sum(entry.segments for entry in self.entries if entry.epoch > self.compacted)
-        if least is not None and waiting >= max(1, least):
-            self.compacted = self.newest
+        if least is not None and self.waiting(self.newest) >= max(1, least):
+            self.compacted, self.inherited = self.newest, 0
 
     def retain(self, past: Callable[[int], int], held: Sequence[int], tagged: Sequence[int]) -> None:
         """Lets go of what is older than its retention. past: the epoch of so many milliseconds ago."""

@@ -501,6 +501,26 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(el.TableDropped):
                 call()
 
+    @rule(data=st.data(), name=st.sampled_from(sorted(SHAPES)), chance=st.integers(0, 1))
+    def clone(self, data: st.DataObject, name: str, chance: int) -> None:
+        """A table goes, and a clone of a clone of it takes its name; its readers stay."""
+        if chance or not self.tables:
+            return
+        model = self.tables[name]
+        readable = [at for at, _ in model.states if model.keeps(at) and at >= self.begin(model)]
+        target = data.draw(st.sampled_from([None, *readable, *sorted(model.kept)]))
+        at = model.newest if target is None else target
+        begins = []
+        for _ in range(2):
+            self.issue(max(self.last_epoch + 1, from_unix_ms(self.now)))
+            begins.append(self.last_epoch)
+        self.store.clone(name, "spare", as_of=target)
+        self.store.drop_table(name)
+        self.handles[name] = self.store.clone("spare", name)
+        self.store.drop_table("spare")
+        middle = model.clone(at, begins[0])
+        self.tables[name] = middle.clone(begins[0], begins[1])
+
     @rule()
     def reopen(self) -> None:
         self.drop_pins()

@@ -408,7 +408,7 @@ REFUSED = {
     "CREATE OR REPLACE TABLE lake.a TBLPROPERTIES (primary_key = 'id') AS SELECT 1 AS id": "INSERT OVERWRITE",
     "ALTER TABLE lake.a RENAME TO lake.c": "keeps its name",
     "DROP TABLE lake.nightly.a": "is a tag",
-    "CREATE NAMESPACE lake.weekly": "hold",
+    "CREATE NAMESPACE lake.weekly": "store.tag",
     "DROP NAMESPACE lake.nightly": "drop_tag",
 }
 

@@ -1,0 +1,125 @@
+"""Clone of a table: a new root table with the rows of a table at one epoch, which shares that table's files.
+
+Rules: docs/SEMANTICS.md, 1.10 to 1.12. No row is read or written. The clone takes over the sorted runs that the epoch
+sees and the L0 segments above them; a run with later rows, too, is cut at the epoch (`SortedRun.at`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from epochlog.errors import TableExists
+from epochlog.store.catalog.keys import HEAD, head_key, hist_key, log_key, name_key, runs_key, table_key
+from epochlog.store.catalog.protocol import Txn
+from epochlog.store.env.failpoints import hit
+from epochlog.store.epochs.readable import require_begun
+from epochlog.store.epochs.view_reader import read_epoch_view
+from epochlog.store.metadata.counters import move_counters
+from epochlog.store.metadata.definitions import Counters, TableDef
+from epochlog.store.metadata.lookups import find_table, get_entries, get_runs, get_version
+from epochlog.store.metadata.shared_files import share_files
+from epochlog.store.metadata.version import (
+    Commit,
+    LogEntry,
+    Runs,
+    TableVersion,
+    runs_to_record,
+    version_of_clone,
+)
+from epochlog.store.scan.scan_plan import plan_scan, require_complete
+from epochlog.store.sst.sorted_run import SortedRun
+from epochlog.store.types.epoch import as_epoch, from_unix_ms
+
+if TYPE_CHECKING:
+    from epochlog.store.session.handle import Handle
+
+
+def clone_table(handle: Handle, source: str, name: str, epoch: int | None = None) -> TableDef:
+    """Create a root table with the rows of `source` at an epoch (None: its newest commit) and its settings.
+
+    Raises TableNotFound, TableExists, InvalidName, EpochExpired, EpochNotCommitted.
+    """
+    at = None if epoch is None else as_epoch("as_of", epoch)
+    clone = handle.catalog.transact(lambda tx: _clone(handle, tx, source, name, at))
+    hit("clone:after-transaction")
+    return clone
+
+
+def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None) -> TableDef:
+    source = find_table(tx, source_name)
+    schema = replace(source.schema, name=name)
+    if tx.get(name_key(name)) is not None:
+        raise TableExists(f"table {name!r} exists already; clone {source_name!r} under another name")
+    now_ms = handle.catalog.now_ms()
+    version = get_version(tx, source.id, source.name)
+    if at is None:
+        at = version.max_committed_epoch
+    else:
+        epochs = read_epoch_view(tx, handle.memory, now_ms, above=[source.id])
+        require_complete(source.name, at, epochs.complete_through(source.id))
+        require_begun(epochs.table(source.id), at)
+    plan_scan(tx, source, at)  # raises EpochExpired
+    runs = cut_runs(get_runs(tx, source.id), at)
+    entries = [_bare(entry) for entry in get_entries(tx, source.id, version.compacted_epoch, at)]
+    counters = Counters.read(tx)
+    begin = max(counters.last_epoch + 1, from_unix_ms(now_ms))
+    clone = TableDef(
+        counters.next_table,
+        schema,
+        source.changelog,
+        source.options,
+        full_since=begin if source.changelog == "full" else None,
+        first_changelog=source.changelog,
+        created=begin,
+        shares=True,
+    )
+    tx.put(HEAD, replace(counters, next_table=clone.id + 1).to_record())
+    move_counters(tx, Counters.read(tx), begin)
+    tx.put(table_key(clone.id), clone.to_record())
+    tx.put(name_key(name), {"id": clone.id})
+    _put_rows(tx, clone, version_of_clone(begin, runs, entries), runs, entries, now_ms)
+    share_files(tx, source.id, clone.id, _paths(runs, entries))
+    if not source.shares:
+        tx.put(table_key(source.id), replace(find_table(tx, source_name), shares=True).to_record())
+    hit("clone:before-transaction")
+    return clone
+
+
+def cut_runs(runs: Runs, at: int) -> Runs:
+    """Return the runs that an epoch sees, without the history that it does not; the last one is cut if it has later
+    rows. Pure.
+    """
+    return tuple(_cut(run, at) for run in runs if run.lo < at)
+
+
+def _cut(run: SortedRun, at: int) -> SortedRun:
+    past = run.past_epoch(at)
+    if past is None:
+        return replace(run, history=())
+    return replace(run, history=tuple(part for part in run.history if part.seen_at(past)), at=past)
+
+
+def _bare(entry: LogEntry) -> LogEntry:
+    """Return a log entry below the clone's log: for reads of rows only, without pre-images."""
+    return replace(entry, groups=tuple(replace(group, images=(), stores_images=False) for group in entry.groups))
+
+
+def _put_rows(
+    tx: Txn, clone: TableDef, version: TableVersion, runs: Runs, entries: list[LogEntry], now_ms: int
+) -> None:
+    """Put the clone's version, its runs and L0, and the empty entry with which its log begins."""
+    begin = version.max_committed_epoch
+    tx.put(head_key(clone.id), version.to_record())
+    if runs:
+        tx.put(runs_key(clone.id), runs_to_record(runs))
+    for entry in (*entries, LogEntry(begin)):
+        tx.put(log_key(clone.id, entry.epoch), entry.to_record())
+    commit = Commit(begin, now_ms, "clone", None, None, 0, 0, 0, 0, False, ())
+    tx.put(hist_key(clone.id, begin), commit.to_record())
+
+
+def _paths(runs: Runs, entries: Iterable[LogEntry]) -> list[str]:
+    parts = [part.path for run in runs for part in (*run.parts, *run.history)]
+    return [*parts, *(file.path for entry in entries for file in entry.files)]
