@@ -154,17 +154,22 @@ class Store(OneProcess, Closeable):
         schema: pa.Schema,
         primary_key: Sequence[str],
         *,
+        sequence_by: str | None = None,
         changelog: str | None = None,
         options: TableOptions | None = None,
         exist_ok: bool = False,
     ) -> Table:
         """Create a root table. Raises InvalidName, InvalidSchema, TableExists.
 
-        exist_ok: return an existing root table of that name; TableExists names its differences from columns, key, and
+        sequence_by: a column, not null, that orders the changes of each key whatever the order of their arrival: a row
+        replaces one with a smaller value, at a tie a delete wins, then the later arrival. Deletes carry the column too,
+        and win over older changes for `TableOptions(tombstone_retention=…)`. None: the later commit wins.
+
+        exist_ok: return an existing root table of that name; TableExists names its differences from columns, keys, and
         (if passed) changelog and options. changelog: "full" stores the replaced rows with every commit, which looks up
         its keys, so that `changes(pre_images=True)` works while the log is kept; "upsert" (and None) stores none.
         """
-        checked = TableSchema(name, schema, primary_key)  # pyright: ignore[reportArgumentType]: it checks, and makes a tuple
+        checked = TableSchema(name, schema, primary_key, sequence_by)  # pyright: ignore[reportArgumentType]: it checks, and makes a tuple
         return Table(self._handle, create_table(self._handle, checked, changelog, options, exist_ok=exist_ok))
 
     def clone(self, source: str, name: str, *, as_of: int | str | datetime | None = None) -> Table:

@@ -76,6 +76,7 @@ class TableInfo:
     changelog: str
     options: TableOptions
     drop_unchanged: bool
+    sequence_by: str | None
     _count: Callable[[], int] = field(repr=False, compare=False)
 
     @cached_property
@@ -104,6 +105,11 @@ class Table(OneProcess):
     @property
     def primary_key(self) -> list[str]:
         return list(self._table.schema.primary_key)
+
+    @property
+    def sequence_by(self) -> str | None:
+        """Return the column that orders the changes of each key; None: the later commit wins."""
+        return self._table.schema.sequence_by
 
     @property
     def info(self) -> TableInfo:
@@ -143,7 +149,7 @@ class Table(OneProcess):
     def delete(self, keys: object, *, txn: TxnPair | None = None, epoch: int | None = None) -> int:
         """Delete rows by primary key, in one commit; return its epoch. Unknown keys are ignored.
 
-        keys: in the forms of `get`.
+        keys: in the forms of `get`; in a table with a sequence, with its column behind those of the key.
         """
         return self._commit(lambda writer: writer.delete(keys), "delete", txn, epoch)
 
@@ -385,5 +391,6 @@ def table_info(handle: Handle, view: ReadTxn, table: TableDef) -> TableInfo:
         changelog=table.changelog,
         options=table.options,
         drop_unchanged=table.drop_unchanged,
+        sequence_by=table.schema.sequence_by,
         _count=lambda: translate_stale_read(handle, lambda: plan.count(handle.files)),
     )

@@ -159,7 +159,7 @@ class _Delete:
 
     @property
     def _columns(self) -> list[str]:
-        return list(dict.fromkeys((*self._table.schema.primary_key, *self._condition.columns)))
+        return list(dict.fromkeys((*self._table.schema.delete_columns, *self._condition.columns)))
 
     def _may_hold_rows(self, plan: ScanPlan) -> bool:
         """Return False if the filter shows that no row passes the condition, which saves a job of Spark."""
@@ -175,7 +175,7 @@ class _Delete:
         rows = read_frame(self._session, partition, schema).filter(self._condition.column)
         writer = FrameWriter(self._target)
         try:
-            writer.write(rows.select(*(f"`{name}`" for name in table.primary_key)), deletes=True)
+            writer.write(rows.select(*(f"`{name}`" for name in table.delete_columns)), deletes=True)
             segments = writer.finish()
         except BaseException:
             writer.discard()
@@ -199,7 +199,7 @@ class _Delete:
 
 def _keys_without(target: WriteTarget, segment: Segment, changed: Sequence[Segment]) -> pa.Table | None:
     """Return the keys of the segment that no segment of `changed` has; None if those are all its keys."""
-    names, codec = target.schema.primary_key, ScanPlan(target.schema, 0).codec
+    names, codec = target.schema.delete_columns, ScanPlan(target.schema, 0).codec
     rows = SegmentReader(target.files, segment, target.schema, codec).read(names)
     mask = mask_of_keys_in(target, changed, rows.keys, ALL_KEYS)
     return rows.data.filter(pa.array(~mask)) if mask.any() else None

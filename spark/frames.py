@@ -156,9 +156,9 @@ def _encode_table(table: pa.Table) -> bytes:
 
 def check_frame(table: TableSchema, frame_schema: StructType, *, deletes: bool = False) -> None:
     """Raise SchemaMismatch, before any task runs, if a frame of this schema cannot be written to the table; with
-    `deletes`, if it does not have the table's keys.
+    `deletes`, if it does not have the table's keys, and their sequences.
     """
-    target_schema = table.key_schema if deletes else table.schema
+    target_schema = pa.schema([table.schema.field(name) for name in table.delete_columns]) if deletes else table.schema
     change_columns = () if deletes else (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
     changes = not deletes and CHANGE_TYPE in frame_schema.names
     if changes and frame_schema[CHANGE_TYPE].dataType.typeName() != "string":

@@ -50,6 +50,7 @@ def commit_overwrite(
             )
             deletes += new_deletes
             overwrite = replace(edit, segments=(*deletes, *edit.segments), operation="overwrite", base=base)
+            overwrite = replace(overwrite, sequence="replace")
             with suppress(CommitConflict):
                 return commit_root(handle, [overwrite], txn=txn, ending=ending)
     except DEFINITE_FAILURES:
@@ -75,7 +76,7 @@ def _write_deletes(
     writer = SegmentWriter(target)
     try:
         for key_range in rows_plan.splits(max(1, rows_plan.rows_at_most // BATCH_ROWS)):
-            before = rows_plan.rows(target.files, ReadOptions(table.schema.primary_key, None, key_range))
+            before = rows_plan.rows(target.files, ReadOptions(table.schema.delete_columns, None, key_range))
             writer.delete(before.data.filter(pa.array(~mask_of_keys_in(target, new_segments, before.keys, key_range))))
         return rows_plan.epoch, writer.finish()
     except BaseException:

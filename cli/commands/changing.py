@@ -23,7 +23,7 @@ from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_
 from epochlog.store.metadata.table_settings import Settings, show_option
 from epochlog.store.retention.holds import holds_of
 
-_SPANS = ("history_retention", "log_retention")
+_SPANS = ("history_retention", "log_retention", "tombstone_retention")
 _OPTIONS = (*_SPANS, "compact_segments", "max_segments")
 
 
@@ -95,7 +95,9 @@ def _alter_table(session: CommandSession) -> None:
         session.out.show(
             f"table {name}: changelog {altered.changelog}, "
             + ", ".join(
-                f"{option} {show_option(getattr(altered.options, option))}" for option in asdict(altered.options)
+                f"{option} {show_option(getattr(altered.options, option))}"
+                for option in asdict(altered.options)
+                if option != "tombstone_retention" or altered.schema.sequence_by is not None
             )
             + unchanged_text(drops_unchanged)
         )

@@ -251,7 +251,11 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             "retention": {
                 "history_s": table.options.history_retention.total_seconds(),
                 "log_s": table.options.log_retention.total_seconds(),
+                "tombstone_s": None
+                if table.schema.sequence_by is None
+                else table.options.tombstone_retention.total_seconds(),
             },
+            "sequence_by": table.schema.sequence_by,
             "compact_segments": table.options.compact_segments,
             "max_segments": table.options.max_segments,
             "schema": list(columns(table)),

@@ -80,6 +80,12 @@ def _alter(commands: argparse._SubParsersAction) -> None:
     table = command.add_argument_group("of a table")
     table.add_argument("--history-retention", type=seconds, metavar="TIME", help="how long its states stay readable")
     table.add_argument("--log-retention", type=seconds, metavar="TIME", help="how long its changes stay readable")
+    table.add_argument(
+        "--tombstone-retention",
+        type=seconds,
+        metavar="TIME",
+        help="of a table with a sequence: how long deletes win over older changes",
+    )
     table.add_argument("--compact-segments", type=positive, metavar="N", help="compact when N L0 segments wait")
     table.add_argument(
         "--max-segments", type=positive, metavar="N", help="from N L0 segments on, a commit compacts before it returns"
@@ -92,7 +98,10 @@ def _alter(commands: argparse._SubParsersAction) -> None:
 
 ALTER_OPTIONS = {
     "job": ("interval", "max_lag"),
-    "table": ("history_retention", "log_retention", "compact_segments", "max_segments", "changelog", "drop_unchanged"),
+    "table": (
+        *("history_retention", "log_retention", "tombstone_retention", "compact_segments", "max_segments"),
+        *("changelog", "drop_unchanged"),
+    ),
 }
 
 

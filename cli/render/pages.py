@@ -237,6 +237,7 @@ def description_page(facts: Facts) -> list[Table | str]:
         ("bytes", bytes_text(facts["bytes"])),
         ("log", _log_text(log)),
         ("retention", _retention_text(facts["retention"])),
+        *([("sequence", _sequence_text(facts))] if facts["sequence_by"] is not None else []),
         ("compaction", f"at {facts['compact_segments']:,} segments; write stall at {facts['max_segments']:,}"),
         ("changelog", _changelog_text(facts)),
     ]
@@ -274,6 +275,11 @@ def _log_text(log: Facts) -> str:
     entries = f"{log['entries']:,} entries, {log['segments']:,} segments, {bytes_text(log['bytes'])}"
     begins = f"; begins after {epoch_text(log['start_epoch'])}" if log["start_epoch"] else ""
     return f"{entries}{begins}; {log['unfolded_segments']:,} segments in L0"
+
+
+def _sequence_text(facts: Facts) -> str:
+    kept = show_span(round(facts["retention"]["tombstone_s"] * 1000))
+    return f"by {facts['sequence_by']}; deletes win over older changes for {kept}"
 
 
 def _retention_text(retention: Facts) -> str:

@@ -7,6 +7,7 @@
     log/<id>/<epoch>, hist/<id>/<epoch>     log entries with segments; permanent record of a commit
     job/<id>                                a job: lineage, position, incarnation, recorded barrier
     load/<load>, load/<load>/<n>            a load: its tables, incarnation and checkpoint; the state of its n-th part
+    kept/<id>/<epoch>                       the deletes that are kept from this commit on, of a table with a sequence
     made/<id>/<n>                           staged segments of an output from the n-th chunk of a backfill
     bound/<epoch>                           forced boundaries
     hold/<id>/<holder>                      a hold: the epochs of a table that are kept for a holder
@@ -37,6 +38,7 @@ HIST_PREFIX = b"hist/"
 HOLD_PREFIX = b"hold/"
 INTENT_PREFIX = b"intent/"
 JOB_PREFIX = b"job/"
+KEPT_PREFIX = b"kept/"
 LEASE_PREFIX = b"lease/"
 LOAD_PREFIX = b"load/"
 LOG_PREFIX = b"log/"
@@ -90,6 +92,10 @@ def load_key(load: str) -> bytes:
 
 def load_part_key(load: str, index: int) -> bytes:
     return b"load/" + load.encode() + b"/%08x" % index
+
+
+def kept_key(table_id: int, epoch: int) -> bytes:
+    return b"kept/%08x/%016x" % (table_id, epoch)
 
 
 def made_key(table_id: int, number: int) -> bytes:
@@ -158,7 +164,7 @@ def txn_app_key(app: str) -> bytes:
 
 
 def key_epoch(key: bytes) -> int:
-    """Return the epoch, or the transaction id, at the end of a log, hist, bound or txn key."""
+    """Return the epoch, or the transaction id, at the end of a log, hist, kept, bound or txn key."""
     return int(key[-16:], 16)
 
 

@@ -48,13 +48,19 @@ def _write_changes(writer: SegmentWriter, schema: TableSchema, table: pa.Table, 
             f"table {schema.name}, column {CHANGE_TYPE!r}: {bad!r} is not a type of change; use insert, upsert, "
             "update_postimage, delete or update_preimage"
         )
-    missing = [name for name in schema.primary_key if name not in table.column_names]
+    missing = [name for name in schema.delete_columns if name not in table.column_names]
     if missing:
-        raise SchemaMismatch(f"table {schema.name}: primary-key column {missing[0]!r} is missing from the changes")
+        kind = "primary-key column" if missing[0] in schema.primary_key else "sequence column"
+        raise SchemaMismatch(f"table {schema.name}: {kind} {missing[0]!r} is missing from the changes")
     table = table.filter(pc.not_equal(kinds, UPDATE_PRE))
     rows = cast(schema, table.drop_columns([name for name in _CHANGE_COLUMNS if name in table.column_names]))
     keys = schema.conform_keys(rows.select(schema.primary_key))
     typed_rows = rows.append_column(CHANGE_TYPE, table.column(CHANGE_TYPE))
+    if schema.sequence_by is not None:  # the writer compares the sequences; deletes first, so that rows win no tie
+        deleted = pc.equal(typed_rows.column(CHANGE_TYPE), DELETE)
+        writer.delete(typed_rows.filter(deleted).select(schema.delete_columns))
+        writer.upsert(typed_rows.filter(pc.invert(deleted)).drop_columns([CHANGE_TYPE]))
+        return
     newest = sorted_unique(KeyCodec(schema.schema, schema.primary_key).encode(keys), typed_rows).data
     deleted = pc.equal(newest.column(CHANGE_TYPE), DELETE)
     writer.delete(newest.filter(deleted).select(schema.primary_key))

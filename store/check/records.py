@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import (
@@ -28,6 +28,7 @@ from epochlog.store.compaction.work import read_work
 from epochlog.store.epochs.view_reader import EpochMemory, read_epoch_view
 from epochlog.store.metadata.consumer_record import broken_consumers
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
+from epochlog.store.metadata.kept_deletes import kept_records
 from epochlog.store.metadata.lookups import all_jobs, all_tables, get_runs, get_version
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.shared_files import SharedFile, list_shared, owner_of
@@ -43,11 +44,11 @@ Finding = tuple[str, str]
 
 KINDS = (
     *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "load", "bound", "hold", "used"),
-    *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "consumer", "lease"),
+    *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "kept", "consumer", "lease"),
     "share",
     *("xq", "xu", "xc", "xp", "xd", "xk"),
 )
-OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made")
+OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made", "kept")
 """Kinds of records that are deleted with their table. (Those in gone/ stay until vacuum has deleted the files, leases
 until they end.)
 """
@@ -225,17 +226,18 @@ def _check_outcomes(view: ReadTxn, tables: set[int]) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """Files that a table reaches: log segments, pre-images, run files and staged segments."""
+    """Files that a table reaches: log segments, pre-images and staged segments; run files; and kept deletes."""
 
     segments: tuple[Segment, ...]
     runs: Runs
     problems: tuple[Finding, ...] = ()
+    kept: tuple[Segment, ...] = ()
 
     @property
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each file, by path."""
         parts = [part for run in self.runs for part in (*run.parts, *run.history)]
-        return {file.path: file.bytes for file in (*self.segments, *parts)}
+        return {file.path: file.bytes for file in (*self.segments, *self.kept, *parts)}
 
 
 def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
@@ -257,15 +259,28 @@ def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
     problems += _check_pre_images(table, entries)
     problems += _check_commits(view, table, version, entries)
     staged = list_staged(view, table.id)
-    files = TableFiles((*(file for entry in entries for file in entry.files), *staged), runs)
+    problems += _check_kept(view, table, version)
+    kept = {file.segment.path: file.segment for _, files in kept_records(view, table.id) for file in files}
+    segments = (*(file for entry in entries for file in entry.files), *staged)
+    files = TableFiles(segments, runs, kept=tuple(kept.values()))
     foreign = {path for path in files.sizes if not path.startswith(folder + "/")}
     problems += [f"reaches {path} of another folder" for path in foreign if not _shares(view, table.id, path)]
     problems += [
         f"reaches {s.path} of table {s.table_id}"
-        for s in files.segments
+        for s in (*files.segments, *files.kept)
         if s.table_id != (owner_of(s.path, table.id) if s.path in foreign else table.id)
     ]
-    return TableFiles(files.segments, runs, tuple((f"table {table.name}", problem) for problem in problems))
+    return replace(files, problems=tuple((f"table {table.name}", problem) for problem in problems))
+
+
+def _check_kept(view: ReadTxn, table: TableDef, version: TableVersion) -> Iterator[str]:
+    """Check that only a table with a sequence keeps deletes, and none of a later commit."""
+    for key, files in kept_records(view, table.id):
+        epoch = key_epoch(key)
+        if table.schema.sequence_by is None:
+            yield f"keeps deletes at {show_epoch(epoch)}, but has no sequence"
+        if epoch > version.max_committed_epoch or any(file.epoch > epoch for file in files):
+            yield f"keeps deletes at {show_epoch(epoch)} that are newer than their commit"
 
 
 def _shares(view: ReadTxn, table_id: int, path: str) -> bool:

@@ -19,6 +19,7 @@ from epochlog.store.env.os_refusals import undecodable
 from epochlog.store.env.paths import ship_folder
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table
+from epochlog.store.scan.kept_lookup import kept_schema
 from epochlog.store.types.key_codec import KeyCodec
 
 from .data_files import check_ends, check_part, check_segment
@@ -140,6 +141,10 @@ def _each_file(handle: Handle, table: TableDef, files: TableFiles) -> Iterator[P
     codec = KeyCodec(schema.schema, schema.primary_key)
     for segment in files.segments:
         yield from _problems(segment.path, check_segment(handle.files, schema, codec, segment)) or [None]
+    if files.kept:
+        deletes = kept_schema(schema)
+        for file in files.kept:
+            yield from _problems(file.path, check_segment(handle.files, deletes, codec, file)) or [None]
     for run in files.runs:
         intact = True
         for part in (*run.parts, *run.history):

@@ -52,10 +52,12 @@ def difference_of_keys(target: WriteTarget, old: ScanPlan, new: ScanPlan, log: L
 
 
 def _write_changes(writer: SegmentWriter, target: WriteTarget, before: Rows, after: Rows) -> None:
-    """Write what turns `before` into `after`: the rows that are new or differ, and deletes of the missing ones."""
+    """Write what turns `before` into `after`: the rows that are new or differ, and deletes of the missing ones, with
+    the sequences of their rows.
+    """
     names = target.schema.schema.names
     deleted = lookup(after.keys, before.keys) < 0
-    writer.delete(before.data.filter(pa.array(deleted)).select(list(target.schema.primary_key)))
+    writer.delete(before.data.filter(pa.array(deleted)).select(list(target.schema.delete_columns)))
     positions = lookup(before.keys, after.keys)
     common = np.flatnonzero(positions >= 0)
     changed = np.ones(len(after), np.bool_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from epochlog.errors import EpochlogError, InvalidInput, SegmentUnknown
 from epochlog.store.catalog.keys import gone_key, head_key, hist_key, log_key, used_key
@@ -12,6 +12,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.pre_images import Images
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.kept_deletes import KeptFile, expired_epoch, kept_deletes, put_kept
 from epochlog.store.metadata.lookups import get_version
 from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import Commit, LabelGroup, LogEntry, TableVersion, apply_commit
@@ -21,6 +22,7 @@ from epochlog.store.types.epoch import show_epoch
 
 from .idempotency import TxnPair
 from .unchanged_rows import Rewrites
+from .verdict import Verdict
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -32,7 +34,10 @@ class TableEdit:
 
     base: the table's newest commit when the edit was prepared; it must still be the newest. images: pre-images for each
     log epoch of the edit as of `base`, for changelog="full". staged: segments that the catalog reaches already (see
-    store/metadata/staged_segments.py). rewrites: segments that were replaced by ones without unchanged rows.
+    store/metadata/staged_segments.py). rewrites: segments that were replaced by ones with fewer rows. sequence: for a
+    table with a sequence: "compare" lets a change take effect only over smaller sequences; "replace" compares the
+    changes of the commit among themselves only; "given" takes them as they are, and the kept deletes of the epoch
+    `base_deletes`. verdict: the decision by sequence, without which the first two cannot be committed.
     """
 
     table_id: int
@@ -44,6 +49,9 @@ class TableEdit:
     images: Images | None = None
     staged: tuple[Segment, ...] = ()
     rewrites: Rewrites = ()
+    sequence: Literal["compare", "replace", "given"] = "compare"
+    verdict: Verdict | None = None
+    base_deletes: int | None = None
 
     @property
     def written(self) -> list[Segment]:
@@ -56,15 +64,16 @@ class TableEdit:
     def prepared(self) -> list[Segment]:
         """Return the files that were written while the edit was prepared."""
         images = [file for files in self.images or () for file in files]
-        return [*images, *(replacement for _, replacement in self.rewrites if replacement is not None)]
+        deletes = () if self.verdict is None else self.verdict.deletes
+        return [*images, *deletes, *(replacement for _, replacement in self.rewrites if replacement is not None)]
 
 
 class CommitConflict(EpochlogError):
     """Commit conflict: another commit of the table landed after the edit was prepared."""
 
 
-class ImagesMissing(EpochlogError):
-    """Missing pre-images in an edit of a table with changelog="full"."""
+class Unprepared(EpochlogError):
+    """Missing preparation: pre-images for a table with changelog="full", or the verdict for one with a sequence."""
 
 
 def sealed_labels(edits: Sequence[TableEdit]) -> list[int]:
@@ -157,8 +166,10 @@ def append_entry(
             f"table {table.name!r} has a newer commit at {show_epoch(before.max_committed_epoch)} than "
             f"{show_epoch(edit.base)}, on which this one is based; retry"
         )
+    if table.schema.sequence_by is not None:
+        _put_kept_deletes(tx, table, edit, epoch)
     if table.changelog == "full" and edit.segments and edit.images is None:
-        raise ImagesMissing(f"table {table.name!r} stores pre-images with each commit, and this one has none")
+        raise Unprepared(f"table {table.name!r} stores pre-images with each commit, and this one has none")
     groups = grouped(edit, epoch, labels)
     images = edit.images or ((),) * len(groups)
     stored = edit.images is not None
@@ -187,3 +198,24 @@ def append_entry(
     mark_unreachable(tx, table.id, ((original.path, original.bytes) for original, _ in edit.rewrites), now_ms)
     hit("commit:before-transaction")
     return version
+
+
+def _put_kept_deletes(tx: Txn, table: TableDef, edit: TableEdit, epoch: int) -> None:
+    """Record the deletes that are kept from this commit on. Raise Unprepared or CommitConflict if the edit was not
+    decided by sequence, or was decided with other deletes than those that are known at `epoch`.
+    """
+    expired = expired_epoch(epoch, table.options.tombstone_retention)
+    before = kept_deletes(tx, table.id)
+    if edit.sequence == "given":
+        known = kept_deletes(tx, table.id, edit.base_deletes)
+    elif edit.segments or edit.rewrites:
+        if edit.verdict is None:
+            raise Unprepared(f"table {table.name!r} has a sequence, by which this commit was not decided")
+        if not edit.verdict.stands_at(expired):
+            raise CommitConflict(f"deletes that decided a commit to table {table.name!r} have expired meanwhile; retry")
+        known = (*before, *(KeptFile(file, epoch) for file in edit.verdict.deletes))
+    else:
+        return
+    known = tuple(file for file in known if file.epoch > expired)
+    if known != before:
+        put_kept(tx, table.id, epoch, known)

@@ -21,7 +21,7 @@ from epochlog.store.metadata.staged_segments import discard_staged, forget_stage
 from epochlog.store.metadata.version import TableVersion
 from epochlog.store.types.epoch import show_epoch
 
-from .edits import CommitConflict, ImagesMissing, TableEdit, append_entry, check_segments
+from .edits import CommitConflict, TableEdit, Unprepared, append_entry, check_segments
 from .failures import DEFINITE_JOB_FAILURES
 from .preparation import job_edits, remove_prepared, remove_rewritten
 
@@ -75,7 +75,7 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
         attempt = handle.intents.run_commit(lambda: job_edits(handle, edits, replacing=job.replacing))
         try:
             landed_now = _transact_job(handle, commit, attempt)
-        except (CommitConflict, ImagesMissing):  # the changelog was altered, or the staged segments have changed
+        except (CommitConflict, Unprepared):  # the changelog was altered, or the staged segments have changed
             remove_prepared(handle, attempt)
         except DEFINITE_JOB_FAILURES:
             remove_prepared(handle, attempt)

@@ -1,5 +1,5 @@
-"""Preparation of a commit before its transaction, from the newest state of its tables: pre-images are looked up, and
-unchanged rows of a job are left out.
+"""Preparation of a commit before its transaction, from the newest state of its tables: pre-images are looked up, rows
+that lose by the table's sequence are left out, and so are unchanged rows of a job.
 
 The transaction checks that no other commit has landed since (CommitConflict); otherwise the preparation is repeated.
 """
@@ -7,38 +7,44 @@ The transaction checks that no other commit has landed since (CommitConflict); o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from epochlog.errors import SegmentUnknown
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.pre_images import patched_images, write_images
-from epochlog.store.env.paths import intent_of
-from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.env.paths import SEGMENT_ENDING, file_name, intent_of
+from epochlog.store.metadata.definitions import Counters, TableDef
+from epochlog.store.metadata.kept_deletes import KeptFiles, expired_epoch, kept_deletes
 from epochlog.store.metadata.lookups import get_entries, get_table, get_version
 from epochlog.store.metadata.staged_segments import list_staged
 from epochlog.store.retention.stale_reads import retry_stale_plan
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.write_intents import require_intents
 from epochlog.store.sst.data_file import FileGone
-from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.segment_writer import remove_segments
-from epochlog.store.types.epoch import show_epoch
+from epochlog.store.types.epoch import from_unix_ms, show_epoch
+from epochlog.store.types.key_codec import KeyCodec
 
 from .edits import CommitConflict, TableEdit, check_unused, log_epochs
-from .unchanged_rows import without_unchanged
+from .unchanged_rows import rewrite_segment, without_unchanged
+from .verdict import Judge, Verdict, distinct_keys
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 
-def with_images(
+def prepared_edits(
     handle: Handle, edits: Sequence[TableEdit], tried: Sequence[TableEdit], epoch: int | None
 ) -> list[TableEdit]:
-    """Return the edits; those of tables with changelog="full" with the current pre-images of all keys that they touch.
+    """Return the edits as they can be committed now: those of tables with a sequence decided by it, and those of tables
+    with changelog="full" with the pre-images of all keys that they touch.
 
-    tried: the edits as the last try prepared them. Only keys that were touched since are looked up again, so a large
-    commit succeeds however many small ones land meanwhile.
+    tried: the edits as the last try prepared them. Only keys that were touched since are decided and looked up again,
+    so a large commit succeeds however many small ones land meanwhile.
     """
     prepared: list[TableEdit] = []
     try:
@@ -49,6 +55,8 @@ def with_images(
     except BaseException:
         remove_prepared(handle, [*tried, *prepared])
         raise
+    kept = {file.path for edit in prepared for file in edit.prepared}
+    remove_segments(handle.files, [file for edit in tried for file in edit.prepared if file.path not in kept])
     return prepared
 
 
@@ -86,22 +94,116 @@ def remove_rewritten(handle: Handle, edits: Iterable[TableEdit]) -> None:
 def _root_edit(
     handle: Handle, edits: Sequence[TableEdit], edit: TableEdit, tried: TableEdit, epoch: int | None
 ) -> TableEdit:
-    table, before, since = handle.catalog.read(lambda view: (*_newest_plan(view, edit), _segments_since(view, tried)))
+    state = handle.catalog.read(lambda view: _read_state(handle, view, edit, tried, epoch))
+    before = state.before
     if edit.base is not None and edit.base != before.epoch:
         raise CommitConflict(
-            f"table {table.name!r} has a newer commit at {show_epoch(before.epoch)} than {show_epoch(edit.base)}, on "
-            "which this one is based; retry"
+            f"table {state.table.name!r} has a newer commit at {show_epoch(before.epoch)} than "
+            f"{show_epoch(edit.base)}, on which this one is based; retry"
         )
-    if table.changelog != "full" or not edit.segments:
-        remove_prepared(handle, [tried])
+    if not edit.segments:
         return edit
-    epochs = log_epochs(edits, edit, epoch)
-    if tried.images is None or since is None:
-        remove_prepared(handle, [tried])
-        return _with_pre_images(handle, table, edit, before, epochs)
-    intent = _write_intent(handle, edit, epochs[0][0])
-    images = patched_images(handle, table, before, since, epochs, tried.images, intent)
-    return replace(edit, images=images, base=before.epoch)
+    decided = edit
+    if state.table.schema.sequence_by is not None and edit.sequence != "given":
+        decided = _decided(handle, state, edit, tried, log_epochs(edits, edit, epoch))
+    try:
+        if state.table.changelog == "full" and decided.segments:
+            epochs = log_epochs(edits, decided, epoch)
+            if tried.images is None or state.since is None or tried.segments != decided.segments:
+                return _with_pre_images(handle, state.table, decided, before, epochs)
+            intent = _write_intent(handle, decided, epochs[0][0])
+            images = patched_images(handle, state.table, before, state.since, epochs, tried.images, intent)
+            return replace(decided, images=images, base=before.epoch)
+    except BaseException:
+        _remove_new(handle, decided, tried)
+        raise
+    return decided
+
+
+def _remove_new(handle: Handle, edit: TableEdit, tried: TableEdit) -> None:
+    """Delete the files that were written for an edit after the last try."""
+    earlier = {file.path for file in tried.prepared}
+    remove_segments(handle.files, [file for file in edit.prepared if file.path not in earlier])
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """State of a table before a commit. since: the segments that were committed after the last try; None if the log
+    lacks some, or there was none. kept: the kept deletes. expired: the newest epoch whose deletes are no longer known.
+    """
+
+    table: TableDef
+    before: ScanPlan
+    since: list[Segment] | None
+    kept: KeptFiles
+    expired: int
+
+
+def _read_state(handle: Handle, view: ReadTxn, edit: TableEdit, tried: TableEdit, epoch: int | None) -> _State:
+    table, before = _newest_plan(view, edit)
+    if epoch is None:
+        epoch = max(Counters.read(view).last_epoch + 1, from_unix_ms(handle.catalog.now_ms()))
+    kept = kept_deletes(view, table.id) if table.schema.sequence_by is not None else ()
+    expired = expired_epoch(epoch, table.options.tombstone_retention)
+    return _State(table, before, _segments_since(view, tried), kept, expired)
+
+
+def _decided(
+    handle: Handle, state: _State, edit: TableEdit, tried: TableEdit, epochs: Sequence[Sequence[Segment]]
+) -> TableEdit:
+    """Return the edit with only the rows that take effect by the table's sequence, and with the deletes to keep."""
+    schema, intent = state.table.schema, _write_intent(handle, edit, edit.segments[0])
+
+    def new_path() -> str:
+        return f"{handle.table_folder(edit.table_id)}/{file_name(intent, SEGMENT_ENDING)}"
+
+    judge = Judge(
+        handle.files, edit.table_id, state.before, state.kept, state.expired, new_path, edit.sequence == "replace"
+    )
+    earlier = tried.verdict
+    if earlier is not None and state.since is not None and _continues(earlier, state):
+        verdict = judge.judge(epochs, earlier, _touched_since(handle, state, earlier, state.since))
+    else:
+        verdict = judge.judge(epochs)
+    made = {original.path: (earlier, replacement) for original, replacement in tried.rewrites} if earlier else {}
+    rewrites: list[tuple[Segment, Segment | None]] = []
+    try:
+        for segment in edit.segments:
+            mask = verdict.masks[segment.path]
+            if mask.all():
+                continue
+            before = made.get(segment.path)
+            if before is not None and (before[0].masks[segment.path] == mask).all():
+                rewrites.append((segment, before[1]))
+            else:
+                rewrites.append((segment, rewrite_segment(handle.files, schema, segment, mask, lambda _: intent)))
+    except BaseException:
+        _remove_new(handle, replace(edit, rewrites=tuple(rewrites), verdict=verdict), tried)
+        raise
+    replacements = {original.path: replacement for original, replacement in rewrites}
+    segments = (replacements.get(segment.path, segment) for segment in edit.segments)
+    return replace(
+        edit,
+        segments=tuple(segment for segment in segments if segment is not None),
+        rewrites=tuple(rewrites),
+        verdict=verdict,
+        base=state.before.epoch,
+    )
+
+
+def _continues(earlier: Verdict, state: _State) -> bool:
+    """Return True unless kept deletes of an earlier verdict have expired, or were merged or replaced by a restore."""
+    present = {file.segment.path for file in state.kept}
+    return earlier.stands_at(state.expired) and all(file.segment.path in present for file in earlier.kept)
+
+
+def _touched_since(handle: Handle, state: _State, earlier: Verdict, since: Sequence[Segment]) -> pa.Array:
+    """Return the encoded keys, sorted, whose row or kept delete has changed since an earlier verdict."""
+    schema, known = state.table.schema, {file.segment.path for file in earlier.kept}
+    codec = KeyCodec(schema.schema, schema.primary_key)
+    files = [*since, *(file.segment for file in state.kept if file.segment.path not in known)]
+    keys = [SegmentReader(handle.files, file, schema, codec).read(()).keys for file in files]
+    return distinct_keys(keys, codec)
 
 
 def _segments_since(view: ReadTxn, tried: TableEdit) -> list[Segment] | None:

@@ -67,6 +67,7 @@ def _hold_target(handle: Handle, tx: Txn, table: TableDef, epoch: int, holder: s
 
 def _commit_difference(handle: Handle, table: TableDef, target: ScanPlan, txn: TxnPair | None) -> int:
     edit = TableEdit(table.id, table.name, operation="restore", base=target.epoch)
+    edit = replace(edit, sequence="given", base_deletes=target.epoch)
     while True:
         try:
             edit = translate_stale_read(handle, lambda edit=edit: _with_difference(handle, table, target, edit))

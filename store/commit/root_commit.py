@@ -22,11 +22,12 @@ from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
 
 from .boundaries import check_skew
-from .edits import CommitConflict, ImagesMissing, TableEdit, append_entry, check_segments, sealed_labels
+from .edits import CommitConflict, TableEdit, Unprepared, append_entry, check_segments, sealed_labels
 from .failures import DEFINITE_FAILURES
 from .idempotency import TxnPair, check_pair, find_committed_epoch, record_outcome, resolve_outcome
+from .kept_merge import merge_kept
 from .loads import LoadCommit, advance_load
-from .preparation import remove_prepared, with_images
+from .preparation import prepared_edits, remove_prepared, remove_rewritten
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -91,13 +92,15 @@ def _commit_root(
     while True:
         try:
             outcome = _transact_root(handle, attempt, epoch, txn, ending, load)
-        except (CommitConflict, ImagesMissing):  # another commit has landed, so the loop makes progress
-            attempt = with_images(handle, edits, attempt, epoch)
+        except (CommitConflict, Unprepared):  # after a conflict another commit has landed, so the loop makes progress
+            attempt = prepared_edits(handle, edits, attempt, epoch)
         except DEFINITE_FAILURES:
             remove_prepared(handle, attempt)
             raise
         else:
-            if not outcome[1]:
+            if outcome[1]:
+                remove_rewritten(handle, attempt)
+            else:
                 remove_prepared(handle, attempt)
             return outcome
 
@@ -139,6 +142,9 @@ def _transact_root(
     outcome = handle.intents.run_commit(lambda: handle.catalog.transact(body))
     hit("commit:after-transaction")
     apply_backpressure(handle, written)
+    for table, _ in written:
+        if table.schema.sequence_by is not None:
+            merge_kept(handle, table)
     return outcome
 
 

@@ -174,7 +174,7 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     mark_table_dropped(tx, table_id, now_ms)
     mark_unreachable(tx, table_id, files_of(tx, table_id).items(), now_ms)
     move_counters(tx, Counters.read(tx))
-    for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made"):
+    for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made", b"kept"):
         prefix = kind + b"/%08x/" % table_id
         for key, child in list(scan_prefix(tx, prefix)):
             if kind != b"hold" or child["expires_ms"] is None:

@@ -45,7 +45,7 @@ def without_unchanged(
     try:
         for segment, mask in zip(segments, masks, strict=True):
             if not mask.all():
-                rewrites.append((segment, _rewrite(files, before.table, segment, mask, intent_for)))
+                rewrites.append((segment, rewrite_segment(files, before.table, segment, mask, intent_for)))
     except BaseException:
         remove_segments(files, (replacement for _, replacement in rewrites if replacement is not None))
         raise
@@ -90,7 +90,7 @@ def _changed(files: Files, before: ScanPlan, net: Rows) -> np.ndarray:
     return changed
 
 
-def _rewrite(
+def rewrite_segment(
     files: Files, table: TableSchema, segment: Segment, mask: np.ndarray, intent_for: Callable[[Segment], str]
 ) -> Segment | None:
     """Write a segment with the rows of `mask`; return None if there are none."""

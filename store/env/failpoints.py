@@ -33,6 +33,8 @@ FAILPOINTS: dict[str, str] = {
     "commit:segments-written": "all files of a commit are durable, no catalog record names them",
     "commit:before-transaction": "the commit's records are put, the catalog's transaction has not ended",
     "commit:after-transaction": "a commit has landed, its call has not returned",
+    # store/commit/kept_merge.py
+    "kept:merged": "kept deletes are merged into a file, no catalog record names it",
     # store/commit/restore.py
     "restore:before-commit": "the difference of a restore is written, no catalog record names its files",
     # store/commit/clone.py

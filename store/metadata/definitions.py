@@ -22,6 +22,7 @@ from .lag_bound import GLOBAL_MAX_LAG_MS, least_global_max_lag_ms
 
 FORMAT_VERSION = 1
 MOST_SEGMENTS = 1_000_000
+TOMBSTONE_RETENTION = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +72,18 @@ class TableOptions:
     history_retention: the age up to which reads at an epoch work. log_retention: the age up to which `changes` works.
     compact_segments: the number of L0 segments at which `compact()` without `full`, and maintenance, compact them into
     a run. max_segments: the number of L0 segments at which a commit compacts them itself before it returns.
+    tombstone_retention: of a table with a sequence, the age up to which a delete wins over older changes that arrive
+    after it.
     """
 
     history_retention: timedelta = timedelta(hours=1)
     log_retention: timedelta = timedelta(days=1)
     compact_segments: int = 8
     max_segments: int = 64
+    tombstone_retention: timedelta = TOMBSTONE_RETENTION
 
     def __post_init__(self) -> None:
-        for name in ("history_retention", "log_retention"):
+        for name in ("history_retention", "log_retention", "tombstone_retention"):
             value = getattr(self, name)
             if not isinstance(value, timedelta) or value < timedelta(0):
                 raise InvalidInput(f"{name} must be a timedelta of 0 or more, not {value!r}")
@@ -93,12 +97,16 @@ class TableOptions:
             )
 
     def to_record(self) -> Record:
-        return {
+        """Return the catalog's record; it has no tombstone_ms for the default."""
+        record = {
             "history_ms": _whole_ms(self.history_retention),
             "log_ms": _whole_ms(self.log_retention),
             "compact_segments": self.compact_segments,
             "max_segments": self.max_segments,
         }
+        if self.tombstone_retention != TOMBSTONE_RETENTION:
+            record["tombstone_ms"] = _whole_ms(self.tombstone_retention)
+        return record
 
     @classmethod
     @checked
@@ -108,6 +116,7 @@ class TableOptions:
             timedelta(milliseconds=record["log_ms"]),
             record["compact_segments"],
             record["max_segments"],
+            timedelta(milliseconds=record["tombstone_ms"]) if "tombstone_ms" in record else TOMBSTONE_RETENTION,
         )
 
 

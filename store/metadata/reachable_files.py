@@ -7,6 +7,7 @@ from typing import Any
 
 from epochlog.store.catalog.keys import (
     COMPACT_PREFIX,
+    KEPT_PREFIX,
     LOG_PREFIX,
     MADE_PREFIX,
     RUNS_PREFIX,
@@ -22,22 +23,25 @@ from .version import LogEntry, runs_from_record
 
 def files_of(view: ReadTxn, table_id: int) -> dict[str, int]:
     """Return the paths and bytes of all files of a table: its log, its runs, the finished pieces of a running
-    compaction, and staged segments.
+    compaction, staged segments and kept deletes.
     """
-    log, compact, staged = (table_prefix(prefix, table_id) for prefix in (LOG_PREFIX, COMPACT_PREFIX, MADE_PREFIX))
-    return dict(_scan_files(view, log, runs_key(table_id), compact, staged))
+    prefixes = (LOG_PREFIX, COMPACT_PREFIX, MADE_PREFIX, KEPT_PREFIX)
+    log, compact, staged, kept = (table_prefix(prefix, table_id) for prefix in prefixes)
+    return dict(_scan_files(view, log, runs_key(table_id), compact, staged, kept))
 
 
 def all_files(view: ReadTxn) -> dict[str, int]:
     """Return the paths and bytes of all files of the store, including those of staged exchanges. It reads the records
     that name files, so a table whose definition was lost keeps its files.
     """
-    files = dict(_scan_files(view, LOG_PREFIX, RUNS_PREFIX, COMPACT_PREFIX, MADE_PREFIX))
+    files = dict(_scan_files(view, LOG_PREFIX, RUNS_PREFIX, COMPACT_PREFIX, MADE_PREFIX, KEPT_PREFIX))
     files.update(exchange_files(view))
     return files
 
 
-def _scan_files(view: ReadTxn, log: bytes, runs: bytes, compact: bytes, staged: bytes) -> Iterator[tuple[str, int]]:
+def _scan_files(
+    view: ReadTxn, log: bytes, runs: bytes, compact: bytes, staged: bytes, kept: bytes
+) -> Iterator[tuple[str, int]]:
     for _, record in scan_prefix(view, log):
         yield from ((file.path, file.bytes) for file in LogEntry.from_record(record).files)
     for _, record in scan_prefix(view, runs):
@@ -47,6 +51,8 @@ def _scan_files(view: ReadTxn, log: bytes, runs: bytes, compact: bytes, staged: 
         yield from ((part.path, part.bytes) for part in _run_files_of_piece(record))
     for _, record in scan_prefix(view, staged):
         yield from ((segment["path"], segment["bytes"]) for segment in record["segments"])
+    for _, record in scan_prefix(view, kept):
+        yield from ((file["file"]["path"], file["file"]["bytes"]) for file in record["files"])
 
 
 def _run_files_of_piece(record: dict[str, Any]) -> Iterator[RunFile]:

@@ -17,6 +17,8 @@ def table_differences(table: TableDef, schema: TableSchema, settings: Settings) 
     differences = _column_differences(table.schema.schema, schema.schema)
     if table.schema.primary_key != schema.primary_key:
         differences.append(f"its primary key is {list(table.schema.primary_key)}, not {list(schema.primary_key)}")
+    if table.schema.sequence_by != schema.sequence_by:
+        differences.append(f"its sequence_by is {table.schema.sequence_by!r}, not {schema.sequence_by!r}")
     for setting in ("changelog", "drop_unchanged"):
         actual, expected = getattr(table, setting), getattr(settings, setting)
         if expected is not None and actual != expected:

@@ -27,6 +27,7 @@ from epochlog.store.catalog.keys import (
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions
+from epochlog.store.metadata.kept_deletes import forget_kept, forgettable
 from epochlog.store.metadata.lookups import get_runs, get_table, get_version, jobs_of
 from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import (
@@ -91,7 +92,8 @@ class Released:
     """Everything that one transaction releases: the table's version after it, its runs if they change, log entries to
     delete with their files, history files, and the epochs of commits to forget.
 
-    parked: jobs that still needed some of it. more: another transaction has more to release.
+    kept: keys of records of kept deletes to forget. parked: jobs that still needed some of it. more: another
+    transaction has more to release.
     """
 
     version: TableVersion
@@ -99,6 +101,7 @@ class Released:
     entries: tuple[LogEntry, ...] = ()
     parts: tuple[RunFile, ...] = ()
     commits: tuple[int, ...] = ()
+    kept: tuple[bytes, ...] = ()
     parked: tuple[StalledJob, ...] = ()
     more: bool = False
 
@@ -182,6 +185,9 @@ def plan_release(handle: Handle, view: ReadTxn, table: TableDef) -> Released | N
     released = truncated(view, table.id, apply_safe_epoch(before, allowed.states, allowed.single), mark)
     released = _release_history(view, table.id, replace(released, parked=parked), handle.catalog.now_ms())
     released = _forget_commits(view, table, jobs, released, allowed.commits)
+    if table.schema.sequence_by is not None:
+        kept = forgettable(view, table.id, released.version.safe_epoch, BATCH)
+        released = replace(released, kept=tuple(kept), more=released.more or len(kept) == BATCH)
     return released if released != Released(before) else None
 
 
@@ -216,6 +222,8 @@ def _write_release(tx: Txn, table_id: int, released: Released, now_ms: int) -> N
     for epoch in released.commits:
         tx.delete(hist_key(table_id, epoch))
     mark_unreachable(tx, table_id, [(file.path, file.bytes) for file in _released_files(released)], now_ms)
+    if released.kept:
+        forget_kept(tx, table_id, released.kept, now_ms)
     move_counters(tx, Counters.read(tx))
 
 

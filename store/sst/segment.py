@@ -94,13 +94,14 @@ def write_segment(
     codec: KeyCodec,
     rows: Rows,
     label: int | None = None,
+    extra: Sequence[str] = (),
 ) -> Segment:
     """Write rows (at least one, with all of the table's columns) as a new file, durable on return.
 
-    Raises WriteFailed, or FileExistsError if the path exists.
+    extra: int64 columns of the rows beside the table's. Raises WriteFailed, or FileExistsError if the path exists.
     """
     assert len(rows), "a segment must have rows"
-    table = file_table(schema, codec, rows)
+    table = file_table(schema, codec, rows, extra)
     if table.nbytes < 1 << 31:  # else a column may not fit in one array
         table = table.combine_chunks()
     batches = table.to_batches(max_chunksize=LARGE_BATCH_ROWS if len(rows) > LARGE_ROWS else BATCH_ROWS)

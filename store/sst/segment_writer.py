@@ -5,10 +5,11 @@ A segment is durable when it is sealed, and visible when it is committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from epochlog.errors import WriteFailed
@@ -20,6 +21,7 @@ from epochlog.store.types.schema import TableSchema
 
 from .merge import Rows, newest_wins, sorted_unique
 from .segment import Segment, write_segment
+from .sequence import greatest_wins
 
 FLUSH_ROWS = 1 << 20
 FLUSH_BYTES = 256 << 20
@@ -37,7 +39,8 @@ class WriteTarget:
 
 
 class SegmentWriter:
-    """Collector of upserts and deletes of one table. Of rows with equal keys the later call, then the later row, wins.
+    """Collector of upserts and deletes of one table. Of rows with equal keys the later call, then the later row, wins;
+    in a table with a sequence the greatest sequence does, at a tie a delete, then the later row.
 
     Memory is bounded: the pending rows become a segment file at FLUSH_ROWS rows or FLUSH_BYTES bytes. After a failed
     write every call but `discard` raises WriteFailed, because the pending rows may be in no file.
@@ -62,8 +65,10 @@ class SegmentWriter:
         self._add(self._target.schema.conform(data), deleted=False)
 
     def delete(self, keys: object) -> None:
-        """Add keys to delete (exactly the primary-key columns). Keys without a row are accepted."""
-        key_table = self._target.schema.conform_keys(keys)
+        """Add keys to delete: exactly the primary-key columns, and the sequence if the table has one. Keys without a
+        row are accepted.
+        """
+        key_table = self._target.schema.conform_deletes(keys)
         columns = [
             key_table.column(field.name)
             if field.name in key_table.column_names
@@ -88,11 +93,23 @@ class SegmentWriter:
         self._require_usable()
         if not table.num_rows:
             return
-        self._pending.append(sorted_unique(self._codec.encode(table), table, deleted=deleted))
+        keys = self._codec.encode(table)
+        if self._sequenced:
+            rows = self._merged([Rows(keys, table, np.ones(len(keys), np.bool_) if deleted else None)])
+        else:
+            rows = sorted_unique(keys, table, deleted=deleted)
+        self._pending.append(rows)
         self._rows += table.num_rows
         self._bytes += table.nbytes
         if self._rows >= FLUSH_ROWS or self._bytes >= FLUSH_BYTES:
             self._flush(None)
+
+    @property
+    def _sequenced(self) -> bool:
+        return self._target.schema.sequence_by is not None
+
+    def _merged(self, pending: Sequence[Rows]) -> Rows:
+        return greatest_wins(pending, self._target.schema) if self._sequenced else newest_wins(pending)
 
     def _require_usable(self) -> None:
         if self._failed:
@@ -104,7 +121,7 @@ class SegmentWriter:
     def _flush(self, label: int | None) -> None:
         self._require_usable()
         if self._pending:
-            rows = self._pending[0] if len(self._pending) == 1 else newest_wins(self._pending)
+            rows = self._pending[0] if len(self._pending) == 1 else self._merged(self._pending)
             target = self._target
             path = f"{target.folder}/{file_name(target.intent, SEGMENT_ENDING)}"
             self._failed = True

@@ -38,11 +38,11 @@ def check_name(kind: str, name: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """Name, columns and primary key of a table. Immutable, picklable, validated by the constructor.
+    """Name, columns, primary key and sequence column of a table. Immutable, picklable, validated by the constructor.
 
-    The stored schema may differ from the argument in three ways: key columns are not nullable; dictionary and view
-    types are replaced by the plain type of their values, at any depth (a dictionary's index type would limit the values
-    of later commits, and Arrow has no kernels for views); schema metadata is dropped.
+    The stored schema may differ from the argument in three ways: the columns of the key and the sequence are not
+    nullable; dictionary and view types are replaced by the plain type of their values, at any depth (a dictionary's
+    index type would limit the values of later commits, and Arrow has no kernels for views); schema metadata is dropped.
 
     Raises InvalidName, InvalidSchema or LimitExceeded, naming table and column.
     """
@@ -50,6 +50,7 @@ class TableSchema:
     name: str
     schema: pa.Schema
     primary_key: tuple[str, ...]
+    sequence_by: str | None = None
 
     def __post_init__(self) -> None:
         check_name("table", self.name)
@@ -59,13 +60,22 @@ class TableSchema:
             )
         key = _validate_key(self.name, self.schema, self.primary_key)
         _check_columns(self.name, self.schema, key)
+        required = key
+        if self.sequence_by is not None:
+            _check_sequence(self.name, self.schema, key, self.sequence_by)
+            required = (*key, self.sequence_by)
         object.__setattr__(self, "primary_key", key)
-        object.__setattr__(self, "schema", _stored_schema(self.schema, key))
+        object.__setattr__(self, "schema", _stored_schema(self.schema, required))
 
     @property
     def key_schema(self) -> pa.Schema:
         """Return the schema of the primary-key columns alone, in the key's order."""
         return pa.schema([self.schema.field(column) for column in self.primary_key])
+
+    @property
+    def delete_columns(self) -> tuple[str, ...]:
+        """Return the columns of a delete: the key's, then the sequence."""
+        return self.primary_key if self.sequence_by is None else (*self.primary_key, self.sequence_by)
 
     def conform(self, data: object) -> pa.Table:
         """Convert Arrow-shaped `data` to a table of exactly this schema. Columns get its order, rows keep theirs.
@@ -79,10 +89,16 @@ class TableSchema:
         """Convert data with exactly the primary-key columns. The result has them in the key's order."""
         return conform_table(self.name, data, self.key_schema, self.primary_key, role="keys")
 
-    def to_bytes(self, format: int = 1) -> bytes:
-        """Encode the schema for catalog records: msgpack of the name, the IPC schema message and the key.
+    def conform_deletes(self, data: object) -> pa.Table:
+        """Convert keys to delete: exactly the columns of the key and, if the table has one, of the sequence."""
+        target = pa.schema([self.schema.field(column) for column in self.delete_columns])
+        return conform_table(self.name, data, target, self.primary_key, role="keys")
 
-        format: of the table's record. Versions that do not know it refuse the table with UnsupportedFormat.
+    def to_bytes(self, format: int = 1) -> bytes:
+        """Encode the schema for catalog records: msgpack of the name, the IPC schema message, key and sequence.
+
+        format: of the table's record; a sequence makes it 2. Versions that do not know it refuse the table with
+        UnsupportedFormat.
         """
         record = {
             "format": format,
@@ -90,6 +106,8 @@ class TableSchema:
             "schema": self.schema.serialize().to_pybytes(),
             "primary_key": list(self.primary_key),
         }
+        if self.sequence_by is not None:  # a version that would not compare sequences must refuse the table
+            record |= {"format": max(format, 2), "sequence_by": self.sequence_by}
         packed = msgpack.packb(record)
         assert isinstance(packed, bytes)
         return packed
@@ -100,7 +118,7 @@ class TableSchema:
         if record["format"] > _FORMAT:
             raise UnsupportedFormat(f"a table has format {record['format']}, newer than {_FORMAT}: upgrade epochlog")
         schema = pa.ipc.read_schema(pa.py_buffer(record["schema"]))
-        return cls(record["name"], schema, tuple(record["primary_key"]))
+        return cls(record["name"], schema, tuple(record["primary_key"]), record.get("sequence_by"))
 
 
 def _type_name(value: object) -> str:
@@ -120,6 +138,20 @@ def _validate_key(table: str, schema: pa.Schema, primary_key: object) -> tuple[s
         if primary_key.count(column) > 1:
             raise InvalidSchema(f"table {table}: primary-key column {column!r} is named twice")
     return tuple(primary_key)
+
+
+def _check_sequence(table: str, schema: pa.Schema, key: tuple[str, ...], column: object) -> None:
+    if not isinstance(column, str) or column not in schema.names:
+        raise InvalidSchema(f"table {table}: sequence_by must name one column of the schema, not {column!r}")
+    if column in key:
+        raise InvalidSchema(
+            f"table {table}, column {column!r}: the sequence orders the changes of a key and is no part of it"
+        )
+    if not is_key_type(stored_type(schema.field(column).type)):
+        raise InvalidSchema(
+            f"table {table}, column {column!r}: type {schema.field(column).type} has no order; a sequence has a type "
+            "that a primary key may have"
+        )
 
 
 def _check_columns(table: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
@@ -148,9 +180,9 @@ def _check_columns(table: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
             )
 
 
-def _stored_schema(schema: pa.Schema, key: tuple[str, ...]) -> pa.Schema:
+def _stored_schema(schema: pa.Schema, required: tuple[str, ...]) -> pa.Schema:
     def stored(field: pa.Field) -> pa.Field:
         field = field.with_type(stored_type(field.type))
-        return field.with_nullable(False) if field.name in key else field
+        return field.with_nullable(False) if field.name in required else field
 
     return pa.schema([stored(field) for field in schema])

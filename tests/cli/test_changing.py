@@ -146,7 +146,7 @@ def test_alter_of_nothing_names_what_can_be_altered(run, lake) -> None:
     done = run("alter", lake.root, "job", "daily")
     assert "alter: name an option to change: --interval, --max-lag\n" in done.err, done.err
     done = run("alter", lake.root, "table", "orders")
-    assert "name an option to change: --history-retention, --log-retention, --compact-segments" in done.err
+    assert "name an option to change: --history-retention, --log-retention, --tombstone-retention, --comp" in done.err
     assert "--changelog, --drop-unchanged\n" in done.err
 
 

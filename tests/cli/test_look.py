@@ -70,7 +70,7 @@ def test_describe_as_json(run, lake) -> None:
     assert (log["entries"], log["segments"], log["rows"], log["deletes"]) == (3, 3, 5, 1)
     assert (log["first_epoch"], log["last_epoch"]) == (lake.epochs["first"], lake.epochs["delete"])
     assert facts["run_list"] == [] and log["unfolded_segments"] == 3
-    assert facts["retention"] == {"history_s": 3600.0, "log_s": 86400.0}
+    assert facts["retention"] == {"history_s": 3600.0, "log_s": 86400.0, "tombstone_s": None}
     assert (facts["changelog"], facts["full_since"], facts["drop_unchanged"]) == ("upsert", None, None)
     assert (facts["compact_segments"], facts["max_segments"]) == (8, 64)
     view = json.loads(run("describe", lake.root, "revenue", "--json").out)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 import epochlog as el
+from faults.cdc_table import CDC, check_cdc
 from faults.jobs import SCHEMA, check_jobs
 
 APPLICATION = "story"
@@ -136,7 +137,7 @@ class Ledger:
         """AssertionError, or the library's own error, where the store is not what it must be."""
         report = store.verify()
         assert report.ok, report.problems
-        names = {info.name for info in store.tables() if info.job is None}
+        names = {info.name for info in store.tables() if info.job is None and info.name != CDC}
         assert self.tables <= names <= self.tables | self.maybe_tables, (names, self.tables)
         landed = self._landed(store, names)
         due = {n: epoch for n, epoch in self.epochs.items() if names & set(self.commits[n].tables)}
@@ -154,6 +155,7 @@ class Ledger:
         consumers = {info.position for info in store.consumers()} or {None}
         assert consumers <= {self.acknowledged, self.acknowledging}, (consumers, self.acknowledged)
         check_jobs(store)
+        check_cdc(store)
 
     def _landed(self, store: el.Store, names: set[str]) -> dict[int, int]:
         """The epochs of the commits that are there, each in all of its tables."""

@@ -12,6 +12,7 @@ from typing import Any
 import epochlog as el
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.env.paths import file_name
+from faults.cdc_table import resume_cdc, run_cdc
 from faults.jobs import resume_jobs, run_jobs
 from faults.ledger import APPLICATION, SCHEMA, Group, Ledger, LedgerCommit, keys, rows
 
@@ -151,6 +152,7 @@ def run_workload(
         logged.make("d", log_retention=timedelta(0))
         logged.commit({"d": [{1: 10, 2: 10}]})
         run_jobs(store, logged.commit, attempt)
+        run_cdc(store, attempt)
         logged.clear_away()
 
 
@@ -167,6 +169,7 @@ def resume_workload(root: Path, ledger: Ledger, clock: Clock | None = None, dura
         logged.commit({"a": [{7: 1, 8: None, 200: 1}]})
         logged.consume("a")
         resume_jobs(store)
+        resume_cdc(store)
         store.compact("a", full=True)
         logged.clear_away()
 
