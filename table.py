@@ -146,6 +146,19 @@ class Table(OneProcess):
         """
         return self._commit(lambda writer: writer.upsert(data), "upsert", txn, epoch)
 
+    def update(
+        self, data: object, *, ignore_nulls: bool = False, txn: TxnPair | None = None, epoch: int | None = None
+    ) -> int:
+        """Change some columns of rows, in one commit; return its epoch. A key without a row gets one, with null in the
+        other columns.
+
+        data: as for `upsert`, with the key columns and some others. The rows are merged with those of the newest
+        commit, so two updates of different columns of a row both count. ignore_nulls: a null leaves the value as it is.
+        Raises SchemaMismatch, also if a new row would have a null in a column that has none; NotWritable,
+        TableFinished; and InvalidInput for a table with a sequence.
+        """
+        return self._commit(lambda writer: writer.update(data, ignore_nulls=ignore_nulls), "update", txn, epoch)
+
     def delete(self, keys: object, *, txn: TxnPair | None = None, epoch: int | None = None) -> int:
         """Delete rows by primary key, in one commit; return its epoch. Unknown keys are ignored.
 
@@ -333,6 +346,9 @@ class TableWriter(OneProcess):
 
     def upsert(self, data: object) -> None:
         self._writer.upsert(data)
+
+    def update(self, data: object, *, ignore_nulls: bool = False) -> None:
+        self._writer.update(data, ignore_nulls=ignore_nulls)
 
     def delete(self, keys: object) -> None:
         self._writer.delete(keys)

@@ -42,6 +42,9 @@ class Transaction(OneProcess):
     def upsert(self, table: str, data: object) -> None:
         self._writer(table).upsert(data)
 
+    def update(self, table: str, data: object, *, ignore_nulls: bool = False) -> None:
+        self._writer(table).update(data, ignore_nulls=ignore_nulls)
+
     def delete(self, table: str, keys: object) -> None:
         self._writer(table).delete(keys)
 

@@ -118,14 +118,15 @@ class Pool:
         self._tables = [table for table in tables if table.num_rows] or list(tables[:1])
         self._columns: dict[str, pa.Array] = {}
 
-    def taken(self, name: str, positions: np.ndarray) -> pa.Array:
-        """Return a column's values at the positions."""
+    def taken(self, name: str, positions: np.ndarray | pa.Array) -> pa.Array:
+        """Return a column's values at the positions; null at null."""
         if name not in self._columns:
             chunks = [chunk for table in self._tables for chunk in table.column(name).chunks]
             self._columns[name] = (
                 chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks) if chunks else self._empty_column(name)
             )
-        return pc.take(self._columns[name], pa.array(positions), boundscheck=False)
+        at = positions if isinstance(positions, pa.Array) else pa.array(positions)
+        return pc.take(self._columns[name], at, boundscheck=False)
 
     def schema(self, names: Sequence[str]) -> pa.Schema:
         """Return the schema of change rows with these columns, all nullable."""

@@ -38,6 +38,7 @@ class TableEdit:
     table with a sequence: "compare" lets a change take effect only over smaller sequences; "replace" compares the
     changes of the commit among themselves only; "given" takes them as they are, and the kept deletes of the epoch
     `base_deletes`. verdict: the decision by sequence, without which the first two cannot be committed.
+    merged: segments of whole rows that were made of segments of updates.
     """
 
     table_id: int
@@ -52,6 +53,7 @@ class TableEdit:
     sequence: Literal["compare", "replace", "given"] = "compare"
     verdict: Verdict | None = None
     base_deletes: int | None = None
+    merged: tuple[Segment, ...] = ()
 
     @property
     def written(self) -> list[Segment]:
@@ -65,7 +67,12 @@ class TableEdit:
         """Return the files that were written while the edit was prepared."""
         images = [file for files in self.images or () for file in files]
         deletes = () if self.verdict is None else self.verdict.deletes
-        return [*images, *deletes, *(replacement for _, replacement in self.rewrites if replacement is not None)]
+        return [
+            *images,
+            *deletes,
+            *self.merged,
+            *(replacement for _, replacement in self.rewrites if replacement is not None),
+        ]
 
 
 class CommitConflict(EpochlogError):
@@ -166,6 +173,8 @@ def append_entry(
             f"table {table.name!r} has a newer commit at {show_epoch(before.max_committed_epoch)} than "
             f"{show_epoch(edit.base)}, on which this one is based; retry"
         )
+    if any(segment.updates is not None for segment in edit.segments):
+        raise Unprepared(f"updates of table {table.name!r} were not merged with its rows")
     if table.schema.sequence_by is not None:
         _put_kept_deletes(tx, table, edit, epoch)
     if table.changelog == "full" and edit.segments and edit.images is None:

@@ -66,6 +66,8 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
     """Commit all outputs of a job at its barrier; a repeated commit of the barrier by this runner is a no-op."""
     for edit in edits:
         check_segments(handle, edit)
+        if any(segment.updates is not None for segment in edit.segments):
+            raise InvalidInput(f"table {edit.name!r} is the output of a job, which writes whole rows, no updates")
     job = handle.catalog.read(lambda view: get_job(view, commit.job_id, commit.name))
     check_incarnation(job, commit.incarnation)
     if job.position == commit.curr:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from epochlog.errors import SegmentUnknown
+from epochlog.errors import InvalidInput, SegmentUnknown
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.pre_images import patched_images, write_images
 from epochlog.store.env.paths import SEGMENT_ENDING, file_name, intent_of
@@ -30,6 +30,7 @@ from epochlog.store.types.epoch import from_unix_ms, show_epoch
 from epochlog.store.types.key_codec import KeyCodec
 
 from .edits import CommitConflict, TableEdit, check_unused, log_epochs
+from .merged_updates import UpdateMerge
 from .unchanged_rows import rewrite_segment, without_unchanged
 from .verdict import Judge, Verdict, distinct_keys
 
@@ -104,12 +105,15 @@ def _root_edit(
     if not edit.segments:
         return edit
     decided = edit
-    if state.table.schema.sequence_by is not None and edit.sequence != "given":
+    if any(segment.updates is not None for segment in edit.segments):
+        decided = _merged(handle, state, edit, tried, log_epochs(edits, edit, epoch))
+    elif state.table.schema.sequence_by is not None and edit.sequence != "given":
         decided = _decided(handle, state, edit, tried, log_epochs(edits, edit, epoch))
     try:
         if state.table.changelog == "full" and decided.segments:
             epochs = log_epochs(edits, decided, epoch)
-            if tried.images is None or state.since is None or tried.segments != decided.segments:
+            unchanged = tried.segments == decided.segments or (tried.merged and decided.merged)
+            if tried.images is None or state.since is None or not unchanged:
                 return _with_pre_images(handle, state.table, decided, before, epochs)
             intent = _write_intent(handle, decided, epochs[0][0])
             images = patched_images(handle, state.table, before, state.since, epochs, tried.images, intent)
@@ -191,6 +195,42 @@ def _decided(
     )
 
 
+def _merged(
+    handle: Handle, state: _State, edit: TableEdit, tried: TableEdit, epochs: Sequence[Sequence[Segment]]
+) -> TableEdit:
+    """Return the edit with whole rows in place of updates of some columns, which are merged with the newest rows."""
+    if edit.sequence == "replace" or state.table.schema.sequence_by is not None:
+        why = "an overwrite" if edit.sequence == "replace" else "a table with a sequence"
+        raise InvalidInput(f"table {state.table.name!r}: {why} takes whole rows, no updates of some columns")
+    intent = _write_intent(handle, edit, edit.segments[0])
+
+    def new_path() -> str:
+        return f"{handle.table_folder(edit.table_id)}/{file_name(intent, SEGMENT_ENDING)}"
+
+    merge = UpdateMerge(handle.files, edit.table_id, state.before, new_path)
+    earlier: tuple[Segment, ...] = ()
+    touched = None
+    if tried.merged and state.since is not None:
+        earlier, touched = tried.merged, _keys_of(handle, state, state.since)
+    merged = merge.merge(epochs, touched)
+    labels = {segment.path: segment.label for segment in edit.segments}  # those of `epochs` are not final
+    new = tuple(
+        segment.labelled(labels[epoch[0].path])
+        for epoch, segments in zip(epochs, merged, strict=True)
+        for segment in segments
+    )
+    originals = [segment for epoch in epochs if any(part.updates is not None for part in epoch) for segment in epoch]
+    paths = {segment.path for segment in originals}
+    kept = [segment for segment in edit.segments if segment.path not in paths]
+    return replace(
+        edit,
+        segments=(*kept, *earlier, *new),
+        merged=(*earlier, *new),
+        rewrites=tuple((segment, None) for segment in edit.segments if segment.path in paths),
+        base=state.before.epoch,
+    )
+
+
 def _continues(earlier: Verdict, state: _State) -> bool:
     """Return True unless kept deletes of an earlier verdict have expired, or were merged or replaced by a restore."""
     present = {file.segment.path for file in state.kept}
@@ -199,9 +239,14 @@ def _continues(earlier: Verdict, state: _State) -> bool:
 
 def _touched_since(handle: Handle, state: _State, earlier: Verdict, since: Sequence[Segment]) -> pa.Array:
     """Return the encoded keys, sorted, whose row or kept delete has changed since an earlier verdict."""
-    schema, known = state.table.schema, {file.segment.path for file in earlier.kept}
+    known = {file.segment.path for file in earlier.kept}
+    return _keys_of(handle, state, [*since, *(file.segment for file in state.kept if file.segment.path not in known)])
+
+
+def _keys_of(handle: Handle, state: _State, files: Sequence[Segment]) -> pa.Array:
+    """Return the encoded keys of these files, sorted, each once."""
+    schema = state.table.schema
     codec = KeyCodec(schema.schema, schema.primary_key)
-    files = [*since, *(file.segment for file in state.kept if file.segment.path not in known)]
     keys = [SegmentReader(handle.files, file, schema, codec).read(()).keys for file in files]
     return distinct_keys(keys, codec)
 

@@ -69,6 +69,30 @@ def newest_wins(rows: Sequence[Rows]) -> Rows:
     return sorted_unique(keys, _concat([source.data for source in rows]), marks)
 
 
+def merged_values(sources: Sequence[Rows]) -> Rows:
+    """Merge the rows of each key, in order of arrival: of each column the last value that is not null. The rows of the
+    sources may be unsorted and repeat keys; there is no tombstone among them.
+    """
+    keys = pa.concat_arrays([rows.keys for rows in sources])
+    data = pa.concat_tables([rows.data for rows in sources]).combine_chunks()
+    order = sort_indices(keys)
+    ordered = keys.take(pa.array(order))
+    last = last_of_each(ordered)
+    if not len(order):
+        return Rows(keys, data)
+    starts = np.flatnonzero(np.append(True, last[:-1]))
+    columns: list[pa.Array] = []
+    for column in data.columns:
+        if not column.null_count:
+            columns.append(pc.take(column, pa.array(order[last])))
+            continue
+        valid = column.is_valid().to_numpy()[order]
+        newest = np.maximum.reduceat(np.where(valid, np.arange(len(order)), -1), starts)
+        positions = pa.array(order[np.maximum(newest, 0)], mask=newest < 0)
+        columns.append(pc.take(column, positions))
+    return Rows(ordered.filter(pa.array(last)), pa.Table.from_arrays(columns, schema=data.schema))
+
+
 def merge(base: Rows, delta: Rows, keep_tombstones: bool = False) -> Rows:
     """Put `delta` on top of `base`: rows of `delta` win. Without `keep_tombstones`, drop tombstones and the rows that
     they delete.

@@ -57,7 +57,9 @@ class Segment:
 
     path: relative to the store's root. rows: includes tombstones (deletes). bytes, crc32: of the whole file. key_min,
     key_max, blocks (the first key of each record batch): encoded keys. label: the epoch at which a root writer sealed
-    it, or None. sizes: bytes of each block in memory, in the columns of varying width.
+    it, or None. sizes: bytes of each block in memory, in the columns of varying width. updates: of a segment of
+    updates, which a commit merges with the table's rows, the columns that it has beside the key; None for whole rows.
+    ignore_nulls: a null in an update leaves the value as it is.
     """
 
     path: str
@@ -72,18 +74,24 @@ class Segment:
     label: int | None = None
     blocks: tuple[Key, ...] = ()
     sizes: Sizes = field(default_factory=dict)
+    updates: tuple[str, ...] | None = None
+    ignore_nulls: bool = False
 
     def labelled(self, label: int | None) -> Segment:
         return replace(self, label=label)
 
     def to_record(self) -> dict[str, Any]:
-        """Return plain values for msgpack."""
-        return asdict(self)
+        """Return plain values for msgpack; only a segment of updates, which no commit has, has the last two fields."""
+        record = asdict(self)
+        if self.updates is None:
+            del record["updates"], record["ignore_nulls"]
+        return record
 
     @classmethod
     @checked
     def from_record(cls, record: dict[str, Any]) -> Segment:
-        return cls(**{**record, "path": inside_root(record["path"]), **block_fields(record)})
+        updates = tuple(record["updates"]) if record.get("updates") is not None else None
+        return cls(**{**record, "path": inside_root(record["path"]), **block_fields(record), "updates": updates})
 
 
 def write_segment(

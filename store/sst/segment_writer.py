@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from epochlog.store.env.paths import SEGMENT_ENDING, file_name
 from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.schema import TableSchema
 
-from .merge import Rows, newest_wins, sorted_unique
+from .merge import Rows, merged_values, newest_wins, sorted_unique
 from .segment import Segment, write_segment
 from .sequence import greatest_wins
 
@@ -38,6 +38,14 @@ class WriteTarget:
     intent: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """Kind of updates: the columns beside the key, and True for `ignore_nulls` if a null leaves the value as it is."""
+
+    columns: tuple[str, ...]
+    ignore_nulls: bool
+
+
 class SegmentWriter:
     """Collector of upserts and deletes of one table. Of rows with equal keys the later call, then the later row, wins;
     in a table with a sequence the greatest sequence does, at a tie a delete, then the later row.
@@ -54,6 +62,7 @@ class SegmentWriter:
         self._bytes = 0
         self._flushed: list[Segment] = []
         self._failed = False
+        self._update: _Update | None = None  # the kind of all pending rows
 
     @property
     def empty(self) -> bool:
@@ -78,6 +87,16 @@ class SegmentWriter:
         fields = [field.with_nullable(field.name not in key_table.column_names) for field in self._target.schema.schema]
         self._add(pa.table(columns, schema=pa.schema(fields)), deleted=True)
 
+    def update(self, data: object, *, ignore_nulls: bool = False) -> None:
+        """Add updates: rows with the key columns and some others, which the commit merges with the table's rows.
+
+        ignore_nulls: a null leaves the value as it is. SchemaMismatch names a misfit; InvalidInput for a table with a
+        sequence.
+        """
+        table = self._target.schema.conform_update(data, ignore_nulls=ignore_nulls)
+        columns = tuple(name for name in table.column_names if name not in self._target.schema.primary_key)
+        self._add(table, deleted=False, update=_Update(columns, ignore_nulls))
+
     def finish(self, label: int | None = None) -> list[Segment]:
         """Write the pending rows and return all segments since the last `finish`, oldest first: later segments win."""
         self._flush(label)
@@ -89,12 +108,19 @@ class SegmentWriter:
         remove_segments(self._target.files, self._flushed)
         self._pending, self._flushed, self._rows, self._bytes, self._failed = [], [], 0, 0, False
 
-    def _add(self, table: pa.Table, *, deleted: bool) -> None:
+    def _add(self, table: pa.Table, *, deleted: bool, update: _Update | None = None) -> None:
         self._require_usable()
         if not table.num_rows:
             return
+        if (
+            self._pending and update != self._update
+        ):  # rows of one kind make a segment; the commit merges in their order
+            self._flush(None)
+        self._update = update
         keys = self._codec.encode(table)
-        if self._sequenced:
+        if update is not None and update.ignore_nulls:
+            rows = merged_values([Rows(keys, table)])
+        elif self._sequenced:
             rows = self._merged([Rows(keys, table, np.ones(len(keys), np.bool_) if deleted else None)])
         else:
             rows = sorted_unique(keys, table, deleted=deleted)
@@ -109,6 +135,8 @@ class SegmentWriter:
         return self._target.schema.sequence_by is not None
 
     def _merged(self, pending: Sequence[Rows]) -> Rows:
+        if self._update is not None and self._update.ignore_nulls:
+            return merged_values(pending)
         return greatest_wins(pending, self._target.schema) if self._sequenced else newest_wins(pending)
 
     def _require_usable(self) -> None:
@@ -122,10 +150,14 @@ class SegmentWriter:
         self._require_usable()
         if self._pending:
             rows = self._pending[0] if len(self._pending) == 1 else self._merged(self._pending)
-            target = self._target
+            target, update = self._target, self._update
+            schema = target.schema if update is None else target.schema.of_update(update.columns)
             path = f"{target.folder}/{file_name(target.intent, SEGMENT_ENDING)}"
             self._failed = True
-            self._flushed.append(write_segment(target.files, path, target.table_id, target.schema, self._codec, rows))
+            segment = write_segment(target.files, path, target.table_id, schema, self._codec, rows)
+            if update is not None:
+                segment = replace(segment, updates=update.columns, ignore_nulls=update.ignore_nulls)
+            self._flushed.append(segment)
             self._failed = False
             hit("segment:written")
             self._pending, self._rows, self._bytes = [], 0, 0

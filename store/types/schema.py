@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
 import msgpack
 import pyarrow as pa
 
-from epochlog.errors import InvalidName, InvalidSchema, LimitExceeded, UnsupportedFormat
+from epochlog.errors import InvalidInput, InvalidName, InvalidSchema, LimitExceeded, UnsupportedFormat
 
-from .coerce import conform_table
+from .coerce import as_table, conform_table
 from .column_types import is_key_type, refusal, stored_type
 
 MAX_COLUMNS = 2_000
@@ -93,6 +94,33 @@ class TableSchema:
         """Convert keys to delete: exactly the columns of the key and, if the table has one, of the sequence."""
         target = pa.schema([self.schema.field(column) for column in self.delete_columns])
         return conform_table(self.name, data, target, self.primary_key, role="keys")
+
+    def conform_update(self, data: object, *, ignore_nulls: bool = False) -> pa.Table:
+        """Convert rows of an update: the key columns and some others, in the table's order. ignore_nulls: a null leaves
+        a value as it is, so columns that are not null may have nulls.
+
+        Raises InvalidInput for a table with a sequence.
+        """
+        if self.sequence_by is not None:
+            raise InvalidInput(
+                f"table {self.name}: a table with a sequence takes no updates of some columns, because a late one "
+                "could not be told from one in time; upsert whole rows, or keep these columns in a table of their own"
+            )
+        rows = as_table(self.name, data, self.schema)
+        names = {*self.primary_key, *rows.column_names}
+        fields = [field for field in self.schema if field.name in names]
+        if ignore_nulls:
+            fields = [field.with_nullable(field.name not in self.primary_key) for field in fields]
+        return conform_table(self.name, rows, pa.schema(fields), self.primary_key)
+
+    def of_update(self, columns: Sequence[str]) -> TableSchema:
+        """Return the schema of a segment of updates: the key columns and these, nullable ones."""
+        fields = [
+            field if field.name in self.primary_key else field.with_nullable(True)
+            for field in self.schema
+            if field.name in self.primary_key or field.name in columns
+        ]
+        return TableSchema(self.name, pa.schema(fields), self.primary_key)
 
     def to_bytes(self, format: int = 1) -> bytes:
         """Encode the schema for catalog records: msgpack of the name, the IPC schema message, key and sequence.
