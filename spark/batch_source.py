@@ -13,7 +13,6 @@ from pyspark.sql.types import StructType
 
 from epochlog.batch.policy import Aligned, AsOf, Exact, Global, Policy, choose_epochs
 from epochlog.batch.policy_registry import resolve_policy
-from epochlog.batch.predicate import parse_predicate
 from epochlog.batch.waiting import until_chosen
 from epochlog.errors import InvalidInput, SchemaMismatch
 from epochlog.store.catalog.keys import hold_key
@@ -29,6 +28,7 @@ from epochlog.store.metadata.lookups import find_table, get_table, get_version
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, require_complete
 from epochlog.store.session.handle import Handle
+from epochlog.store.types.predicate import parse_predicate
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 

@@ -17,6 +17,7 @@ from epochlog.errors import SchemaMismatch
 from epochlog.store.catalog.records import pack, unpack
 from epochlog.store.changelog.apply_changes import take_rows
 from epochlog.store.changelog.change_rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from epochlog.store.changelog.event_shape import WHOLE_ROWS, EventShape
 from epochlog.store.changelog.plan_ranges import source_of
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter, WriteTarget, remove_segments
@@ -70,8 +71,9 @@ def _read_partitions(
 class FrameWriter:
     """Writer of DataFrames into segments of one table. Of rows with one key the later call, partition and row wins."""
 
-    def __init__(self, target: WriteTarget) -> None:
+    def __init__(self, target: WriteTarget, shape: EventShape = WHOLE_ROWS) -> None:
         self._target = target
+        self._shape = shape
         self._writer = SegmentWriter(target)
         self._segments: list[Segment] = []
 
@@ -85,9 +87,9 @@ class FrameWriter:
         if not isinstance(frame, DataFrame):
             (self._writer.delete if deletes else self._writer.upsert)(frame)
             return
-        check_frame(self._target.schema, frame.schema, deletes=deletes)
+        check_frame(self._target.schema, frame.schema, deletes=deletes, shape=self._shape)
         try:
-            results = frame.mapInArrow(partial(_write_task, self._target, deletes), _RESULT).collect()
+            results = frame.mapInArrow(partial(_write_task, self._target, deletes, self._shape), _RESULT).collect()
         except Exception as error:
             typed_error = find_epochlog_error(error)
             if typed_error is None:
@@ -101,6 +103,7 @@ class FrameWriter:
                     pa.ipc.open_stream(bytes(rows)).read_all(),
                     deletes=deletes,
                     cast=from_spark,
+                    shape=self._shape,
                 )
             else:
                 self._segments += [*self._writer.finish(), Segment.from_record(unpack(_RECORD, bytes(segment)))]
@@ -124,7 +127,9 @@ def small_bytes(partition_id: int) -> int:
     return SMALL_BYTES // (1 + partition_id // _FULL_SIZE_TASKS)
 
 
-def _write_task(target: WriteTarget, deletes: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _write_task(
+    target: WriteTarget, deletes: bool, shape: EventShape, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     from pyspark import TaskContext
 
     freeze_loaded_objects()
@@ -138,7 +143,7 @@ def _write_task(target: WriteTarget, deletes: bool, batches: Iterable[pa.RecordB
         return
     for table in (first, second, *tables):
         if table is not None:
-            take_rows(writer, target.schema, table, deletes=deletes, cast=from_spark)
+            take_rows(writer, target.schema, table, deletes=deletes, cast=from_spark, shape=shape)
     records = [pack(_RECORD, segment.to_record()) for segment in writer.finish()]
     yield _result(records, [None] * len(records))
 
@@ -154,7 +159,9 @@ def _encode_table(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def check_frame(table: TableSchema, frame_schema: StructType, *, deletes: bool = False) -> None:
+def check_frame(
+    table: TableSchema, frame_schema: StructType, *, deletes: bool = False, shape: EventShape = WHOLE_ROWS
+) -> None:
     """Raise SchemaMismatch, before any task runs, if a frame of this schema cannot be written to the table; with
     `deletes`, if it does not have the table's keys, and their sequences.
     """
@@ -166,16 +173,14 @@ def check_frame(table: TableSchema, frame_schema: StructType, *, deletes: bool =
             f"table {table.name}: column {CHANGE_TYPE!r} must be a string, not "
             f"{frame_schema[CHANGE_TYPE].dataType.simpleString()}"
         )
-    unknown = [
-        name
-        for name in frame_schema.names
-        if name not in target_schema.names and not (changes and name in change_columns)
-    ]
+    names = shape.written(frame_schema.names)
+    unknown = [name for name in names if name not in target_schema.names and not (changes and name in change_columns)]
     if unknown:
         raise SchemaMismatch(
             f"table {table.name}: unknown column {unknown[0]!r}; it takes {', '.join(target_schema.names)}"
         )
-    missing = [name for name in target_schema.names if name not in frame_schema.names]
+    required = table.primary_key if shape.partial else target_schema.names
+    missing = [name for name in required if name not in names]
     if missing:
         raise SchemaMismatch(
             f"table {table.name}: column {missing[0]!r} is missing; it takes {', '.join(target_schema.names)}"
@@ -183,7 +188,11 @@ def check_frame(table: TableSchema, frame_schema: StructType, *, deletes: bool =
     if len(set(frame_schema.names)) < len(frame_schema.names):
         raise SchemaMismatch(f"table {table.name}: a column name occurs twice: {', '.join(frame_schema.names)}")
     for field in arrow_schema(frame_schema):
-        if field.name in target_schema.names and not accepts(field.type, target_schema.field(field.name).type):
+        if (
+            field.name in names
+            and field.name in target_schema.names
+            and not accepts(field.type, target_schema.field(field.name).type)
+        ):
             raise SchemaMismatch(
                 f"table {table.name}, column {field.name!r}: type {frame_schema[field.name].dataType.simpleString()} "
                 f"does not fit {target_schema.field(field.name).type}; cast it first"

@@ -28,7 +28,12 @@ POLICY = ("tables", *(_spark_name(name) for name in declared_options() if name !
 STATE = (*EPOCH, *POLICY, "filter")
 FEED = ("readChangeFeed", "startingVersion", "endingVersion", "preImages", "changeMode")
 STREAM = ("maxEpochsPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "consumerId", "failOnDataLoss")
-WRITE = ("txnAppId", "txnVersion")
+CHANGES = (
+    *("partial", "ignoreNullUpdates", "applyAsDeletes", "columnList", "exceptColumnList"),
+    *("keys", "sequenceBy", "storedAsScdType"),
+)
+"""Options of a write that say how change events apply, by the names of Spark's AUTO CDC; and `partial`."""
+WRITE = ("txnAppId", "txnVersion", *CHANGES)
 TASKS = ("minPartitions", "sessionParallelism")
 READ = ("columns", *STATE, *FEED, *STREAM)
 _CANONICAL_NAMES = {name.lower(): name for name in (*LOCATION, *READ, *WRITE, *TASKS)}
@@ -48,6 +53,7 @@ _FOREIGN_OPTIONS = {
     "skipchangecommits": _CHANGE_ADVICE,
     "replacewhere": _OVERWRITE_ADVICE,
     "partitionoverwritemode": _OVERWRITE_ADVICE,
+    "applyastruncates": "write the rows that are to stay in mode overwrite, or delete rows by applyAsDeletes",
     "mergeschema": _SCHEMA_ADVICE,
     "overwriteschema": _SCHEMA_ADVICE,
 }

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from epochlog.errors import EpochlogError, InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.changelog.event_shape import WHOLE_ROWS, EventShape
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, resolve_outcome
 from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
@@ -27,6 +28,7 @@ from epochlog.store.session.write_intents import SEALED_MS
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import WriteTarget
 
+from .event_options import check_event_options, parse_event_shape
 from .frames import FrameWriter, check_frame
 from .options import (
     READ,
@@ -60,6 +62,7 @@ class Save:
     app_id: str | None
     version: int | None
     is_committed: bool = False
+    shape: EventShape = WHOLE_ROWS
 
     def target(self) -> WriteTarget:
         """Return the target of the tasks, under a new write intent. The intent has a long lease, since no store stays
@@ -79,6 +82,7 @@ def resolve_save(options: Options, schema: StructType, overwrite: bool) -> Save:
     check_pair(None if app_id is None else (app_id, version or 0))
     txn = None if app_id is None or version is None else (app_id, version)
     location = parse_store_location(options)
+    shape = parse_event_shape(options, overwrite=overwrite)
 
     def resolve(view: ReadTxn) -> tuple[TableDef, bool]:
         table = find_table(view, location.table)
@@ -89,8 +93,9 @@ def resolve_save(options: Options, schema: StructType, overwrite: bool) -> Save:
 
     with closing(location.open()) as handle:
         table, is_committed = handle.catalog.read(resolve)
-    check_frame(table.schema, schema)
-    return Save(location, table, overwrite, app_id, version, is_committed)
+    check_event_options(options, table.schema, shape)
+    check_frame(table.schema, schema, shape=shape)
+    return Save(location, table, overwrite, app_id, version, is_committed, shape)
 
 
 def _refuse_options(options: Options) -> None:
@@ -147,7 +152,9 @@ class _Sink:
             for _ in batches:  # Spark kills a worker that does not read all rows.
                 pass
             return Written(())
-        return Written(tuple(write_batches(self._target, batches)), self._target.intent, query_id)
+        return Written(
+            tuple(write_batches(self._target, batches, shape=self._save.shape)), self._target.intent, query_id
+        )
 
     def _commit(self, messages: Sequence[Written], txn: TxnPair | None) -> None:
         """Commit the segments of the tasks, if there are any, and end their intents."""
@@ -253,7 +260,14 @@ Shape = Callable[["DataFrame"], "DataFrame"]
 
 
 def sink(
-    tables: Mapping[str, Shape | None], *, app_id: str, path: str, catalog: str | None = None, volatile: bool = False
+    tables: Mapping[str, Shape | None],
+    *,
+    app_id: str,
+    path: str,
+    catalog: str | None = None,
+    volatile: bool = False,
+    partial: bool = False,
+    ignore_null_updates: bool = False,
 ) -> Callable[[DataFrame, int], None]:
     """Make a function for `writeStream.foreachBatch` that writes each micro-batch to several tables in one transaction,
     exactly once.
@@ -261,21 +275,24 @@ def sink(
     tables: {table: function from the micro-batch to the rows of that table, or None for the micro-batch itself}; a
     column `_change_type` marks deletes. app_id: a name of this stream that survives restarts; with the batch id it
     identifies the transaction. The function works in every output mode, including update mode. It reads a replayed
-    batch to its end, so that stateful operators keep their state, and does not write it. Raises TableNotFound,
+    batch to its end, so that stateful operators keep their state, and does not write it. partial: rows may lack columns
+    of the table, which keep their values. ignore_null_updates: a null leaves a value as it is. Raises TableNotFound,
     NotWritable, InvalidInput at once.
     """
     if not isinstance(tables, Mapping) or not tables:
         raise InvalidInput("sink takes a dict {table: function} with at least one table")
     check_pair((app_id, 0))
-    open_store = partial(open_handle, path, catalog, create=False, volatile=volatile)
+    open_store = functools.partial(open_handle, path, catalog, create=False, volatile=volatile)
     with closing(open_store()) as handle:
         definitions = {name: handle.catalog.read(lambda view, name=name: _writable(view, name)) for name in tables}
+    events = EventShape(partial=partial, ignore_nulls=ignore_null_updates)
+    for definition in definitions.values():
+        check_event_options({}, definition.schema, events)
 
     def write(frame: DataFrame, batch_id: int) -> None:
         with closing(open_store()) as handle:
-            _write_batch(
-                handle, frame, (app_id, batch_id), [(definitions[name], shape) for name, shape in tables.items()]
-            )
+            shapes = [(definitions[name], shape) for name, shape in tables.items()]
+            _write_batch(handle, frame, (app_id, batch_id), shapes, events)
 
     return write
 
@@ -287,7 +304,11 @@ def _writable(view: ReadTxn, name: str) -> TableDef:
 
 
 def _write_batch(
-    handle: Handle, frame: DataFrame, txn: TxnPair, tables: Sequence[tuple[TableDef, Shape | None]]
+    handle: Handle,
+    frame: DataFrame,
+    txn: TxnPair,
+    tables: Sequence[tuple[TableDef, Shape | None]],
+    events: EventShape,
 ) -> None:
     if find_committed_epoch(handle, txn, [table.id for table, _ in tables]) is not None:
         frame.write.format("noop").mode("overwrite").save()
@@ -295,7 +316,7 @@ def _write_batch(
     shared = len(tables) > 1
     if shared:
         frame.persist()
-    writers = [FrameWriter(handle.write_target(table)) for table, _ in tables]
+    writers = [FrameWriter(handle.write_target(table), events) for table, _ in tables]
     try:
         for writer, (_, shape) in zip(writers, tables, strict=True):
             writer.write(frame if shape is None else shape(frame))

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from epochlog.batch.predicate import parse_predicate
 from epochlog.store.changelog.plan_ranges import bytes_to_read
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
+from epochlog.store.types.predicate import parse_predicate
 from epochlog.store.types.read_options import ReadOptions
 
 from .options import location_options

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from epochlog.store.changelog.apply_changes import take_rows
+from epochlog.store.changelog.event_shape import WHOLE_ROWS, EventShape
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter, WriteTarget
 
@@ -17,7 +18,9 @@ GATHER_ROWS = 1 << 18
 GATHER_BYTES = 64 << 20
 
 
-def write_batches(target: WriteTarget, batches: Iterable[pa.RecordBatch], *, deletes: bool = False) -> list[Segment]:
+def write_batches(
+    target: WriteTarget, batches: Iterable[pa.RecordBatch], *, deletes: bool = False, shape: EventShape = WHOLE_ROWS
+) -> list[Segment]:
     """Write the rows into segments; return these, oldest first: of two rows with one key the later wins.
 
     An optional column `_change_type` marks deletes. With `deletes` all rows are keys to delete. Raises SchemaMismatch,
@@ -26,7 +29,7 @@ def write_batches(target: WriteTarget, batches: Iterable[pa.RecordBatch], *, del
     freeze_loaded_objects()
     writer = SegmentWriter(target)
     for table in gather_batches(batches):
-        take_rows(writer, target.schema, table, deletes=deletes, cast=from_spark)
+        take_rows(writer, target.schema, table, deletes=deletes, cast=from_spark, shape=shape)
     return writer.finish()
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochlog.batch.predicate import parse_predicate
 from epochlog.cli.facts.chosen_epochs import epoch_of, policy_of
 from epochlog.cli.facts.store import Facts
 from epochlog.cli.grammar.commands import limit_of
@@ -20,6 +19,7 @@ from epochlog.cli.text import bytes_text, epoch_text
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.lookups import find_table, get_version
+from epochlog.store.types.predicate import parse_predicate
 
 if TYPE_CHECKING:
     from epochlog.snapshot import Snapshot

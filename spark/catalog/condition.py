@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
 
-from epochlog.batch.predicate import compare, one_of
 from epochlog.errors import InvalidInput
 from epochlog.spark.delete_where import RowCondition
+from epochlog.store.types.predicate import compare, one_of
 
 from .jvm import Jvm
 

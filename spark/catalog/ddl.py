@@ -24,12 +24,13 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
     properties = {str(key): str(value) for key, value in dict(info.properties()).items() if key not in _SPARKS_OWN}
     provider = properties.pop("provider", "epochlog")
     key, changelog = properties.pop("primary_key", ""), properties.pop("changelog", None)
+    sequence_by = properties.pop("sequence_by", None)
     if provider != "epochlog":
         raise InvalidInput(f"CREATE TABLE … USING {provider}: leave out USING, the catalog has tables of a store only")
     if properties:
         raise InvalidInput(
-            f"a table has no property {min(properties)!r}; TBLPROPERTIES takes primary_key and changelog, and "
-            f"store.table({name!r}).alter(options=…) the others"
+            f"a table has no property {min(properties)!r}; TBLPROPERTIES takes primary_key, sequence_by and changelog, "
+            f"and store.table({name!r}).alter(options=…) the others"
         )
     if len(info.partitions()):
         raise InvalidInput(f"leave out PARTITIONED BY: the rows of {name!r} are sorted by the primary key")
@@ -37,4 +38,4 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
         raise InvalidInput(f"CREATE TABLE {name} needs its primary key: … TBLPROPERTIES (primary_key = 'id')")
     schema = arrow_schema(StructType.fromJson(json.loads(info.schema().json())))
     names = tuple(part.strip() for part in key.split(","))
-    return create_table(handle, TableSchema(name, schema, names), changelog)
+    return create_table(handle, TableSchema(name, schema, names, sequence_by), changelog)

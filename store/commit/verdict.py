@@ -209,9 +209,11 @@ class _Piece:
         numbers = np.repeat([part.number for part in self._parts], np.diff(self._begins))
         for number in sorted({part.number for part in self._parts}):
             (candidates,) = ((numbers == number) & (self._key_at >= 0)).nonzero()
-            order = np.lexsort((self._deleted[candidates], self._sequence[candidates], self._key_at[candidates]))
-            at = self._key_at[candidates[order]]
-            winning = candidates[order[np.append(at[1:] != at[:-1], True)]] if len(at) else candidates
+            winning = candidates
+            if sum(part.number == number for part in self._parts) > 1:  # else each key occurs once, in key order
+                order = np.lexsort((self._deleted[candidates], self._sequence[candidates], self._key_at[candidates]))
+                at = self._key_at[candidates[order]]
+                winning = candidates[order[np.append(at[1:] != at[:-1], True)]] if len(at) else candidates
             used = min(used, self._take(winning, effective))
         for place, part in enumerate(self._parts):
             span = slice(self._begins[place], self._begins[place + 1])
@@ -234,7 +236,7 @@ class _Piece:
         if len(repeated):
             accepted[repeated] = self._differing(at[repeated], winning[repeated])
         refusing = self._kept_at[at[~accepted & ~self._present[at]]]
-        effective[winning] = accepted & (self._present[at] | ~deleted)
+        effective[winning] = accepted & (self._present[at] | ~deleted | self._judge.blind)
         changed, places = winning[accepted], at[accepted]
         self._present[places] = ~deleted[accepted]
         self._known[places] = True

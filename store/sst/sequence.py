@@ -31,6 +31,9 @@ def comparable(codes: Sequence[pa.Array]) -> list[np.ndarray]:
 
 def winners(keys: pa.Array, sequence: np.ndarray, deleted: np.ndarray) -> np.ndarray:
     """Return the positions of each key's winning change, in key order. The changes are in order of arrival."""
+    order = sort_indices(keys)
+    if last_of_each(keys.take(pa.array(order))).all():  # no key repeats
+        return order
     order = np.lexsort((deleted, sequence))  # stable: of equal ones the later arrival stays behind
     order = order[sort_indices(keys.take(pa.array(order)))]
     return order[last_of_each(keys.take(pa.array(order)))]

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.batch.predicate import MOST_TERMS, _join_pairwise, parse_predicate
 from epochlog.store.scan.pruning import MOST_CALLS, MOST_DEPTH, check_filter
+from epochlog.store.types.predicate import MOST_TERMS, _join_pairwise, parse_predicate
 
 pytestmark = pytest.mark.local_only
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.batch.predicate import parse_predicate
+from epochlog.store.types.predicate import parse_predicate
 
 pytestmark = pytest.mark.local_only
 
