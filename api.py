@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,7 @@ from epochlog.batch.policy import Exact, Policy
 from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.snapshot import take_snapshot
 from epochlog.batch.tags import Tag, drop_tag, find_tag, list_tags
-from epochlog.checkpoint.job.adopt import adopt_table, drop_job_alone
-from epochlog.checkpoint.job.job_ddl import JobInfo, Output, create_job, drop_job, list_jobs
-from epochlog.checkpoint.job.view_ddl import require_view
+from epochlog.checkpoint.job.job_ddl import JobInfo
 from epochlog.store.backup.incremental import export_catalog
 from epochlog.store.catalog.export_format import Header
 from epochlog.store.catalog.protocol import ReadTxn
@@ -38,22 +36,19 @@ from epochlog.store.env.process_local import OneProcess, warn_unclosed
 from epochlog.store.maintenance.scheduler import Maintenance
 from epochlog.store.maintenance.vacuum import GRACE, VacuumReport, vacuum
 from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
-from epochlog.store.metadata.lookups import all_tables, find_job, find_table, get_store
+from epochlog.store.metadata.lookups import all_tables, find_table, get_store
 from epochlog.store.session.handle import Handle, open_handle
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.schema import TableSchema
 
 from .errors import InvalidInput
-from .job import Job
 from .snapshot import Snapshot
+from .store_jobs import StoreJobs
 from .table import Table, TableInfo, TableWriter, table_info
 from .transaction import Transaction
-from .view import View
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from epochlog.views.definition import SchemaPlanner
 
 __all__ = ["JobInfo", "Store", "Table", "TableInfo", "TableOptions", "TableWriter", "Transaction", "open"]
 
@@ -104,7 +99,7 @@ def open(
     return Store(handle, worker)
 
 
-class Store(OneProcess, Closeable):
+class Store(StoreJobs, OneProcess, Closeable):
     """Open store. Safe to use from several threads; close it, or use it in a `with` block."""
 
     def __init__(self, handle: Handle, maintenance: Maintenance | None = None) -> None:
@@ -283,6 +278,16 @@ class Store(OneProcess, Closeable):
         """Delete a tag, or raise TagNotFound. Open snapshots of its epochs stay readable."""
         drop_tag(self._handle, name)
 
+    def held_snapshots(self) -> list[Tag]:
+        """Return all tags. Deprecated: the name of version 0.1 for `tags`."""
+        warnings.warn("store.held_snapshots() is store.tags() now", DeprecationWarning, stacklevel=2)
+        return self.tags()
+
+    def release_snapshot(self, name: str) -> None:
+        """Delete a tag. Deprecated: the name of version 0.1 for `drop_tag`."""
+        warnings.warn("store.release_snapshot(name) is store.drop_tag(name) now", DeprecationWarning, stacklevel=2)
+        self.drop_tag(name)
+
     def metrics(self) -> str:
         """Return the metrics of this open store, as Prometheus text: the phases of each barrier that its jobs, queries
         and pipelines have committed (epochlog_barrier_phase_seconds), and the epochs and lag of each table.
@@ -331,140 +336,6 @@ class Store(OneProcess, Closeable):
         """
         return export_catalog(self._handle, uri)
 
-    # ---- jobs ----------------------------------------------------------------------------------------------------
-
-    def create_job(
-        self,
-        name: str,
-        upstreams: Sequence[str],
-        outputs: Mapping[str, Output | tuple[pa.Schema, Sequence[str]]],
-        *,
-        backfill: str = "snapshot",
-        interval: int | timedelta | None = None,
-        max_lag: float | timedelta | None = None,
-        snapshot_rows: int | None = None,
-        exist_ok: bool = False,
-    ) -> Job:
-        """Create a job with its output tables {name: Output(schema, primary key)}, or pairs of both.
-
-        backfill: "snapshot" starts from the upstreams' rows, "log" from the first entry of their logs. interval:
-        distance of two commits: a number of store boundaries (None: 1) or a timedelta, which must be a whole number of
-        them. max_lag: a job further behind may merge boundaries: a number of its own boundaries (None: 30) or a
-        timedelta, rounded down to whole ones. `job.info` shows both as boundaries and as time. snapshot_rows: take in
-        the upstreams' rows in chunks of at most this many rows, one chunk a step; None: in one step. exist_ok: return
-        an existing job of that name; JobExists names its differences (interval and max_lag only if passed).
-        """
-        record = create_job(
-            self._handle,
-            name,
-            upstreams,
-            outputs,
-            backfill=backfill,
-            interval=interval,
-            max_lag=max_lag,
-            snapshot_rows=snapshot_rows,
-            exist_ok=exist_ok,
-        )
-        return Job(self._handle, record.id, record.name)
-
-    def job(self, name: str) -> Job:
-        """Return the job of that name, or raise JobNotFound. Its first step claims the job, unless another runner is
-        alive.
-        """
-        record = self._handle.catalog.read(lambda view: find_job(view, name))
-        return Job(self._handle, record.id, record.name)
-
-    def jobs(self) -> list[JobInfo]:
-        """Return all jobs, by name."""
-        return list_jobs(self._handle)
-
-    def drop_job(self, name: str, *, keep_outputs: bool = False) -> None:
-        """Delete a job and its output tables; TableInUse while another job reads one of them.
-
-        keep_outputs: keep the tables as root tables (see `adopt`); jobs that read them continue.
-        """
-        (drop_job_alone if keep_outputs else drop_job)(self._handle, name)
-
-    def adopt(self, name: str) -> Table:
-        """Make an output of a finished job a root table, which every process may write, for the end of a migration.
-
-        Jobs that read it continue; a finished one does not take in later writes, and stays as it is (its own output can
-        be adopted, too). Policies choose no epoch below the job's last commit for the table or its descendants; it can
-        still be read there by itself. A root table is returned unchanged. Raises TableNotFound, and TableInUse while
-        the job may still write the table (`job.stop(drain=True)` ends that).
-        """
-        return Table(self._handle, adopt_table(self._handle, name))
-
-    # ---- views ---------------------------------------------------------------------------------------------------
-
-    def create_view(
-        self,
-        name: str,
-        sql: str,
-        primary_key: Sequence[str],
-        *,
-        refresh: str = "auto",
-        spark: SparkSession | None = None,
-        interval: int | timedelta | None = None,
-        max_lag: float | timedelta | None = None,
-        changelog: str | None = None,
-        options: TableOptions | None = None,
-        exist_ok: bool = False,
-    ) -> View:
-        """Create a view: a table that is kept equal to a query over tables of this store, by a derived refresh.
-
-        sql: one SELECT in Spark's dialect, on DuckDB and on Spark. Its columns and their types are those of the table;
-        primary_key names those that identify a row. refresh: "incremental" recomputes the groups of rows that the
-        changes touch, and is refused for a query without such groups; "full" recomputes all rows; "auto" chooses.
-        Either way a commit has only the rows that differ. spark: the session that plans the query; None: DuckDB.
-        interval, max_lag: as in `create_job`. changelog, options: of the view's table. exist_ok: return an existing
-        view of that name; JobExists names its differences.
-
-        Raises InvalidInput for a query that cannot be kept, with the clause or function that is the reason,
-        TableNotFound, JobExists, OutputOwned, InvalidSchema, DependencyMissing without sqlglot or DuckDB
-        (`pip install epochlog[sql]`).
-        """
-        from epochlog.views.definition import create_view
-
-        record = create_view(
-            self._handle,
-            name,
-            sql,
-            primary_key,
-            refresh=refresh,
-            schema_of=_schema_planner(spark),
-            interval=interval,
-            max_lag=max_lag,
-            changelog=changelog,
-            options=options,
-            exist_ok=exist_ok,
-        )
-        return View(self._handle, record.id, record.name)
-
-    def view(self, name: str) -> View:
-        """Return the view of that name. Raises JobNotFound, and InvalidInput for a job that is no view."""
-        record = self._handle.catalog.read(lambda view: find_job(view, name))
-        require_view(record)
-        return View(self._handle, record.id, record.name)
-
-    def replace_views(self, queries: Mapping[str, str], *, spark: SparkSession | None = None) -> int:
-        """Give views new queries {view: query}, all together; return the epoch at which the views change.
-
-        Each view is rebuilt at that epoch by its next step, in whatever process runs it, and commits the rows that
-        differ; its old rows stay readable until then. A read at one epoch sees all views by the old queries, or all by
-        the new ones. The columns, their types and the primary keys stay.
-
-        Raises JobNotFound, InvalidInput, SchemaMismatch, TableNotFound, TableFinished, JobCycle; then no view changes.
-        """
-        from epochlog.views.definition import change_views
-
-        return change_views(self._handle, queries, schema_of=_schema_planner(spark))
-
-    def drop_view(self, name: str) -> None:
-        """Delete a view with its table. Raises JobNotFound, InvalidInput for a job that is no view, TableInUse."""
-        self.view(name)
-        drop_job(self._handle, name)
-
     # ---- consumers ----------------------------------------------------------------------------------------------
 
     def consumers(self) -> list[ConsumerInfo]:
@@ -494,14 +365,3 @@ class Store(OneProcess, Closeable):
     def drop_load(self, name: str) -> None:
         """Delete a load and the states of its parts, or raise LoadNotFound. Its committed rows stay."""
         drop_load(self._handle, name)
-
-
-def _schema_planner(spark: SparkSession | None) -> SchemaPlanner:
-    """Return the planner of views' schemas: DuckDB, or Spark with a session."""
-    if spark is None:
-        from epochlog.views.local_engine import output_schema
-
-        return output_schema
-    from epochlog.spark.view_engine import output_schema
-
-    return partial(output_schema, spark)

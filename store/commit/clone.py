@@ -1,6 +1,6 @@
 """Clone of a table: a new root table with the rows of a table at one epoch, which shares that table's files.
 
-Rules: docs/SEMANTICS.md, 1.10 to 1.12. No row is read or written. The clone takes over the sorted runs that the epoch
+Rules: docs/SEMANTICS.md, 1.20 to 1.22. No row is read or written. The clone takes over the sorted runs that the epoch
 sees and the L0 segments above them; a run with later rows, too, is cut at the epoch (`SortedRun.at`).
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epochlog.errors import TableExists
+from epochlog.errors import InvalidInput, TableExists
 from epochlog.store.catalog.keys import HEAD, head_key, hist_key, log_key, name_key, runs_key, table_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.failpoints import hit
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 def clone_table(handle: Handle, source: str, name: str, epoch: int | None = None) -> TableDef:
     """Create a root table with the rows of `source` at an epoch (None: its newest commit) and its settings.
 
-    Raises TableNotFound, TableExists, InvalidName, EpochExpired, EpochNotCommitted.
+    Raises TableNotFound, TableExists, InvalidName, EpochExpired, EpochNotCommitted, InvalidInput (a table with a
+    sequence).
     """
     at = None if epoch is None else as_epoch("as_of", epoch)
     clone = handle.catalog.transact(lambda tx: _clone(handle, tx, source, name, at))
@@ -52,6 +53,11 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
     schema = replace(source.schema, name=name)
     if tx.get(name_key(name)) is not None:
         raise TableExists(f"table {name!r} exists already; clone {source_name!r} under another name")
+    if source.schema.sequence_by is not None:
+        raise InvalidInput(
+            f"{source_name!r} orders its changes by a sequence and keeps deletes for late ones, which a clone would "
+            f"lack: create {name!r} with sequence_by={source.schema.sequence_by!r} and write the rows into it"
+        )
     now_ms = handle.catalog.now_ms()
     version = get_version(tx, source.id, source.name)
     if at is None:

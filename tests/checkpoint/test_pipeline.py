@@ -522,10 +522,10 @@ def test_the_phases_of_each_barrier_are_measured(lab: Lab) -> None:
     assert 'job="job:j"' not in lab.store.metrics()
     lab.tick()
     assert job.step_local(mirror("r", "j_out"))
-    with pytest.raises(ZeroDivisionError):
-        lab.put({1: (0, 11)})
-        lab.tick()
-        job.step_local(lambda ctx: 1 / 0)  # no barrier has committed
+    lab.put({1: (0, 11)})
+    lab.tick()
+    with pytest.raises(ZeroDivisionError):  # no barrier has committed
+        job.step_local(lambda ctx: 1 / 0)
     pipe = el.Pipeline(lab.store)
     pipe.add(job, mirror("r", "j_out"))
     pipe.add(other, sums("j_out", "k_out"))

@@ -46,7 +46,7 @@ def clear_away(lab: Lab) -> None:
     assert report.ok, report.problems
 
 
-@pytest.mark.rule("1.10")
+@pytest.mark.rule("1.20")
 @pytest.mark.parametrize("compacted", ["no", "l0 above a run", "later rows in the run"])
 def test_a_clone_has_the_rows_of_its_epoch_and_no_file_of_its_own(lab: Lab, compacted: str) -> None:
     lab.root_table()
@@ -78,7 +78,7 @@ def test_a_clone_has_the_rows_of_its_epoch_and_no_file_of_its_own(lab: Lab, comp
     assert lab.store.verify().ok
 
 
-@pytest.mark.rule("1.10")
+@pytest.mark.rule("1.20")
 def test_a_clone_begins_at_its_own_epoch(lab: Lab) -> None:
     lab.root_table(changelog="full", options=el.TableOptions(log_retention=timedelta(days=2)))
     at = lab.put({1: (1, 1)})
@@ -99,7 +99,7 @@ def test_a_clone_begins_at_its_own_epoch(lab: Lab) -> None:
         assert snapshot.epochs.keys() == {"r", "c"}
 
 
-@pytest.mark.rule("1.11")
+@pytest.mark.rule("1.21")
 @pytest.mark.parametrize("dropped", ["r", "c"])
 def test_a_shared_file_goes_with_the_last_table(lab: Lab, dropped: str) -> None:
     lab.root_table(options=NO_PAST)
@@ -118,7 +118,7 @@ def test_a_shared_file_goes_with_the_last_table(lab: Lab, dropped: str) -> None:
     assert not files & paths(lab) and not lab.store._handle.catalog.read(list_shared)
 
 
-@pytest.mark.rule("1.11")
+@pytest.mark.rule("1.21")
 @pytest.mark.parametrize("reader", ["r", "c"])
 def test_holds_of_every_table_that_reached_a_file_count(lab: Lab, reader: str) -> None:
     read_while_both_let_go(lab, reader)
@@ -144,7 +144,7 @@ def read_while_both_let_go(lab: Lab, reader: str) -> None:
         lab.store.clone("r", "c")
 
 
-@pytest.mark.rule("1.11")
+@pytest.mark.rule("1.21")
 def test_a_reader_of_a_dropped_source_keeps_the_files_that_the_clone_lets_go(lab: Lab) -> None:
     lab.root_table(options=NO_PAST)
     lab.put({1: (1, 1)})
@@ -159,7 +159,7 @@ def test_a_reader_of_a_dropped_source_keeps_the_files_that_the_clone_lets_go(lab
     assert paths(lab) < files
 
 
-@pytest.mark.rule("1.10")
+@pytest.mark.rule("1.20")
 def test_a_clone_of_a_tag_and_of_a_time(lab: Lab) -> None:
     lab.root_table(options=NO_PAST)
     lab.put({1: (1, 1), 2: (2, 2)})
@@ -188,7 +188,7 @@ def test_a_clone_of_a_tag_and_of_a_time(lab: Lab) -> None:
     assert lab.rows(lab.store.clone("s", "of_time", as_of=moment).info.name) == {5: (5, 5)} and at_ms
 
 
-@pytest.mark.rule("1.10")
+@pytest.mark.rule("1.20")
 def test_what_cannot_be_cloned_is_refused_and_leaves_nothing(lab: Lab) -> None:
     lab.root_table()
     lab.put({1: (1, 1)})
@@ -205,7 +205,15 @@ def test_what_cannot_be_cloned_is_refused_and_leaves_nothing(lab: Lab) -> None:
     assert [info.name for info in lab.store.tables()] == ["r"] and lab.store.last_epoch == before
 
 
-@pytest.mark.rule("1.12")
+@pytest.mark.rule("1.22")
+def test_a_table_with_a_sequence_is_not_cloned(lab: Lab) -> None:
+    """The clone would lack the deletes that the table keeps for late changes, and bring their rows back."""
+    lab.root_table(sequence_by="v")
+    with pytest.raises(el.InvalidInput, match="create 'c' with sequence_by='v'"):
+        lab.store.clone("r", "c")
+    assert [info.name for info in lab.store.tables()] == ["r"]
+
+
 def test_a_clone_of_an_output_is_a_root_table_and_views_read_clones(lab: Lab) -> None:
     lab.root_table()
     lab.put({1: (1, 10), 2: (1, 20)})
@@ -227,7 +235,7 @@ def test_a_clone_of_an_output_is_a_root_table_and_views_read_clones(lab: Lab) ->
         lab.job("logged", ["frozen"], backfill="log").step_local(sums("frozen", "logged_out"))
 
 
-@pytest.mark.rule("1.11")
+@pytest.mark.rule("1.21")
 @pytest.mark.local_only
 def test_the_catalog_is_restored_with_its_clones(lab: Lab, tmp_path: Path) -> None:
     """After the export the source is dropped and the clone rewritten: both are there again, and share the file."""
@@ -324,7 +332,7 @@ def run_family(lab: Lab, seed: int, steps: int = 60) -> None:
     family.end()
 
 
-@pytest.mark.rule("1.11")
+@pytest.mark.rule("1.21")
 @pytest.mark.medium
 @pytest.mark.parametrize("seed", range(4))
 def test_families_of_clones(lab: Lab, seed: int) -> None:
@@ -412,7 +420,7 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.rule("1.10")
+@pytest.mark.rule("1.20")
 def test_a_clone_of_a_past_epoch_stays_as_it_was(lab: Lab) -> None:
     past_clones(lab)
 

@@ -60,6 +60,7 @@ LAYERS = (
     "job",
     "view",
     "pipeline",
+    "store_jobs",
     "api",
     "serving",
     "demo",
@@ -85,7 +86,17 @@ EPOCHS = re.compile(r"_?(\w+_)?(epoch|position|until|through)|safe|curr|prev|log
 
 # What may be imported only in some places (fnmatch patterns of paths); everywhere else in the library it is refused.
 IMPORT_HOMES = {
-    "pyspark": ("spark/*.py", "api.py", "job.py", "view.py", "pipeline.py", "snapshot.py", "demo/*.py", "__main__.py"),
+    "pyspark": (
+        "spark/*.py",
+        "api.py",
+        "store_jobs.py",
+        "job.py",
+        "view.py",
+        "pipeline.py",
+        "snapshot.py",
+        "demo/*.py",
+        "__main__.py",
+    ),
     "pyarrow.flight": ("exchange/*.py",),
     "lmdb": ("store/catalog/lmdb/catalog.py",),
     "redis": ("store/catalog/redis/*.py", "exchange/*.py"),
