@@ -150,6 +150,7 @@ class Store(StoreJobs, OneProcess, Closeable):
         primary_key: Sequence[str],
         *,
         sequence_by: str | None = None,
+        checks: Mapping[str, str] | None = None,
         changelog: str | None = None,
         options: TableOptions | None = None,
         exist_ok: bool = False,
@@ -160,12 +161,15 @@ class Store(StoreJobs, OneProcess, Closeable):
         replaces one with a smaller value, at a tie a delete wins, then the later arrival. Deletes carry the column too,
         and win over older changes for `TableOptions(tombstone_retention=…)`. None: the later commit wins.
 
+        checks: {name: condition in the language of a filter} that no row may break; a null passes. Each commit tests
+        the rows that it would leave, after sequence and updates, or raises CheckViolated.
         exist_ok: return an existing root table of that name; TableExists names its differences from columns, keys, and
-        (if passed) changelog and options. changelog: "full" stores the replaced rows with every commit, which looks up
-        its keys, so that `changes(pre_images=True)` works while the log is kept; "upsert" (and None) stores none.
+        (if passed) checks, changelog and options. changelog: "full" stores the replaced rows with every commit, which
+        looks up its keys, so that `changes(pre_images=True)` works while the log is kept; "upsert" (and None)
+        stores none.
         """
-        checked = TableSchema(name, schema, primary_key, sequence_by)  # pyright: ignore[reportArgumentType]: it checks, and makes a tuple
-        return Table(self._handle, create_table(self._handle, checked, changelog, options, exist_ok=exist_ok))
+        checked = TableSchema(name, schema, primary_key, sequence_by)  # pyright: ignore[reportArgumentType]: it checks
+        return Table(self._handle, create_table(self._handle, checked, changelog, options, checks, exist_ok=exist_ok))
 
     def clone(self, source: str, name: str, *, as_of: int | str | datetime | None = None) -> Table:
         """Create a root table with the rows of another table, which shares its files: no row is copied.

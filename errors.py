@@ -22,6 +22,10 @@ class SchemaMismatch(InvalidInput):
     """Data does not fit the table: unknown, missing, null or wrongly typed column."""
 
 
+class CheckViolated(InvalidInput):
+    """A row that a commit would leave breaks a check of its table; or a row breaks a check that is to be added."""
+
+
 class InvalidSchema(InvalidInput):
     """No table can have this schema or primary key."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, has_outcome
 from epochlog.store.commit.restore import restore_rows
 from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
+from epochlog.store.commit.row_checks import alter_with_checks
 from epochlog.store.commit.table_ddl import alter_table, table_bytes, truncate_log
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.epochs.readable import require_begun
@@ -77,6 +78,7 @@ class TableInfo:
     options: TableOptions
     drop_unchanged: bool
     sequence_by: str | None
+    checks: dict[str, str]
     _count: Callable[[], int] = field(repr=False, compare=False)
 
     @cached_property
@@ -124,16 +126,21 @@ class Table(OneProcess):
         options: TableOptions | None = None,
         changelog: str | None = None,
         drop_unchanged: bool | None = None,
+        checks: Mapping[str, str] | None = None,
     ) -> None:
         """Change the settings of a root table or an output; arguments left out keep their values. The rows stay.
 
         options: a shorter retention takes effect when retention runs next; a longer one restores nothing. changelog:
         for commits from now on; stored pre-images stay. drop_unchanged: for outputs only, for commits from now on.
-        Raises InvalidInput, TableDropped.
+        checks: of a root table, in place of its present ones, after a test of all rows. Raises InvalidInput,
+        CheckViolated, TableDropped.
         """
-        settings = Settings(options, changelog, drop_unchanged)
+        settings = Settings(options, changelog, drop_unchanged, checks)
         if settings == Settings():
-            raise InvalidInput(f"table {self.name!r}: alter takes options=, changelog= or drop_unchanged=")
+            raise InvalidInput(f"table {self.name!r}: alter takes options=, changelog=, drop_unchanged= or checks=")
+        if checks is not None:
+            alter_with_checks(self._handle, self._handle.catalog.read(self._current), settings)
+            return
         alter_table(self._handle, self._table, lambda _: settings)
 
     # ---- writing -------------------------------------------------------------------------------------------------
@@ -408,5 +415,6 @@ def table_info(handle: Handle, view: ReadTxn, table: TableDef) -> TableInfo:
         options=table.options,
         drop_unchanged=table.drop_unchanged,
         sequence_by=table.schema.sequence_by,
+        checks=dict(table.checks),
         _count=lambda: translate_stale_read(handle, lambda: plan.count(handle.files)),
     )

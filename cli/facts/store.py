@@ -256,6 +256,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
                 else table.options.tombstone_retention.total_seconds(),
             },
             "sequence_by": table.schema.sequence_by,
+            "checks": dict(table.checks),
             "compact_segments": table.options.compact_segments,
             "max_segments": table.options.max_segments,
             "schema": list(columns(table)),

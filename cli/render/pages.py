@@ -238,6 +238,7 @@ def description_page(facts: Facts) -> list[Table | str]:
         ("log", _log_text(log)),
         ("retention", _retention_text(facts["retention"])),
         *([("sequence", _sequence_text(facts))] if facts["sequence_by"] is not None else []),
+        *(("check", f"{name}: {text}") for name, text in facts["checks"].items()),
         ("compaction", f"at {facts['compact_segments']:,} segments; write stall at {facts['max_segments']:,}"),
         ("changelog", _changelog_text(facts)),
     ]

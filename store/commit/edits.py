@@ -38,7 +38,7 @@ class TableEdit:
     table with a sequence: "compare" lets a change take effect only over smaller sequences; "replace" compares the
     changes of the commit among themselves only; "given" takes them as they are, and the kept deletes of the epoch
     `base_deletes`. verdict: the decision by sequence, without which the first two cannot be committed.
-    merged: segments of whole rows that were made of segments of updates.
+    merged: segments of whole rows that were made of segments of updates. checks: those that the rows have passed.
     """
 
     table_id: int
@@ -54,6 +54,7 @@ class TableEdit:
     verdict: Verdict | None = None
     base_deletes: int | None = None
     merged: tuple[Segment, ...] = ()
+    checks: tuple[tuple[str, str], ...] = ()
 
     @property
     def written(self) -> list[Segment]:
@@ -175,6 +176,8 @@ def append_entry(
         )
     if any(segment.updates is not None for segment in edit.segments):
         raise Unprepared(f"updates of table {table.name!r} were not merged with its rows")
+    if table.checks and edit.segments and edit.checks != table.checks:
+        raise Unprepared(f"table {table.name!r} has checks that the rows of this commit have not passed")
     if table.schema.sequence_by is not None:
         _put_kept_deletes(tx, table, edit, epoch)
     if table.changelog == "full" and edit.segments and edit.images is None:

@@ -31,6 +31,7 @@ from epochlog.store.types.key_codec import KeyCodec
 
 from .edits import CommitConflict, TableEdit, check_unused, log_epochs
 from .merged_updates import UpdateMerge
+from .row_checks import check_committed
 from .unchanged_rows import rewrite_segment, without_unchanged
 from .verdict import Judge, Verdict, distinct_keys
 
@@ -110,6 +111,11 @@ def _root_edit(
     elif state.table.schema.sequence_by is not None and edit.sequence != "given":
         decided = _decided(handle, state, edit, tried, log_epochs(edits, edit, epoch))
     try:
+        if state.table.checks and decided.segments:
+            if tried.checks != state.table.checks or tried.segments != decided.segments:
+                newest = [segment for label in log_epochs(edits, decided, epoch) for segment in label]
+                check_committed(handle.files, state.table.schema, dict(state.table.checks), newest)
+            decided = replace(decided, checks=state.table.checks)
         if state.table.changelog == "full" and decided.segments:
             epochs = log_epochs(edits, decided, epoch)
             unchanged = tried.segments == decided.segments or (tried.merged and decided.merged)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from epochlog.errors import InvalidInput, LogHeld, TableExists, TableInUse
@@ -40,6 +40,7 @@ def create_table(
     schema: TableSchema,
     changelog: str | None = None,
     options: TableOptions | None = None,
+    checks: Mapping[str, str] | None = None,
     *,
     exist_ok: bool = False,
 ) -> TableDef:
@@ -47,8 +48,8 @@ def create_table(
 
     exist_ok: return an existing root table of that name if it does not differ from the arguments.
     """
-    settings = Settings(options, changelog)
-    settings.check(schema.name, derived=False)
+    settings = Settings(options, changelog, checks=checks)
+    settings.check(schema.name, derived=False, schema=schema)
 
     def body(tx: Txn) -> TableDef:
         if exist_ok and tx.get(name_key(schema.name)) is not None:
@@ -93,7 +94,9 @@ def alter_table(handle: Handle, table: TableDef, chosen: Callable[[TableDef], Se
 def altered(tx: Txn, table_id: int, name: str, settings: Settings) -> TableDef:
     """Change a table's settings and return the table. Call inside a transaction. Raises TableDropped, InvalidInput."""
     table = get_table(tx, table_id, name)
-    settings.check(table.name, derived=table.derived)  # an output may have become a root table since
+    settings.check(
+        table.name, derived=table.derived, schema=table.schema
+    )  # an output may have become a root table since
     after = settings.of(table, get_version(tx, table_id, name).max_committed_epoch)
     if after != table:
         tx.put(table_key(table_id), after.to_record())
@@ -126,6 +129,7 @@ def add_table(tx: Txn, schema: TableSchema, settings: Settings, job_id: int | No
         job_id,
         drop_unchanged=settings.drop_unchanged is not False,
         created=created,
+        checks=tuple((settings.checks or {}).items()),
     )
     tx.put(HEAD, replace(counters, next_table=table.id + 1).to_record())
     tx.put(table_key(table.id), table.to_record())

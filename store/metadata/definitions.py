@@ -135,7 +135,7 @@ class TableDef:
     epochs, read from the clock; 0: not known. adopted: of a root table that was an output before, its first epoch as a
     root table; 0: it was never an output. tagged: True if epochs of the table were tagged, so that it may have rows
     below its safe epoch that a version without tags would release. shares: True if it reaches files that another
-    table reaches, or did (see shared_files.py).
+    table reaches, or did (see shared_files.py). checks: names and texts of the conditions that no row may break.
     """
 
     id: int
@@ -150,6 +150,7 @@ class TableDef:
     adopted: int = 0
     tagged: bool = False
     shares: bool = False
+    checks: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.first_changelog:  # the table is being created
@@ -171,7 +172,7 @@ class TableDef:
     @property
     def format(self) -> int:
         """Return the format of the record: 1, which every version reads, unless the table uses what is newer."""
-        return 2 if self.tagged or self.shares else 1
+        return 2 if self.tagged or self.shares or self.checks else 1
 
     def to_record(self) -> Record:
         """Return the catalog's record; only a table that uses them has the fields of format 2."""
@@ -188,6 +189,7 @@ class TableDef:
             "created": self.created,
             "adopted": self.adopted,
             **newer,
+            **({"checks": dict(self.checks)} if self.checks else {}),
         }
 
     @classmethod
@@ -206,6 +208,7 @@ class TableDef:
             adopted=record.get("adopted", 0),
             tagged=record.get("tagged", False),
             shares=record.get("shares", False),
+            checks=tuple((str(name), str(text)) for name, text in record.get("checks", {}).items()),
         )
 
 

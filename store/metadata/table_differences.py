@@ -23,6 +23,8 @@ def table_differences(table: TableDef, schema: TableSchema, settings: Settings) 
         actual, expected = getattr(table, setting), getattr(settings, setting)
         if expected is not None and actual != expected:
             differences.append(f"its {setting} is {actual!r}, not {expected!r}")
+    if settings.checks is not None and dict(table.checks) != dict(settings.checks):
+        differences.append(f"its checks are {dict(table.checks)}, not {dict(settings.checks)}")
     if settings.options is not None:
         options = TableOptions.from_record(settings.options.to_record())  # rounded to milliseconds, as in the catalog
         for option in fields(TableOptions):

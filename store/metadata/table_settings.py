@@ -1,12 +1,15 @@
-"""Settings of a table: options, changelog and drop_unchanged, chosen at its creation and alterable later."""
+"""Settings of a table: options, changelog, drop_unchanged and checks, chosen at its creation and alterable later."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from epochlog.errors import InvalidInput
 from epochlog.store.types.epoch import show_span
+from epochlog.store.types.predicate import parse_predicate
+from epochlog.store.types.schema import TableSchema, check_name
 
 from .definitions import TableDef, TableOptions
 
@@ -20,9 +23,12 @@ class Settings:
     options: TableOptions | None = None
     changelog: str | None = None
     drop_unchanged: bool | None = None
+    checks: Mapping[str, str] | None = None
 
-    def check(self, table: str, *, derived: bool) -> None:
-        """Raise InvalidInput unless a table can have these settings. derived: True for an output of a job."""
+    def check(self, table: str, *, derived: bool, schema: TableSchema | None = None) -> None:
+        """Raise InvalidInput unless a table can have these settings. derived: True for an output of a job. schema: of a
+        root table, whose columns checks may name.
+        """
         if self.changelog is not None and self.changelog not in CHANGELOGS:
             raise InvalidInput(f"table {table!r}: changelog must be one of {CHANGELOGS}, not {self.changelog!r}")
         if self.options is not None and not isinstance(self.options, TableOptions):
@@ -35,16 +41,35 @@ class Settings:
                 "outputs of jobs"
             )
 
+        if self.checks is not None:
+            _check_checks(table, None if derived else schema, self.checks)
+
     def of(self, table: TableDef, newest: int) -> TableDef:
         """Return the definition of the table with these settings. newest: the table's newest commit."""
         after = replace(
             table,
             options=table.options if self.options is None else self.options,
             drop_unchanged=table.drop_unchanged if self.drop_unchanged is None else self.drop_unchanged,
+            checks=table.checks if self.checks is None else tuple(self.checks.items()),
         )
         if self.changelog is None or self.changelog == table.changelog:
             return after
         return replace(after, changelog=self.changelog, full_since=newest if self.changelog == "full" else None)
+
+
+def _check_checks(table: str, schema: TableSchema | None, checks: object) -> None:
+    """Raise InvalidInput unless a table of this schema can have these checks. schema: None for an output of a job."""
+    if not isinstance(checks, Mapping):
+        raise InvalidInput(f"table {table!r}: checks must be a dict {{name: condition}}, not {checks!r}")
+    if schema is None:
+        raise InvalidInput(
+            f"table {table!r} is the output of a job, whose refresh decides its rows; checks are for root tables"
+        )
+    for name, text in checks.items():
+        check_name("check", name)
+        if not isinstance(text, str) or not text.strip():
+            raise InvalidInput(f"table {table!r}: check {name!r} must be a condition such as 'cents >= 0'")
+        parse_predicate(text, schema.schema)
 
 
 def show_option(value: object, other: object = None) -> str:

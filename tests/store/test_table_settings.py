@@ -210,7 +210,7 @@ def test_altering_nothing_is_refused_as_it_is_of_jobs(lab: Lab) -> None:
     written = lab.txn_id()
     for name in ("r", "j_out"):
         with pytest.raises(
-            el.InvalidInput, match=f"table '{name}': alter takes options=, changelog= or drop_unchanged="
+            el.InvalidInput, match=f"table '{name}': alter takes options=, changelog=, drop_unchanged= or checks="
         ):
             lab.store.table(name).alter()
     for nothing in ({}, {"options": {}}):
