@@ -35,7 +35,7 @@ BASE, STRING, COMPOSITE, WIDE, LARGE = SHAPES = (
 _OF_ANY_SHAPE = {"P1": 1, "P2": 2, "P3": 2, "P4": 1, "P5": 1, "P7": 1, "P8": 6, "P10": 1}
 _SEVERAL = {"P2": 3, "P3": 2, "P8": 6, "P9": 3, "P10": 3, "P13": 2, "P14": 4, "P15": 3, "P16": 4, "P19": 2, "P20": 2}
 _WHOLE = {
-    BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in (*range(1, 18), 19, 20, 21))},
+    BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in (*range(1, 18), 19, 20, 21, 22))},
     STRING: _OF_ANY_SHAPE,
     COMPOSITE: _OF_ANY_SHAPE,
     WIDE: _OF_ANY_SHAPE,
