@@ -29,10 +29,10 @@ from epochlog.store.commit.lag_marks import alter_store
 from epochlog.store.commit.loads import drop_load
 from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.commit.table_ddl import create_table, drop_table
-from epochlog.store.compaction.request import compact_tables
 from epochlog.store.env.clock import Clock
 from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.process_local import OneProcess, warn_unclosed
+from epochlog.store.maintenance.compact_request import compact_tables
 from epochlog.store.maintenance.scheduler import Maintenance
 from epochlog.store.maintenance.vacuum import GRACE, VacuumReport, vacuum
 from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
@@ -301,7 +301,7 @@ class Store(StoreJobs, OneProcess, Closeable):
         return store_metrics(self._handle)
 
     def compact(self, table: str | None = None, full: bool = False, *, spark: SparkSession | None = None) -> None:
-        """Compact the L0 log of one table (None: of all) into sorted runs.
+        """Delete the rows whose ttl has passed, and compact the L0 log into sorted runs: of one table (None: of all).
 
         Without `full`, only tables with enough segments are compacted. A table that another process compacts is left to
         it. A compaction whose process died is continued, on another machine after two minutes.

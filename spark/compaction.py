@@ -18,9 +18,9 @@ from epochlog.store.catalog.keys import compact_key
 from epochlog.store.catalog.records import pack, unpack
 from epochlog.store.compaction.claim import CLAIM_MS
 from epochlog.store.compaction.piece_rewriter import PieceRewriter, rewrite_in_threads
-from epochlog.store.compaction.request import compact_tables
 from epochlog.store.compaction.work import Parts, parts_from_record, parts_to_record
 from epochlog.store.env.paths import RUN_ENDING, file_name
+from epochlog.store.maintenance.compact_request import compact_tables
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.data_file import FileGone
 from epochlog.store.sst.segment_writer import WriteTarget

@@ -17,6 +17,7 @@ from epochlog.cli.text import bytes_text, count_text, epoch_text, listed, safe, 
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.table_ddl import alter_table, refuse_in_use
+from epochlog.store.env.clock import FOR_EVER
 from epochlog.store.epochs.view_reader import read_commits, read_epoch_view
 from epochlog.store.metadata.definitions import TableDef, TableOptions
 from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_table
@@ -24,7 +25,7 @@ from epochlog.store.metadata.table_settings import Settings, show_option
 from epochlog.store.retention.holds import holds_of
 
 _SPANS = ("history_retention", "log_retention", "tombstone_retention")
-_OPTIONS = (*_SPANS, "compact_segments", "max_segments")
+_OPTIONS = (*_SPANS, "compact_segments", "max_segments", "ttl", "ttl_column")
 
 
 def alter(session: CommandSession) -> None:
@@ -55,13 +56,18 @@ def _alter_table(session: CommandSession) -> None:
     options, name, handle = session.options, session.options.name, session.handle
     table = handle.catalog.read(lambda view: find_table(view, name))
     new_values = {option: value for option in _OPTIONS if (value := getattr(options, option)) is not None}
-    new_values.update({option: timedelta(seconds=new_values[option]) for option in _SPANS if option in new_values})
+    spans = [option for option in (*_SPANS, "ttl") if option in new_values]
+    new_values.update({option: timedelta(seconds=new_values[option]) for option in spans})
+    if new_values.get("ttl") == timedelta(0):
+        new_values.update(ttl=None, ttl_column=None)
     drop_unchanged = None if options.drop_unchanged is None else options.drop_unchanged == "yes"
-    replace(table.options, **new_values)  # raises for invalid options before the confirmation
+    options_after = replace(table.options, **new_values)  # raises for invalid options before the confirmation
+    Settings(options_after).check(name, derived=table.derived)
+    Settings(options_after).check_columns(table.schema)
     shortened = _shortened(table.options, new_values)
     if shortened:
         losses = [
-            f"{option} is {show_option(current_span, new_values[option])} and would be "
+            f"{option} is {_span_text(current_span, new_values[option])} and would be "
             f"{show_option(new_values[option], current_span)}"
             for option, current_span in shortened.items()
         ]
@@ -70,7 +76,7 @@ def _alter_table(session: CommandSession) -> None:
     def new_settings(current: TableDef) -> Settings:
         if not options.yes and (shortened_now := _shortened(current.options, new_values)) != shortened:
             changes = " and ".join(
-                f"{option} is {show_option(getattr(current.options, option), shortened.get(option))}"
+                f"{option} is {_span_text(getattr(current.options, option), shortened.get(option))}"
                 for option in {**shortened, **shortened_now}
             )
             raise EpochlogError(
@@ -83,7 +89,8 @@ def _alter_table(session: CommandSession) -> None:
     altered = alter_table(handle, table, new_settings)
     drops_unchanged = altered.drop_unchanged if altered.derived else None
     if session.out.as_json:
-        spans_s = {option: getattr(altered.options, option).total_seconds() for option in _SPANS}
+        spans = {option: getattr(altered.options, option) for option in (*_SPANS, "ttl")}
+        spans_s = {option: None if span is None else span.total_seconds() for option, span in spans.items()}
         facts = {
             "name": name,
             "changelog": altered.changelog,
@@ -95,18 +102,25 @@ def _alter_table(session: CommandSession) -> None:
         session.out.show(
             f"table {name}: changelog {altered.changelog}, "
             + ", ".join(
-                f"{option} {show_option(getattr(altered.options, option))}"
+                f"{option} {show_option(value)}"
                 for option in asdict(altered.options)
-                if option != "tombstone_retention" or altered.schema.sequence_by is not None
+                if (value := getattr(altered.options, option)) is not None
+                and (option != "tombstone_retention" or altered.schema.sequence_by is not None)
             )
             + unchanged_text(drops_unchanged)
         )
 
 
 def _shortened(options: TableOptions, new_values: Mapping[str, Any]) -> dict[str, timedelta]:
-    """Return by name the current retentions that are longer than the new values."""
-    current = {name: getattr(options, name) for name in _SPANS}
-    return {name: span for name, span in current.items() if name in new_values and new_values[name] < span}
+    """Return by name the current retentions, and the ttl, that are longer than the new values."""
+    current = {name: getattr(options, name) for name in _SPANS} | {"ttl": options.ttl or FOR_EVER}
+    return {
+        name: span for name, span in current.items() if new_values.get(name) is not None and new_values[name] < span
+    }
+
+
+def _span_text(span: timedelta | None, other: object = None) -> str:
+    return "without an end" if span in (None, FOR_EVER) else show_option(span, other)
 
 
 def rebuild(session: CommandSession) -> None:

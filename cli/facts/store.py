@@ -257,6 +257,8 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             },
             "sequence_by": table.schema.sequence_by,
             "checks": dict(table.checks),
+            "ttl_s": None if table.options.ttl is None else table.options.ttl.total_seconds(),
+            "ttl_column": table.options.ttl_column,
             "compact_segments": table.options.compact_segments,
             "max_segments": table.options.max_segments,
             "schema": list(columns(table)),

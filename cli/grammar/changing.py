@@ -66,9 +66,10 @@ def _alter(commands: argparse._SubParsersAction) -> None:
     command = add_command(
         commands,
         "alter",
-        "change a table's retention and changelog, or a job's commit interval and permitted lag",
-        "Readers and writers continue. A shorter retention needs a confirmation, because the next compaction removes "
-        "older states. JSON: for a job the fields of JobInfo; for a table name, changelog and options (in seconds).",
+        "change a table's retention, ttl and changelog, or a job's commit interval and permitted lag",
+        "Readers and writers continue. A shorter retention or ttl needs a confirmation, because the next compaction "
+        "removes older states or rows. JSON: for a job the fields of JobInfo; for a table name, changelog and options "
+        "(in seconds).",
     )
     command.add_argument("kind", metavar="table|job", choices=("table", "job"))
     command.add_argument("name", metavar="NAME")
@@ -90,6 +91,8 @@ def _alter(commands: argparse._SubParsersAction) -> None:
     table.add_argument(
         "--max-segments", type=positive, metavar="N", help="from N L0 segments on, a commit compacts before it returns"
     )
+    table.add_argument("--ttl", type=seconds, metavar="TIME", help="delete rows of this age; 0: never")
+    table.add_argument("--ttl-column", metavar="COLUMN", help="the column with the time of a row, for --ttl")
     table.add_argument("--changelog", choices=("upsert", "full"), help="full: store the replaced rows too")
     table.add_argument("--drop-unchanged", choices=("yes", "no"), help="of an output: do not log unchanged rows")
     _yes_flag(command)
@@ -100,6 +103,7 @@ ALTER_OPTIONS = {
     "job": ("interval", "max_lag"),
     "table": (
         *("history_retention", "log_retention", "tombstone_retention", "compact_segments", "max_segments"),
+        *("ttl", "ttl_column"),
         *("changelog", "drop_unchanged"),
     ),
 }

@@ -239,6 +239,7 @@ def description_page(facts: Facts) -> list[Table | str]:
         ("retention", _retention_text(facts["retention"])),
         *([("sequence", _sequence_text(facts))] if facts["sequence_by"] is not None else []),
         *(("check", f"{name}: {text}") for name, text in facts["checks"].items()),
+        *([("rows expire", _ttl_text(facts))] if facts["ttl_column"] is not None else []),
         ("compaction", f"at {facts['compact_segments']:,} segments; write stall at {facts['max_segments']:,}"),
         ("changelog", _changelog_text(facts)),
     ]
@@ -286,6 +287,10 @@ def _sequence_text(facts: Facts) -> str:
 def _retention_text(retention: Facts) -> str:
     history, log = (show_span(round(retention[name] * 1000)) for name in ("history_s", "log_s"))
     return f"history {history}, log {log}"
+
+
+def _ttl_text(facts: Facts) -> str:
+    return f"{show_span(round(facts['ttl_s'] * 1000))} after {facts['ttl_column']}"
 
 
 def _changelog_text(facts: Facts) -> str:

@@ -43,10 +43,10 @@ def seal(handle: Handle, every: int = 1) -> int:
         last_epoch = Counters.read(view).last_epoch
         sealed = last_epoch > 0 and is_boundary(view, last_epoch, handle.interval_ms, every)
         leads = last_epoch > from_unix_ms(handle.catalog.now_ms() + handle.interval_ms)
-        return last_epoch if sealed or (not leads and _newest_passed_boundary(handle) <= last_epoch) else None
+        return last_epoch if sealed or (not leads and newest_passed_boundary(handle) <= last_epoch) else None
 
     def body(tx: Txn) -> int:
-        counters, target = Counters.read(tx), _newest_passed_boundary(handle)
+        counters, target = Counters.read(tx), newest_passed_boundary(handle)
         if target > counters.last_epoch:
             move_counters(tx, counters, target)
         elif counters.last_epoch > from_unix_ms(handle.catalog.now_ms() + handle.interval_ms):
@@ -76,7 +76,8 @@ def force_within(tx: Txn, handle: Handle, above: int = 0) -> int:
     return epoch
 
 
-def _newest_passed_boundary(handle: Handle) -> int:
+def newest_passed_boundary(handle: Handle) -> int:
+    """Return the newest regular boundary that the clock has passed."""
     now = from_unix_ms(handle.catalog.now_ms())
     return boundary(newest_index(now - 1, handle.interval_ms), handle.interval_ms)
 

@@ -76,6 +76,7 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
         schema,
         source.changelog,
         source.options,
+        checks=source.checks,
         full_since=begin if source.changelog == "full" else None,
         first_changelog=source.changelog,
         created=begin,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from epochlog.errors import EpochlogError, InvalidInput, SegmentUnknown
@@ -20,6 +21,7 @@ from epochlog.store.session.write_intents import require_intents
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.epoch import show_epoch
 
+from .failures import TtlAltered
 from .idempotency import TxnPair
 from .unchanged_rows import Rewrites
 from .verdict import Verdict
@@ -39,6 +41,7 @@ class TableEdit:
     changes of the commit among themselves only; "given" takes them as they are, and the kept deletes of the epoch
     `base_deletes`. verdict: the decision by sequence, without which the first two cannot be committed.
     merged: segments of whole rows that were made of segments of updates. checks: those that the rows have passed.
+    expiry: the table's ttl and its column, by which the edit was decided; they must still be these.
     """
 
     table_id: int
@@ -55,6 +58,7 @@ class TableEdit:
     base_deletes: int | None = None
     merged: tuple[Segment, ...] = ()
     checks: tuple[tuple[str, str], ...] = ()
+    expiry: tuple[timedelta, str] | None = None
 
     @property
     def written(self) -> list[Segment]:
@@ -180,6 +184,8 @@ def append_entry(
         raise Unprepared(f"table {table.name!r} has checks that the rows of this commit have not passed")
     if table.schema.sequence_by is not None:
         _put_kept_deletes(tx, table, edit, epoch)
+    if edit.expiry is not None and edit.expiry != (table.options.ttl, table.options.ttl_column):
+        raise TtlAltered(f"the ttl of table {table.name!r} was altered while rows were chosen to expire; retry")
     if table.changelog == "full" and edit.segments and edit.images is None:
         raise Unprepared(f"table {table.name!r} stores pre-images with each commit, and this one has none")
     groups = grouped(edit, epoch, labels)

@@ -7,6 +7,7 @@ from epochlog.errors import (
     CatalogFull,
     CatalogUnavailable,
     ClockSkew,
+    EpochlogError,
     EpochRegressed,
     Fenced,
     InvalidInput,
@@ -22,6 +23,11 @@ from epochlog.errors import (
     UpstreamIncomplete,
 )
 
+
+class TtlAltered(EpochlogError):
+    """Altered ttl: expired rows were chosen by a ttl that the table no longer has."""
+
+
 DEFINITE_FAILURES = (
     BarrierChanged,
     CatalogFull,
@@ -33,6 +39,7 @@ DEFINITE_FAILURES = (
     StoreClosed,
     TableDropped,
     TableFinished,
+    TtlAltered,
     TxnAborted,
     TxnMismatch,
     TxnOutcomeForgotten,

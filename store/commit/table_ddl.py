@@ -50,6 +50,7 @@ def create_table(
     """
     settings = Settings(options, changelog, checks=checks)
     settings.check(schema.name, derived=False, schema=schema)
+    settings.check_columns(schema)
 
     def body(tx: Txn) -> TableDef:
         if exist_ok and tx.get(name_key(schema.name)) is not None:
@@ -97,6 +98,7 @@ def altered(tx: Txn, table_id: int, name: str, settings: Settings) -> TableDef:
     settings.check(
         table.name, derived=table.derived, schema=table.schema
     )  # an output may have become a root table since
+    settings.check_columns(table.schema)
     after = settings.of(table, get_version(tx, table_id, name).max_committed_epoch)
     if after != table:
         tx.put(table_key(table_id), after.to_record())

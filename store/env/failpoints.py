@@ -37,6 +37,9 @@ FAILPOINTS: dict[str, str] = {
     "kept:merged": "kept deletes are merged into a file, no catalog record names it",
     # store/commit/restore.py
     "restore:before-commit": "the difference of a restore is written, no catalog record names its files",
+    # store/commit/expiry.py
+    "expire:before-commit": "the deletes of expired rows are written, no catalog record names their files",
+    "expire:after-commit": "expired rows are deleted, the call has not returned",
     # store/commit/clone.py
     "clone:before-transaction": "the records of a clone are put, the catalog's transaction has not ended",
     "clone:after-transaction": "a clone is in the catalog, the call has not returned",

@@ -1,4 +1,5 @@
-"""Background maintenance: one thread of an open store that applies retention, compacts, vacuums and writes backups.
+"""Background maintenance: one thread of an open store that applies retention, expires rows, compacts, vacuums and
+writes backups.
 
 It works in rounds. In a round each table with pending work gets one slice of compaction, so a large table does not
 delay the others, and `close` waits for at most one slice. A failure is logged and recorded in the catalog, where
@@ -12,12 +13,14 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from epochlog.errors import EpochlogError, StoreClosed, TableDropped
 from epochlog.store.backup.incremental import ship
 from epochlog.store.catalog.keys import TROUBLE_PREFIX, table_key, trouble_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
+from epochlog.store.commit.expiry import expire_rows
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.metadata.definitions import TableDef, TableOptions
@@ -35,6 +38,8 @@ PERIOD_S = 1.0
 LOOK_AGAIN_MS = 10_000
 """Time between visits to an unchanged table: retention and failed work depend on time alone."""
 VACUUM_EVERY_MS = 600_000
+EXPIRE_EVERY_MS = 600_000
+"""Longest time between two searches of a table for expired rows; a hundredth of its ttl if that is shorter."""
 SLICE = 2
 """Key ranges of a compaction in one slice."""
 _log = logging.getLogger("epochlog")
@@ -56,6 +61,11 @@ def all_troubles(view: ReadTxn) -> dict[int, MaintenanceFailure]:
     return {int(key[-8:], 16): MaintenanceFailure(**record) for key, record in records}
 
 
+def expire_every_ms(ttl: timedelta) -> int:
+    """Return the time after which a table with this ttl is searched for expired rows again."""
+    return min(EXPIRE_EVERY_MS, ttl // timedelta(milliseconds=100))
+
+
 class Maintenance:
     """Maintenance of one open store. `errors`: the failures of the last try, by table, "vacuum" or "shipping"."""
 
@@ -68,6 +78,7 @@ class Maintenance:
         self._thread: threading.Thread | None = None
         self._seen: dict[int, tuple[TableVersion, TableOptions, int]] = {}
         self._vacuumed_ms: int | None = None
+        self._expired_ms: dict[int, int] = {}
 
     def start(self) -> None:
         """Start the thread; it runs until `close`."""
@@ -121,7 +132,9 @@ class Maintenance:
     def _maintain_table(self, table: TableDef) -> CompactionOutcome | None:
         def work() -> CompactionOutcome:
             apply_retention(self._handle, table)
-            return compact_table(self._handle, table, budget=SLICE, by="maintenance")
+            outcome = compact_table(self._handle, table, budget=SLICE, by="maintenance")
+            self._expire(table)
+            return outcome
 
         try:
             outcome = self._attempt(table.name, work)
@@ -131,6 +144,15 @@ class Maintenance:
             _log.warning("maintenance of table %r could not record its failure in the catalog: %s", table.name, error)
             return None
         return outcome
+
+    def _expire(self, table: TableDef) -> None:
+        """Delete the rows whose ttl has passed, if the table was not looked through a short time ago."""
+        ttl, now_ms = table.options.ttl, self._handle.catalog.now_ms()
+        last_ms = self._expired_ms.get(table.id)
+        if ttl is None or (last_ms is not None and 0 <= now_ms - last_ms < expire_every_ms(ttl)):
+            return
+        expire_rows(self._handle, table)
+        self._expired_ms[table.id] = now_ms
 
     def _record_trouble(self, table: TableDef, error: str | None) -> None:
         """Record the failure of a table, or its end, in the catalog. Write only on a change."""

@@ -73,7 +73,8 @@ class TableOptions:
     compact_segments: the number of L0 segments at which `compact()` without `full`, and maintenance, compact them into
     a run. max_segments: the number of L0 segments at which a commit compacts them itself before it returns.
     tombstone_retention: of a table with a sequence, the age up to which a delete wins over older changes that arrive
-    after it.
+    after it. ttl: the age, by the time or date in the column `ttl_column`, from which on rows are deleted; None: never.
+    Only of a root table.
     """
 
     history_retention: timedelta = timedelta(hours=1)
@@ -81,8 +82,16 @@ class TableOptions:
     compact_segments: int = 8
     max_segments: int = 64
     tombstone_retention: timedelta = TOMBSTONE_RETENTION
+    ttl: timedelta | None = None
+    ttl_column: str | None = None
 
     def __post_init__(self) -> None:
+        if (self.ttl is None) != (self.ttl_column is None):
+            raise InvalidInput("ttl and ttl_column go together: the age of a row is that of a column's time")
+        if self.ttl is not None and (not isinstance(self.ttl, timedelta) or _whole_ms(self.ttl) < 1):
+            raise InvalidInput(f"ttl must be a timedelta of 1 ms or more, not {self.ttl!r}")
+        if not isinstance(self.ttl_column, str | None):
+            raise InvalidInput(f"ttl_column must be the name of a column, not {self.ttl_column!r}")
         for name in ("history_retention", "log_retention", "tombstone_retention"):
             value = getattr(self, name)
             if not isinstance(value, timedelta) or value < timedelta(0):
@@ -97,12 +106,16 @@ class TableOptions:
             )
 
     def to_record(self) -> Record:
-        """Return the catalog's record; it has no tombstone_ms for the default."""
+        """Return the catalog's record; it has no tombstone_ms for the default, and only options with a ttl have its two
+        fields.
+        """
+        ttl = {} if self.ttl is None else {"ttl_ms": _whole_ms(self.ttl), "ttl_column": self.ttl_column}
         record = {
             "history_ms": _whole_ms(self.history_retention),
             "log_ms": _whole_ms(self.log_retention),
             "compact_segments": self.compact_segments,
             "max_segments": self.max_segments,
+            **ttl,
         }
         if self.tombstone_retention != TOMBSTONE_RETENTION:
             record["tombstone_ms"] = _whole_ms(self.tombstone_retention)
@@ -117,6 +130,8 @@ class TableOptions:
             record["compact_segments"],
             record["max_segments"],
             timedelta(milliseconds=record["tombstone_ms"]) if "tombstone_ms" in record else TOMBSTONE_RETENTION,
+            timedelta(milliseconds=record["ttl_ms"]) if "ttl_ms" in record else None,
+            record.get("ttl_column"),
         )
 
 
@@ -172,7 +187,7 @@ class TableDef:
     @property
     def format(self) -> int:
         """Return the format of the record: 1, which every version reads, unless the table uses what is newer."""
-        return 2 if self.tagged or self.shares or self.checks else 1
+        return 2 if self.tagged or self.shares or self.checks or self.options.ttl is not None else 1
 
     def to_record(self) -> Record:
         """Return the catalog's record; only a table that uses them has the fields of format 2."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+import pyarrow as pa
+
 from epochlog.errors import InvalidInput
 from epochlog.store.types.epoch import show_span
 from epochlog.store.types.predicate import parse_predicate
@@ -33,6 +35,11 @@ class Settings:
             raise InvalidInput(f"table {table!r}: changelog must be one of {CHANGELOGS}, not {self.changelog!r}")
         if self.options is not None and not isinstance(self.options, TableOptions):
             raise InvalidInput(f"table {table!r}: options must be epochlog.TableOptions, not {self.options!r}")
+        if derived and self.options is not None and self.options.ttl is not None:
+            raise InvalidInput(
+                f"table {table!r} is an output of a job, whose rows are those of its query: a ttl is for root tables. "
+                "Give the upstream one, or leave out old rows in the query"
+            )
         if self.drop_unchanged is not None and not isinstance(self.drop_unchanged, bool):
             raise InvalidInput(f"table {table!r}: drop_unchanged must be True or False, not {self.drop_unchanged!r}")
         if self.drop_unchanged is not None and not derived:
@@ -43,6 +50,29 @@ class Settings:
 
         if self.checks is not None:
             _check_checks(table, None if derived else schema, self.checks)
+
+    def check_columns(self, schema: TableSchema) -> None:
+        """Raise InvalidInput unless the schema has the column that the options name, with a time or a date.
+
+        A table with a sequence has no ttl: deletes of its rows carry sequences.
+        """
+        column = None if self.options is None else self.options.ttl_column
+        if column is None:
+            return
+        if schema.sequence_by is not None:
+            raise InvalidInput(
+                f"table {schema.name!r} orders its changes by a sequence, so it has no ttl: delete old rows with their "
+                "sequences"
+            )
+        if column not in schema.schema.names:
+            raise InvalidInput(
+                f"table {schema.name!r} has no column {column!r} for its ttl; it has {schema.schema.names}"
+            )
+        kind = schema.schema.field(column).type
+        if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+            raise InvalidInput(
+                f"table {schema.name!r}: the ttl needs a column with a timestamp or a date; {column!r} has {kind}"
+            )
 
     def of(self, table: TableDef, newest: int) -> TableDef:
         """Return the definition of the table with these settings. newest: the table's newest commit."""

@@ -238,3 +238,24 @@ def test_a_table_is_cloned(run, lake) -> None:
     assert re.match(r"^table of_tag is a clone of orders, from epoch \d+ on$", page.strip())
     again = run("clone", lake.root, "orders", "trial")
     assert again.code == 1 and "exists already" in again.err
+
+
+def test_alter_of_a_ttl_asks_before_rows_expire(run, lake) -> None:
+    with api.open(lake.root) as store:
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("at", pa.timestamp("ms"))])
+        store.create_table("timed", schema, ["id"])
+    done = run("alter", lake.root, "table", "timed", "--ttl", "30d", "--ttl-column", "at")
+    assert done.code == 2 and "--yes" in done.err
+    done = run("alter", lake.root, "table", "timed", "--ttl", "30d", "--ttl-column", "at", "--yes")
+    assert done.out.endswith("max_segments 64, ttl 30 d, ttl_column at\n")
+    facts = json.loads(run("describe", lake.root, "timed", "--json").out)
+    assert (facts["ttl_s"], facts["ttl_column"]) == (30 * 86_400, "at")
+    assert "30 d after at" in run("describe", lake.root, "timed").out
+    facts = json.loads(run("alter", lake.root, "table", "timed", "--ttl", "40d", "--json").out)
+    assert facts["options"]["ttl"] == 40 * 86_400, "longer: nothing to ask"
+    facts = json.loads(run("alter", lake.root, "table", "timed", "--ttl", "0", "--json").out)
+    assert (facts["options"]["ttl"], facts["options"]["ttl_column"]) == (None, None)
+    for wrong in (["timed", "--ttl", "1d"], ["orders", "--ttl", "1d", "--ttl-column", "day"]):
+        assert run("alter", lake.root, "table", *wrong, "--yes").code == 1
+    refused = run("alter", lake.root, "table", "revenue", "--ttl", "1d", "--ttl-column", "day", "--yes")
+    assert refused.code == 1 and "root tables" in refused.err

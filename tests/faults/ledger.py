@@ -14,6 +14,7 @@ import pyarrow as pa
 
 import epochlog as el
 from faults.cdc_table import CDC, check_cdc
+from faults.expiry import TABLE, check_expiry
 from faults.jobs import SCHEMA, check_jobs
 
 APPLICATION = "story"
@@ -137,7 +138,7 @@ class Ledger:
         """AssertionError, or the library's own error, where the store is not what it must be."""
         report = store.verify()
         assert report.ok, report.problems
-        names = {info.name for info in store.tables() if info.job is None and info.name != CDC}
+        names = {info.name for info in store.tables() if info.job is None} - {CDC, TABLE}
         assert self.tables <= names <= self.tables | self.maybe_tables, (names, self.tables)
         landed = self._landed(store, names)
         due = {n: epoch for n, epoch in self.epochs.items() if names & set(self.commits[n].tables)}
@@ -156,6 +157,7 @@ class Ledger:
         assert consumers <= {self.acknowledged, self.acknowledging}, (consumers, self.acknowledged)
         check_jobs(store)
         check_cdc(store)
+        check_expiry(store)
 
     def _landed(self, store: el.Store, names: set[str]) -> dict[int, int]:
         """The epochs of the commits that are there, each in all of its tables."""

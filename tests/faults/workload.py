@@ -13,6 +13,7 @@ import epochlog as el
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.env.paths import file_name
 from faults.cdc_table import resume_cdc, run_cdc
+from faults.expiry import run_expiry
 from faults.jobs import resume_jobs, run_jobs
 from faults.ledger import APPLICATION, SCHEMA, Group, Ledger, LedgerCommit, keys, rows
 
@@ -151,6 +152,7 @@ def run_workload(
         logged.consume("a")
         logged.make("d", log_retention=timedelta(0))
         logged.commit({"d": [{1: 10, 2: 10}]})
+        run_expiry(store, attempt)
         run_jobs(store, logged.commit, attempt)
         run_cdc(store, attempt)
         logged.clear_away()

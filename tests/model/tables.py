@@ -169,6 +169,7 @@ class ModelTable:
     memory: int = 0  # commits from this one on are remembered
     compacted: int = 0
     base: dict[Key, Row] = field(default_factory=dict)  # the rows with which a clone begins
+    ttl: bool = False  # its rows of the days 0 and 1 have expired
     inherited: int = 0  # segments in L0 of a clone from before its beginning
     finished: bool = False
     groups: list[Group] = field(default_factory=list)
@@ -218,6 +219,13 @@ class ModelTable:
                 state.pop(key, None) if gone else state.update({key: row})
         self.states.append((epoch, state))
         self.entries.append(TableEntry(epoch, operation, *counts))
+
+    def expired(self) -> list[Row]:
+        """Return the rows that an expiry deletes."""
+        if not self.ttl or self.finished:
+            return []
+        rows = [self.state(self.newest)[key] for key in sorted(self.state(self.newest), key=key_order)]
+        return [row for row in rows if row[self.shape.names.index("day")] in (0, 1)]
 
     def restore(self, epoch: int, target: int, segments: int) -> None:
         """Add the entry that gives the table its rows at `target`."""

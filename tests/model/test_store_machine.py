@@ -407,12 +407,24 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=st.none() | st.sampled_from(sorted(SHAPES)), full=st.booleans())
     def compact(self, name: str | None, full: bool) -> None:
-        self.store.compact(name, full=full)
-        for model in self.tables.values() if name is None else [self.tables[name]]:
+        models = list(self.tables.values()) if name is None else [self.tables[name]]
+        if any(model.expired() for model in models) and self.expect_epoch() is None:
+            with pytest.raises(el.ClockSkew):
+                self.store.compact(name, full=full)
+        else:
+            self.store.compact(name, full=full)
+        for model in models:
+            self.expire(model)
             held, tagged = self.held(model), self.tagged(model)
             model.retain(self.past, held, tagged)
             least = 1 if full or name is not None else model.compact_segments
             model.compact(from_unix_ms(self.now - model.retention_ms), held, tagged, least=least)
+
+    def expire(self, model: ModelTable) -> None:
+        rows, epoch = model.expired(), self.expect_epoch()
+        if rows and epoch is not None:
+            model.commit(epoch, [(epoch, [[Op(True, tuple(rows))]])], "expire")
+            self.landed(epoch, None, [])
 
     @rule(name=st.sampled_from(sorted(SHAPES)), l0_only=st.booleans(), budget=st.integers(0, 2))
     def compact_a_little(self, name: str, l0_only: bool, budget: int) -> None:
@@ -427,11 +439,15 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(rounds=st.integers(1, 3))
     def maintain(self, rounds: int) -> None:
         worker = Maintenance(self.store._handle)
-        for _ in range(rounds):
+        skewed = self.expect_epoch() is None
+        late = [name for name, model in self.tables.items() if model.expired() and skewed]
+        for number in range(rounds):
             worker.run_once()
-        assert not worker.errors
-        for model in self.tables.values():
-            model.retain(self.past, self.held(model), self.tagged(model))
+            for model in self.tables.values():
+                model.retain(self.past, self.held(model), self.tagged(model))
+                if not number:
+                    self.expire(model)
+        assert sorted(worker.errors) == sorted(late)
 
     @rule(grace=st.sampled_from([0, 0, 60, 900]), dry_run=st.booleans())
     def vacuum(self, grace: int, dry_run: bool) -> None:
@@ -460,8 +476,16 @@ class StoreMachine(RuleBasedStateMachine):
         full=st.none() | st.booleans(),
         retentions_ms=st.none() | st.sampled_from(RETENTIONS_MS),
         compact_segments=st.sampled_from([1, 2, 4]),
+        expires=st.booleans(),
     )
-    def alter(self, name: str, full: bool | None, retentions_ms: tuple[int, int] | None, compact_segments: int) -> None:
+    def alter(
+        self,
+        name: str,
+        full: bool | None,
+        retentions_ms: tuple[int, int] | None,
+        compact_segments: int,
+        expires: bool,
+    ) -> None:
         """Other settings, from now on; what is there is as it was."""
         model, options = self.tables[name], None
         if retentions_ms is not None:
@@ -470,7 +494,9 @@ class StoreMachine(RuleBasedStateMachine):
                 history_retention=timedelta(milliseconds=states_ms),
                 log_retention=timedelta(milliseconds=log_ms),
                 compact_segments=compact_segments,
+                **({"ttl": timedelta(days=1000), "ttl_column": "day"} if expires and name == "pairs" else {}),
             )
+            model.ttl = options.ttl is not None
             model.retention_ms, model.log_retention_ms, model.compact_segments = states_ms, log_ms, compact_segments
         if full is not None:
             model.full = full

@@ -1,23 +1,25 @@
-"""Compaction on request: of one table, or of all that are due."""
+"""Compaction on request, of one table or of all that are due, after the expiry of their rows."""
 
 from __future__ import annotations
 
 from epochlog.errors import EpochlogError, TableDropped
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.commit.expiry import expire_rows
+from epochlog.store.compaction.executor import compact_table
+from epochlog.store.compaction.piece_rewriter import RewritePieces, rewrite_in_threads
+from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import all_tables, find_table
 from epochlog.store.retention.retention import apply_retention
 from epochlog.store.session.handle import Handle
 
-from .executor import compact_table
-from .piece_rewriter import RewritePieces, rewrite_in_threads
-from .work import CompactionOutcome
-
 
 def compact_tables(
     handle: Handle, table: str | None, *, full: bool, rewrite: RewritePieces = rewrite_in_threads
 ) -> None:
-    """Compact the L0 of one table (None: of all) into its runs; of all without `full` only where it is due."""
+    """Compact the L0 of one table (None: of all) into its runs; of all without `full` only where it is due. Rows whose
+    ttl has passed are deleted before.
+    """
 
     def due(view: ReadTxn) -> list[TableDef]:
         return list(all_tables(view)) if table is None else [find_table(view, table)]
@@ -25,6 +27,8 @@ def compact_tables(
     failed: list[EpochlogError] = []
     for table_def in handle.catalog.read(due):
         try:
+            if table_def.options.ttl is not None:
+                failed += _expire(handle, table_def)
             apply_retention(handle, table_def)
             compact_table(handle, table_def, full=full or table is not None, rewrite=rewrite)
             while compact_table(handle, table_def, past_only=True, rewrite=rewrite) is CompactionOutcome.DONE:
@@ -36,3 +40,16 @@ def compact_tables(
             failed.append(error)
     if failed:
         raise failed[0]
+
+
+def _expire(handle: Handle, table: TableDef) -> list[EpochlogError]:
+    """Delete the rows whose ttl has passed; return the error of a failure, which keeps no table from being compacted.
+    Raises TableDropped.
+    """
+    try:
+        expire_rows(handle, table)
+    except TableDropped:
+        raise
+    except EpochlogError as error:
+        return [error]
+    return []

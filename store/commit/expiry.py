@@ -1,0 +1,185 @@
+"""Expiry of rows: deletes of the rows whose time is older than the table's ttl, as ordinary commits of a root table.
+
+Rules: docs/SEMANTICS.md, 1.23 and 1.24. Rows are chosen at a boundary from the newest state. If another commit of the
+table lands first, the keys that it changed are decided again, so that no row is deleted that was renewed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.changelog.log_plan import LogPlan, plan_changes
+from epochlog.store.env.failpoints import hit
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.lookups import get_table, get_version
+from epochlog.store.retention.stale_reads import retry_stale_plan
+from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
+from epochlog.store.sst.merge import lookup
+from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.segment_writer import SegmentWriter, remove_segments
+from epochlog.store.types.epoch import to_unix_ms
+from epochlog.store.types.read_options import ReadOptions
+
+from .boundaries import newest_passed_boundary
+from .edits import CommitConflict, TableEdit
+from .failures import TtlAltered
+from .root_commit import commit_or_delete
+
+if TYPE_CHECKING:
+    from epochlog.store.session.handle import Handle
+
+BATCH_ROWS = 1 << 20
+"""Most rows that one commit expires; their keys are in memory."""
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Expired rows of a table: the keys at the commit `base`, by the time of a boundary and the options at that time.
+
+    more: True if the table may have more of them.
+    """
+
+    keys: pa.Table
+    base: int
+    ttl: timedelta
+    column: str
+    cutoff: pa.Scalar
+    more: bool
+
+
+def expire_rows(handle: Handle, table: TableDef) -> int:
+    """Delete the rows whose ttl has passed at the newest boundary; return their number. Raises TableDropped.
+
+    A table without a ttl, a finished one and an output have none. Each commit has at most BATCH_ROWS of them.
+    """
+    count = 0
+    while True:
+        chosen = retry_stale_plan(handle, lambda: _choose(handle, table))
+        if chosen is None or not chosen.keys.num_rows:
+            return count
+        count += _commit(handle, table, chosen)
+        if not chosen.more:
+            return count
+
+
+def _choose(handle: Handle, table: TableDef) -> Choice | None:
+    """Choose expired rows from the newest state; None for a table without expiry."""
+
+    def plan(view: ReadTxn) -> tuple[TableDef, ScanPlan | None]:
+        current = get_table(view, table.id, table.name)
+        ended = get_version(view, table.id, table.name).end_epoch is not None
+        expires = current.options.ttl is not None and not current.derived and not ended
+        return current, plan_scan(view, current, None) if expires else None
+
+    current, newest = handle.catalog.read(plan)
+    ttl, column = current.options.ttl, current.options.ttl_column
+    if newest is None or ttl is None or column is None:
+        return None
+    boundary_ms = to_unix_ms(newest_passed_boundary(handle))
+    limit = cutoff(current.schema.schema.field(column).type, boundary_ms, ttl)
+    keys, more = _first_keys(handle, newest, pc.field(column) <= limit)
+    return Choice(keys, newest.epoch, ttl, column, limit, more)
+
+
+def cutoff(kind: pa.DataType, boundary_ms: int, ttl: timedelta) -> pa.Scalar:
+    """Return the newest value of a column of this type whose ttl has passed at a time (Unix ms). Pure.
+
+    A timestamp without a time zone is in UTC, and a date is its first moment in UTC.
+    """
+    ms = boundary_ms - ttl // timedelta(milliseconds=1)
+    if pa.types.is_date(kind):
+        days = ms // _DAY_MS
+        return pa.scalar(days, pa.int32()).cast(pa.date32()).cast(kind)
+    per_ms = {"s": 1 / 1000, "ms": 1, "us": 1_000, "ns": 1_000_000}[kind.unit]
+    value = ms // 1000 if kind.unit == "s" else ms * int(per_ms)
+    return pa.scalar(max(value, -(1 << 63)), pa.int64()).cast(kind)
+
+
+def _first_keys(handle: Handle, plan: ScanPlan, expired: pc.Expression) -> tuple[pa.Table, bool]:
+    """Return the keys of the first BATCH_ROWS rows that pass, and True if there may be more."""
+    names = list(plan.table.primary_key)
+    batches, count = [pa.RecordBatch.from_pylist([], plan.table.key_schema)], 0
+    for batch in plan.batches(handle.files, ReadOptions(names, expired)):
+        batches.append(batch.slice(0, BATCH_ROWS - count))
+        count += batches[-1].num_rows
+        if count == BATCH_ROWS:
+            return pa.Table.from_batches(batches[1:]), True
+    return pa.Table.from_batches(batches[1:] or batches), False
+
+
+def _commit(handle: Handle, table: TableDef, chosen: Choice) -> int:
+    """Commit the deletes of the chosen keys; return their number, 0 if none is left to delete."""
+    keys, base = chosen.keys, chosen.base
+    while keys.num_rows:
+        segments = _write_deletes(handle, table, keys)
+        edit = TableEdit(table.id, table.name, segments, "expire", base=base, expiry=(chosen.ttl, chosen.column))
+        hit("expire:before-commit")
+        try:
+            commit_or_delete(handle, [edit])
+        except TtlAltered:  # its files are deleted
+            return 0
+        except CommitConflict:
+            remove_segments(handle.files, segments)
+        else:
+            hit("expire:after-commit")
+            return keys.num_rows
+        again = retry_stale_plan(handle, lambda keys=keys, base=base: _decide_again(handle, table, chosen, keys, base))
+        if again is None:  # the options were altered, or the log does not reach back: the next call chooses anew
+            return 0
+        keys, base = again
+    return 0
+
+
+def _write_deletes(handle: Handle, table: TableDef, keys: pa.Table) -> tuple[Segment, ...]:
+    writer = SegmentWriter(handle.write_target(table))
+    try:
+        writer.delete(keys)
+        return tuple(writer.finish())
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def _decide_again(
+    handle: Handle, table: TableDef, chosen: Choice, keys: pa.Table, base: int
+) -> tuple[pa.Table, int] | None:
+    """Return those of the keys whose rows are expired in the newest state, and its commit. Only keys of later commits
+    are looked up. None if the ttl was altered, or the log does not reach back.
+    """
+
+    def plan(view: ReadTxn) -> tuple[ScanPlan, LogPlan] | None:
+        current = get_table(view, table.id, table.name)
+        altered = (current.options.ttl, current.options.ttl_column) != (chosen.ttl, chosen.column)
+        if altered or base < get_version(view, table.id, table.name).log_start:
+            return None
+        return plan_scan(view, current, None), plan_changes(view, current, base, by_commit=True)
+
+    planned = handle.catalog.read(plan)
+    if planned is None:
+        return None
+    newest, log = planned
+    encoded = newest.codec.encode(keys)
+    renewed = pa.concat_arrays(
+        [pa.array([], encoded.type), *_renewed(handle, newest, log, pc.field(chosen.column) <= chosen.cutoff)]
+    )
+    gone = pc.is_in(encoded, value_set=renewed) if len(renewed) else pa.array([False] * len(encoded))
+    return keys.filter(pc.invert(gone)), newest.epoch
+
+
+def _renewed(handle: Handle, newest: ScanPlan, log: LogPlan, expired: pc.Expression) -> Iterator[pa.Array]:
+    """Yield the keys of the log that have no expired row now."""
+    names = list(newest.table.primary_key)
+    columns = newest.table.schema.names
+    for batch in log.batches(handle.files, "net", options=ReadOptions(names)):  # sorted, each key once
+        keys = newest.codec.encode(pa.table(batch.select(names)))
+        rows = newest.rows_of(handle.files, keys, columns)
+        still = newest.codec.encode(rows.data.filter(expired).select(names)) if len(rows) else rows.keys
+        yield keys.filter(pa.array(lookup(still, keys) < 0))
