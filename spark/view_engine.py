@@ -18,20 +18,19 @@ from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
-from epochlog.checkpoint.job.row_groups import PRUNED_BY, several_rows
+from epochlog.checkpoint.job.row_groups import PRUNED_BY, belonging, several_rows
 from epochlog.errors import InvalidInput
-from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.types.schema import TableSchema
-from epochlog.views.derivation import NOW, NotCovered, Query, ViewPlan, render
-from epochlog.views.folding import FOLDED, IS_NEW, MOST_GROUPS, Fold, folded, groups_of_changes
+from epochlog.views.derivation import NotCovered, Query, ViewPlan, render
+from epochlog.views.folding import FOLDED, MOST_GROUPS, Fold, Folded, folded, groups_of_changes
 from epochlog.views.refresh_choice import recomputes_all
 from epochlog.views.restriction import TOUCHED
-from epochlog.views.table_reads import table_reads
+from epochlog.views.table_names import NOW
 
 from .errors import find_epochlog_error
 from .job import is_session_lost
 from .refresh_context import SparkRefreshContext
-from .types import arrow_schema, spark_schema
+from .types import arrow_schema, from_spark, spark_schema
 from .view_tables import ViewTables
 
 if TYPE_CHECKING:
@@ -77,10 +76,10 @@ def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
     changed = [] if initial else [name for name in plan.tables if ctx._plan.upstream(name).changes.rows]
     if not initial and not changed:
         return
-    if changed and plan.fold is not None and _fold(ctx, queries, output, plan.fold):
+    tables = ViewTables(ctx, plan)
+    if changed and plan.fold is not None and _fold(ctx, tables, queries, output, plan.fold, changed):
         return
     scope = plan.scope_of(changed) if changed else ()
-    tables = ViewTables(ctx, plan)
     touched = _touched(tables, queries, plan, changed, scope) if scope else None
     if touched is not None and plan.by_rows and recomputes_all(touched.num_rows, ctx.rows_of_output(output)):
         touched = None
@@ -105,28 +104,54 @@ def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
         ctx.recompute(output, by=list(scope), from_=rows, touched=touched)
 
 
-def _fold(ctx: SparkRefreshContext, queries: ViewSession, output: str, fold: Fold) -> bool:
-    """Add the changes to the view's sums and counts (R9); return False if that does not give the view's rows."""
+def _fold(
+    ctx: SparkRefreshContext, tables: ViewTables, queries: ViewSession, output: str, fold: Fold, changed: Sequence[str]
+) -> bool:
+    """Add the changes to the view's sums and counts (R9); return False if that does not give the view's rows.
+
+    The groups of which they do not give the rows are computed again. The driver writes the rows, which are few.
+    """
     table = ctx._plan.output(output).table.schema
-    ((name, read),) = table_reads(fold.deltas).items()
-    columns = [column for column in ctx._plan.upstream(fold.table).table.schema.schema.names if column in read.columns]
-    changes = ctx.changes(fold.table, pre_images=True, columns=columns)
-    signed = changes.withColumn(IS_NEW, ~changes[CHANGE_TYPE].isin("delete", "update_preimage"))
+    target = spark_schema(output, table.schema, table.primary_key)
+    query = fold.deltas(changed)
     try:
-        with queries.named({name: signed.select(*columns, IS_NEW)}) as run:
-            deltas = run(fold.deltas).limit(MOST_GROUPS + 1).toArrow()
+        with queries.named(tables.frames(query)) as run:
+            deltas = run(query).limit(MOST_GROUPS + 1).toArrow()
     except Exception as error:
         if is_session_lost(queries.session) or not isinstance(find_epochlog_error(error), InvalidInput | None):
             raise
         return False  # The query itself may not fail: these expressions are evaluated of other values.
     groups = groups_of_changes(fold, table.schema, deltas)
-    sums = None if groups is None else folded(fold, groups, deltas, _rows_before(ctx, output, groups))
-    if sums is None:
+    if groups is None:
         return False
-    if len(sums):
-        with queries.named({FOLDED: queries.session.createDataFrame(sums)}) as run:
-            ctx.upsert(output, _cast(run(fold.rows), spark_schema(output, table.schema, table.primary_key)))
+    before = _rows_before(ctx, output, groups)
+    result = folded(fold, groups, deltas, before)
+    if result is None:
+        return False
+    frames = {FOLDED: queries.session.createDataFrame(result.rows)}
+    parts: list[tuple[Query, Mapping[str, DataFrame]]] = [(fold.rows, frames)] if result.rows.num_rows else []
+    if result.unknown.num_rows:
+        query = tables.plan.refresh_query(list(fold.groups))
+        unknown = queries.session.createDataFrame(result.unknown).hint("broadcast")
+        parts.append((query, {**tables.frames(query, {TOUCHED: result.unknown}), TOUCHED: unknown}))
+    rows = [table.schema.empty_table()]
+    for query, frames in parts:
+        with queries.named(frames) as run:
+            rows.append(from_spark(table, _cast(run(query), target).toArrow()).cast(table.schema))
+    _write(ctx, output, pa.concat_tables(rows), before, result)
     return True
+
+
+def _write(ctx: SparkRefreshContext, output: str, rows: pa.Table, before: pa.Table, result: Folded) -> None:
+    """Write the rows of folded groups; delete the rows of those that have none any more."""
+    key = list(ctx._plan.output(output).table.schema.primary_key)
+    lost = belonging(before, result.groups) & ~belonging(before, rows.select(result.groups.column_names))
+    keys = before.filter(pa.array(lost)).select(key)
+    with ctx._writing(output) as writer:
+        if rows.num_rows:
+            writer.write(rows)
+        if keys.num_rows:
+            writer.write(keys, deletes=True)
 
 
 def _rows_before(ctx: SparkRefreshContext, output: str, groups: pa.Table) -> pa.Table:

@@ -1,7 +1,7 @@
 """Tables that the queries of a view's plan read, as DataFrames at the barrier of a refresh.
 
-The driver reads few changes itself, and rows by few primary keys. Their values are then known, so that other tables are
-looked up by them in turn. All other rows are read by Spark's tasks.
+The driver reads few changes itself, small tables, and rows by few primary keys. Their values are then known, so that
+other tables are looked up by them in turn. All other rows are read by Spark's tasks.
 """
 
 from __future__ import annotations
@@ -12,21 +12,26 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochlog.checkpoint.job.local_context import read_by_key
-from epochlog.checkpoint.job.row_groups import PRUNED_BY
+from epochlog.checkpoint.job.local_context import read_groups
+from epochlog.checkpoint.job.row_groups import PRUNED_BY, pruning
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
+from epochlog.store.changelog.plan_ranges import bytes_to_read
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
-from epochlog.views.derivation import EMPTY, NOW, Query, ViewPlan
-from epochlog.views.table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_of, table_reads
-from epochlog.views.touched import CHANGED
+from epochlog.views.derivation import Query, ViewPlan
+from epochlog.views.restriction import TOUCHED
+from epochlog.views.table_names import CHANGED, EITHER, EMPTY, IS_NEW, OLD, SIGNED, prefix_of, table_of
+from epochlog.views.table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_reads
 
-from .refresh_context import LOCAL_TOUCHED_ROWS, SparkRefreshContext
+from .refresh_context import BROADCAST_BYTES, SparkRefreshContext
 from .types import arrow_schema, spark_schema, to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+LOCAL_ROWS = 50_000
+"""Largest number of rows of a table, or of changes, that the driver reads without a Spark job."""
 _OLD = ("delete", "update_preimage")
 
 
@@ -37,14 +42,14 @@ class ViewTables:
 
     def __init__(self, ctx: SparkRefreshContext, plan: ViewPlan) -> None:
         self._ctx = ctx
-        self._plan = plan
+        self.plan = plan
         self.view = ctx._plan.job.name
 
     def frames(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> dict[str, DataFrame]:
         """Return the tables of a query by name. known: tables that are no upstreams, with the values of lookups."""
         tables: dict[str, pa.Table] = dict(known or {})
         frames: dict[str, DataFrame] = {}
-        pending = table_reads(query)
+        pending = table_reads(query, [TOUCHED, *tables])
         while pending:
             name, values = self._next(pending, tables)
             read = pending.pop(name)
@@ -57,9 +62,11 @@ class ViewTables:
         return frames
 
     def _next(self, pending: Mapping[str, TableRead], known: Mapping[str, pa.Table]) -> tuple[str, pa.Table | None]:
-        """Return the table to load next, with its values: a small one, one whose keys are known, other values, any."""
+        """Return the table to load next, with its values: changes, one whose keys are known, a small one, one with
+        other known values, any.
+        """
         for name in pending:
-            if name.startswith((CHANGED, EMPTY)):
+            if prefix_of(name) in (CHANGED, EMPTY, SIGNED):
                 return name, None
         for name, read in pending.items():
             chosen = choose_lookup(read, self._schema(name).primary_key, known)
@@ -68,6 +75,9 @@ class ViewTables:
                 values = self._values(known[lookup.source], {column: lookup.columns[column] for column in key}, name)
                 if values is not None:
                     return name, values
+        for name, read in pending.items():
+            if self._is_small(self._rows_of(read), read, None):
+                return name, None
         for name, read in pending.items():
             for lookup in read.lookups:
                 if lookup.source in known:
@@ -85,25 +95,44 @@ class ViewTables:
 
     def _local(self, read: TableRead, values: pa.Table | None) -> pa.Table | None:
         """Return the rows that the driver reads; None if they may be too many."""
-        columns, table = self._columns(read), table_of(read.name)
-        if read.name.startswith(EMPTY):
+        columns = self._columns(read)
+        if read.prefix == EMPTY:
             return self._schema(read.name).schema.empty_table().select(columns)
-        if read.name.startswith(CHANGED):
-            changes = self._changes(table, columns)
-            return None if changes is None else changes.drop_columns([CHANGE_TYPE])
-        upstream = self._ctx._plan.upstream(table)
-        if values is None or set(values.column_names) != set(upstream.table.schema.primary_key):
+        if read.prefix in (CHANGED, SIGNED):
+            changes = self._changes(read.table, columns)
+            if changes is None or read.prefix == CHANGED:
+                return None if changes is None else changes.drop_columns([CHANGE_TYPE])
+            is_new = pc.invert(pc.is_in(changes.column(CHANGE_TYPE), pa.array(_OLD)))
+            return changes.drop_columns([CHANGE_TYPE]).append_column(IS_NEW, is_new)
+        plan = self._rows_of(read)
+        if not self._is_small(plan, read, values):
             return None
-        rows = read_by_key(self._ctx._files, upstream.current, columns, values)
-        if read.name.startswith(NOW) or not upstream.changes.rows:
+        options = ReadOptions(columns)
+        files = self._ctx._files
+        rows = plan.read(files, options) if values is None else read_groups(files, plan, options, values)
+        if read.prefix != EITHER or not self._ctx._plan.upstream(read.table).changes.rows:
             return rows
-        old = self._old_rows(table, columns)
+        old = self._old_rows(read.table, columns)
         return None if old is None else pa.concat_tables([rows, old.cast(rows.schema)])
+
+    def _rows_of(self, read: TableRead) -> ScanPlan:
+        upstream = self._ctx._plan.upstream(read.table)
+        return upstream.previous if read.prefix == OLD else upstream.current
+
+    def _is_small(self, plan: ScanPlan, read: TableRead, values: pa.Table | None) -> bool:
+        """Return True if the driver reads the rows: by few keys, or of so few bytes that Spark would send them all to
+        each task.
+        """
+        if values is not None and set(values.column_names) == set(plan.table.primary_key):
+            return True
+        among = None if values is None else pruning(values)
+        few = values is not None or plan.rows_at_most <= LOCAL_ROWS
+        return few and bytes_to_read(plan, ReadOptions(self._columns(read), among)) < BROADCAST_BYTES
 
     def _changes(self, table: str, columns: Sequence[str]) -> pa.Table | None:
         """Return the changes with their types; None if they are too many for the driver."""
         upstream = self._ctx._plan.upstream(table)
-        if upstream.changes.backfill or upstream.changes.rows > LOCAL_TOUCHED_ROWS:
+        if upstream.changes.backfill or upstream.changes.rows > LOCAL_ROWS:
             return None
         options = ReadOptions(columns, None, upstream.keys)
         batches = upstream.changes.batches(self._ctx._files, "net", pre_images=True, options=options)
@@ -117,11 +146,15 @@ class ViewTables:
         return changes.filter(pc.is_in(changes.column(CHANGE_TYPE), pa.array(_OLD))).drop_columns([CHANGE_TYPE])
 
     def _frame(self, read: TableRead, values: pa.Table | None) -> DataFrame:
-        columns, table = self._columns(read), table_of(read.name)
-        if read.name.startswith(CHANGED):
+        columns, table = self._columns(read), read.table
+        if read.prefix == CHANGED:
             return self._ctx.changes(table, pre_images=True, columns=columns).select(*columns)
-        rows = self._ctx.table(table, columns=columns, among=values)
-        if read.name.startswith(NOW) or not self._ctx._plan.upstream(table).changes.rows:
+        if read.prefix == SIGNED:
+            changes = self._ctx.changes(table, pre_images=True, columns=columns)
+            return changes.withColumn(IS_NEW, ~changes[CHANGE_TYPE].isin(*_OLD)).select(*columns, IS_NEW)
+        at = self._ctx.previous if read.prefix == OLD else self._ctx.table
+        rows = at(table, columns=columns, among=values)
+        if read.prefix != EITHER or not self._ctx._plan.upstream(table).changes.rows:
             return rows
         old = self._old_rows(table, columns)
         if old is not None:
@@ -139,4 +172,4 @@ class ViewTables:
         return [name for name in schema.schema.names if name in read.columns] or [schema.primary_key[0]]
 
     def _schema(self, name: str) -> TableSchema:
-        return self._plan.schemas[table_of(name)]
+        return self.plan.schemas[table_of(name)]

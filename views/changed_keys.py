@@ -17,7 +17,7 @@ from epochlog.store.types.schema import TableSchema
 
 from . import syntax
 from .opening import Path, aliases_of, opened, settled
-from .touched import CHANGED
+from .table_names import CHANGED
 
 _EXACT = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date, pa.types.is_timestamp)
 

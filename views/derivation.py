@@ -24,14 +24,13 @@ from .parsing import parse
 from .refresh_choice import LEAST_ROWS, SHARE_PERCENT
 from .restriction import TOUCHED, restricted
 from .stability import has_grouping_sets, is_global, windows_of
-from .touched import CHANGED, EITHER, EMPTY, NotCovered, touched, with_tables
+from .table_names import CHANGED, EITHER, EMPTY, NOW
+from .touched import NotCovered, touched, with_tables
 
 Query = exp.Expr
 """Query of a plan, which `render` turns into an engine's text."""
 DERIVATION = 1
 """Version of the rules that derive a refresh from a query."""
-NOW = "epochlog_now_"
-"""Prefix of the table of rows that a table has at the barrier's end."""
 
 
 @dataclass(frozen=True, slots=True)

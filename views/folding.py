@@ -1,9 +1,12 @@
 """Sums and counts of a view that a refresh keeps by adding changes (rule R9, pure).
 
-Theorem: let a query be one block over one table whose outputs are its GROUP BY expressions, sums and counts of exact
-numbers, and functions of these. A new value of a sum or count of a group is its old value, and that over the new images
-of the changed rows, less that over the old ones. A group of which one of these values is not 0 has rows; a sum that is
-not 0 is not NULL. Nothing follows for other groups: a refresh that meets one of them recomputes.
+Theorem: let a query be one block over an inner join of tables, or over one table, whose outputs are its GROUP BY
+expressions, sums and counts of exact numbers, and functions of these. A sum or count of a group is linear in the rows
+of the join, so that its new value is its old one, and that over the rows that the join gains, less that over those that
+it loses (`delta_join.py`). A group of which one of these values is not 0 has rows, and one of which COUNT(*) is 0 has
+none. A sum that is not 0 is not NULL. Nothing follows for other groups: a refresh computes them again.
+
+Sums of floats are no part of it: they depend on the order of the rows.
 """
 
 from __future__ import annotations
@@ -17,34 +20,68 @@ import pyarrow as pa
 from sqlglot import exp
 
 from . import syntax
+from .delta_join import delta_join, is_inner_join
 from .stability import grouped_by, has_grouping_sets, windows_of
+from .table_names import IS_NEW
 
-SIGNED = "epochlog_signed_"
-"""Prefix of the table of old and new images of a table's changed rows, with the column IS_NEW."""
 FOLDED = "epochlog_folded"
 """Name of the table of groups with their new sums and counts."""
-IS_NEW = "epochlog_is_new"
 MOST_GROUPS = 10_000
 """Largest number of groups whose sums a refresh keeps by adding changes."""
 _VALUE = "epochlog_value_"
+_ARGUMENT = "epochlog_argument_"
 _ALIAS = "epochlog_folded_row"
+_CHANGES = "epochlog_delta"
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
     """Plan of a refresh that adds changes.
 
-    table: the only one. groups: outputs that are GROUP BY expressions; () for an aggregate of all rows. holders: by
-    column of the table FOLDED, the output that is this sum or count. sums: those of its columns that are sums. deltas:
-    query of the groups' changes, over the table SIGNED. rows: query of the view's rows, over the table FOLDED.
+    tables: by alias of an occurrence. groups: outputs that are GROUP BY expressions, with these; none for an aggregate
+    of all rows. values: sums and counts, by column of the table FOLDED. holders: by such a column, the output that is
+    this sum or count. rows: query of the view's rows, over the table FOLDED.
     """
 
-    table: str
-    groups: tuple[str, ...]
+    block: exp.Select
+    tables: Mapping[str, str]
+    groups: Mapping[str, exp.Expr]
+    values: Mapping[str, exp.Expr]
     holders: Mapping[str, str]
-    sums: frozenset[str]
-    deltas: exp.Select
     rows: exp.Select
+
+    @property
+    def sums(self) -> frozenset[str]:
+        """Return the columns of the table FOLDED that are sums."""
+        return frozenset(name for name, value in self.values.items() if isinstance(value, exp.Sum))
+
+    @property
+    def row_count(self) -> str | None:
+        """Return the column of the table FOLDED that counts the rows of a group; None without."""
+        return next((name for name, value in self.values.items() if _is_count_of_rows(value)), None)
+
+    def deltas(self, changed: Collection[str]) -> exp.Select:
+        """Return the query of the groups' changes in a barrier in which these tables have changed.
+
+        It reads tables SIGNED, NOW and OLD.
+        """
+        arguments = {
+            name.replace(_VALUE, _ARGUMENT): value.this
+            for name, value in self.values.items()
+            if not _is_count_of_rows(value)
+        }
+        rows = delta_join(self.block, {**self.groups, **arguments}, self.tables, changed)
+        groups = [syntax.column(_CHANGES, name) for name in self.groups]
+        query = syntax.select(
+            [
+                *(syntax.named(column, column.name) for column in groups),
+                *(syntax.named(_change_of(value, name), name) for name, value in self.values.items()),
+            ]
+        )
+        syntax.put_from(query, syntax.derived(rows, _CHANGES))
+        if groups:
+            query.set("group", exp.Group(expressions=groups))
+        return query
 
 
 def fold_of(query: exp.Query, tables: Mapping[str, str], primary_key: Sequence[str]) -> Fold | None:
@@ -55,7 +92,6 @@ def fold_of(query: exp.Query, tables: Mapping[str, str], primary_key: Sequence[s
     block = syntax.unwrapped(query)
     if not isinstance(block, exp.Select) or not _is_plain(block):
         return None
-    (source,) = syntax.sources_of(block)
     keys = grouped_by(block)
     groups = {o.alias: o.this for o in block.expressions if o.this in keys}
     aggregates = [node for node in block.find_all(exp.AggFunc) if node.parent_select is block]
@@ -69,30 +105,18 @@ def fold_of(query: exp.Query, tables: Mapping[str, str], primary_key: Sequence[s
     outputs = [_rewritten(output.this, groups, names) for output in block.expressions]
     if any(column.table != _ALIAS for output in outputs for column in output.find_all(exp.Column)):
         return None
-    deltas = syntax.select(
-        [
-            *(syntax.named(expression, name) for name, expression in groups.items()),
-            *(syntax.named(_change_of(node), name) for node, name in names.items()),
-        ]
-    )
-    syntax.put_from(deltas, syntax.table(SIGNED + tables[source.alias], source.alias))
-    deltas.set("where", block.args["where"].copy() if block.args.get("where") else None)
-    deltas.set("group", block.args["group"].copy() if block.args.get("group") else None)
-    _mark(deltas, source.alias)
     rows = syntax.select(syntax.named(o, own.alias) for o, own in zip(outputs, block.expressions, strict=True))
     syntax.put_from(rows, syntax.table(FOLDED, _ALIAS))
     held = {column: holder for column, holder in holders.items() if holder is not None}
-    sums = frozenset(name for node, name in names.items() if isinstance(node, exp.Sum))
-    return Fold(tables[source.alias], tuple(groups), held, sums, deltas, rows)
+    values = {name: value for value, name in names.items()}
+    return Fold(block, dict(tables), groups, values, held, rows)
 
 
 def _is_plain(block: exp.Select) -> bool:
-    """Return True for a block over one table, without clauses whose rows depend on others."""
-    sources = syntax.sources_of(block)
+    """Return True for a block over an inner join of tables, without clauses whose rows depend on others."""
     having = syntax.condition_of(block, "having")
     return (
-        len(sources) == 1
-        and isinstance(sources[0], exp.Table)
+        is_inner_join(block)
         and not block.args.get("distinct")
         and not block.args.get("qualify")
         and not syntax.is_limited(block)
@@ -144,23 +168,15 @@ def _rewritten(output: exp.Expr, groups: Mapping[str, exp.Expr], names: Mapping[
     return output.copy().transform(visit, copy=False)
 
 
-def _change_of(aggregate: exp.Expr) -> exp.Expr:
-    """Return the aggregate over new images less that over old ones. The name of IS_NEW gets its table later."""
-    is_new = exp.column(exp.to_identifier(IS_NEW, quoted=True))
-    plus: exp.Expr = exp.Literal.number(1)
-    if isinstance(aggregate, exp.Sum):
-        plus = exp.paren(aggregate.this.copy())
+def _change_of(value: exp.Expr, name: str) -> exp.Expr:
+    """Return the sum or count of this name over the rows that the join gains, less that over those that it loses."""
+    is_new, argument = syntax.column(_CHANGES, IS_NEW), syntax.column(_CHANGES, name.replace(_VALUE, _ARGUMENT))
+    plus: exp.Expr = argument if isinstance(value, exp.Sum) else exp.Literal.number(1)
     signed: exp.Expr = exp.Case(ifs=[exp.If(this=is_new, true=plus)], default=exp.Neg(this=plus.copy()))
-    if isinstance(aggregate, exp.Count) and not _is_count_of_rows(aggregate):
-        present = exp.Not(this=exp.Is(this=exp.paren(aggregate.this.copy()), expression=exp.Null()))
+    if isinstance(value, exp.Count) and not _is_count_of_rows(value):
+        present = exp.Not(this=exp.Is(this=argument, expression=exp.Null()))
         signed = exp.Case(ifs=[exp.If(this=present, true=signed)], default=exp.Literal.number(0))
     return exp.Sum(this=signed)
-
-
-def _mark(deltas: exp.Select, alias: str) -> None:
-    for column in deltas.find_all(exp.Column):
-        if not column.table and column.name == IS_NEW:
-            column.set("table", exp.to_identifier(alias, quoted=True))
 
 
 def groups_of_changes(fold: Fold, schema: pa.Schema, deltas: pa.Table) -> pa.Table | None:
@@ -184,31 +200,57 @@ def groups_of_changes(fold: Fold, schema: pa.Schema, deltas: pa.Table) -> pa.Tab
         return None
 
 
-def folded(fold: Fold, groups: pa.Table, deltas: pa.Table, before: pa.Table) -> pa.Table | None:
-    """Return the groups that the changes alter, with their new sums and counts; None if the theorem does not give them.
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Groups of the changes: those with their new sums and counts (`rows`), those that have no rows any more (`gone`),
+    and those of which the theorem gives no values (`unknown`).
+    """
+
+    rows: pa.Table
+    gone: pa.Table
+    unknown: pa.Table
+
+    @property
+    def groups(self) -> pa.Table:
+        """Return all these groups."""
+        names = self.gone.column_names
+        return pa.concat_tables([self.rows.select(names), self.gone, self.unknown])
+
+
+def folded(fold: Fold, groups: pa.Table, deltas: pa.Table, before: pa.Table) -> Folded | None:
+    """Return the groups that the changes alter; None if their values do not fit their types.
 
     groups: of the changes. deltas: rows of `fold.deltas`, in the order of the groups. before: the view's rows of them.
     """
     types = {column: deltas.schema.field(column).type for column in fold.holders}
-    target = pa.schema([*groups.schema, *types.items()])
     known = {tuple(row[name] for name in fold.groups): row for row in before.to_pylist()}
     rows: list[dict[str, Any]] = []
+    gone: list[dict[str, Any]] = []
+    unknown: list[dict[str, Any]] = []
     with localcontext(Context(prec=100)):
         keys: list[dict[str, Any]] = groups.to_pylist() if fold.groups else [{}] * len(deltas)
         for group, change in zip(keys, deltas.to_pylist(), strict=True):
             row = known.get(tuple(group.values()))
             old = {column: 0 if row is None else row[holder] for column, holder in fold.holders.items()}
-            if None in old.values():
-                return None
-            new = {column: old[column] + (change[column] or 0) for column in old}
-            if not _has_rows(new) or not _has_sums(new, fold.sums):
-                return None
-            if row is None or new != old:
+            new = {column: (value or 0) + (change[column] or 0) for column, value in old.items()}
+            if fold.groups and _is_gone(new, fold.row_count):
+                gone += [group] if row is not None else []
+            elif not _has_rows(new) or not _has_sums(new, fold.sums):
+                unknown.append(group)
+            elif new != old:
                 rows.append({**group, **new})
+    if unknown and not fold.groups:
+        return None
     try:
-        return pa.Table.from_pylist(rows, schema=target)
+        of_groups = [pa.Table.from_pylist(some, schema=groups.schema) for some in (gone, unknown)]
+        return Folded(pa.Table.from_pylist(rows, schema=pa.schema([*groups.schema, *types.items()])), *of_groups)
     except pa.ArrowInvalid:
         return None
+
+
+def _is_gone(values: Mapping[str, Any], row_count: str | None) -> bool:
+    """Return True if the count of a group's rows is known, and 0."""
+    return row_count is not None and values[row_count] == 0
 
 
 def _has_rows(values: Mapping[str, Any]) -> bool:

@@ -19,13 +19,13 @@ from epochlog.errors import DependencyMissing, InvalidInput
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.types.schema import TableSchema
 
-from .derivation import EMPTY, NOW, NotCovered, Query, ViewPlan, render
-from .folding import FOLDED, IS_NEW, Fold, folded, groups_of_changes
+from .derivation import NotCovered, Query, ViewPlan, render
+from .folding import FOLDED, Fold, folded, groups_of_changes
 from .local_functions import as_spark_computes, require_local
 from .refresh_choice import recomputes_all
 from .restriction import TOUCHED
-from .table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_of, table_reads
-from .touched import CHANGED
+from .table_names import CHANGED, EITHER, EMPTY, IS_NEW, NOW, OLD, SIGNED, prefix_of, table_of
+from .table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_reads
 
 if TYPE_CHECKING:
     import duckdb
@@ -60,9 +60,9 @@ def refresh(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
     scope = plan.scope_of(changed) if changed else ()
     require_local(plan.form.query, plan.form.occurrences, plan.schemas)
     with _connected() as connection:
-        if changed and plan.fold is not None and _fold(ctx, connection, output, plan.fold):
-            return
         tables = _Tables(ctx, connection, plan)
+        if changed and plan.fold is not None and _fold(tables, output, plan.fold, changed):
+            return
         touched = _touched(tables, plan, changed, scope) if scope else None
         if touched is not None and plan.by_rows and recomputes_all(touched.num_rows, ctx.rows_of_output(output)):
             touched = None
@@ -75,30 +75,31 @@ def refresh(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
             ctx.recompute(output, by=list(scope), from_=rows, touched=touched)
 
 
-def _fold(ctx: LocalRefreshContext, connection: duckdb.DuckDBPyConnection, output: str, fold: Fold) -> bool:
-    """Add the changes to the view's sums and counts (R9); return False if that does not give the view's rows."""
+def _fold(tables: _Tables, output: str, fold: Fold, changed: Sequence[str]) -> bool:
+    """Add the changes to the view's sums and counts (R9); return False if that does not give the view's rows.
+
+    The groups of which they do not give the rows are computed again.
+    """
+    ctx, by = tables.ctx, list(fold.groups)
     schema = ctx._plan.output(output).table.schema.schema
-    ((name, read),) = table_reads(fold.deltas).items()
-    columns = [column for column in ctx._plan.upstream(fold.table).table.schema.schema.names if column in read.columns]
-    changes = ctx.changes(fold.table, pre_images=True, columns=columns)
-    is_new = pc.invert(pc.is_in(changes.column(CHANGE_TYPE), _OLD))
-    connection.register(name, _plain(changes.select(columns)).append_column(IS_NEW, is_new))
     try:
-        deltas = _with_integers(_run(connection, fold.deltas))
+        deltas = _with_integers(tables.run(fold.deltas(changed)))
         groups = groups_of_changes(fold, schema, deltas)
         if groups is None:
             return False
-        before = ctx.output(output, among=groups) if fold.groups else ctx.output(output)
-        sums = folded(fold, groups, deltas, before)
-        if sums is None:
+        before = ctx.output(output, among=groups) if by else ctx.output(output)
+        result = folded(fold, groups, deltas, before)
+        if result is None:
             return False
-        connection.register(FOLDED, sums)
-        rows = _conformed(ctx, output, _run(connection, fold.rows))
+        rows = _conformed(ctx, output, tables.run(fold.rows, {FOLDED: result.rows}))
+        if result.unknown.num_rows:
+            query = tables.plan.refresh_query(by)
+            again = tables.run(query, {TOUCHED: result.unknown})
+            rows = pa.concat_tables([rows, _conformed(ctx, output, again)])
     except (InvalidInput, pa.ArrowInvalid):
         return False  # The query itself may not fail: these expressions are evaluated of other values.
-    if len(rows):
-        by = list(fold.groups)
-        ctx.recompute(output, by=by, from_=rows, **({"touched": rows.select(by)} if by else {}))
+    if rows.num_rows or result.gone.num_rows or result.unknown.num_rows:
+        ctx.recompute(output, by=by, from_=rows, **({"touched": result.groups} if by else {}))
     return True
 
 
@@ -146,15 +147,15 @@ class _Tables:
     """
 
     def __init__(self, ctx: LocalRefreshContext, connection: duckdb.DuckDBPyConnection, plan: ViewPlan) -> None:
-        self._ctx = ctx
+        self.ctx = ctx
+        self.plan = plan
         self._connection = connection
-        self._plan = plan
         self.view = ctx._plan.job.name
 
     def run(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
         """Run a query of the plan. known: tables that are no upstreams. Raises InvalidInput if DuckDB refuses it."""
         tables = dict(known or {})
-        pending = table_reads(query)
+        pending = table_reads(query, tables)
         while pending:
             name, keys = self._next(pending, tables)
             tables[name] = self._load(pending.pop(name), keys)
@@ -165,7 +166,7 @@ class _Tables:
     def _next(self, pending: Mapping[str, TableRead], known: Mapping[str, pa.Table]) -> tuple[str, pa.Table | None]:
         """Return the table to load next: a small one, then one whose keys are known, then any; and its keys."""
         for name in pending:
-            if name.startswith((CHANGED, EMPTY)):
+            if prefix_of(name) in (CHANGED, EMPTY, SIGNED):
                 return name, None
         for name, read in pending.items():
             chosen = choose_lookup(read, self._schema(name).primary_key, known)
@@ -178,27 +179,32 @@ class _Tables:
         return next(iter(pending)), None
 
     def _load(self, read: TableRead, keys: pa.Table | None) -> pa.Table:
-        table, schema = table_of(read.name), self._schema(read.name)
+        table, schema = read.table, self._schema(read.name)
         columns = [name for name in schema.schema.names if name in read.columns] or [schema.primary_key[0]]
-        if read.name.startswith(EMPTY):
+        if read.prefix == EMPTY:
             return _plain(schema.schema.empty_table().select(columns))
-        if read.name.startswith(CHANGED):
+        if read.prefix == CHANGED:
             return self._changes(table, columns).drop_columns([CHANGE_TYPE])
-        at_most = self._ctx._plan.upstream(table).current.rows_at_most
-        among = keys if keys is not None and keys.num_rows <= at_most // LOOKUP_SHARE else None
-        rows = _plain(self._ctx.table(table, columns=columns, among=among))
-        if read.name.startswith(NOW) or not self._ctx._plan.upstream(table).changes.rows:
+        if read.prefix == SIGNED:
+            changes = self._changes(table, columns)
+            is_new = pc.invert(pc.is_in(changes.column(CHANGE_TYPE), _OLD))
+            return changes.drop_columns([CHANGE_TYPE]).append_column(IS_NEW, is_new)
+        upstream = self.ctx._plan.upstream(table)
+        few = keys is not None and keys.num_rows <= upstream.current.rows_at_most // LOOKUP_SHARE
+        at = self.ctx.previous if read.prefix == OLD else self.ctx.table
+        rows = _plain(at(table, columns=columns, among=keys if few else None))
+        if read.prefix != EITHER or not upstream.changes.rows:
             return rows
         changes = self._changes(table, columns)
         old = changes.filter(pc.is_in(changes.column(CHANGE_TYPE), _OLD)).drop_columns([CHANGE_TYPE])
         return pa.concat_tables([rows, old.cast(rows.schema)])
 
     def _changes(self, table: str, columns: Sequence[str]) -> pa.Table:
-        changes = self._ctx.changes(table, pre_images=True, columns=columns)
+        changes = self.ctx.changes(table, pre_images=True, columns=columns)
         return _plain(changes.select([*columns, CHANGE_TYPE]))
 
     def _schema(self, name: str) -> TableSchema:
-        return self._plan.schemas[table_of(name)]
+        return self.plan.schemas[table_of(name)]
 
 
 def _conformed(ctx: LocalRefreshContext, output: str, rows: pa.Table) -> pa.Table:

@@ -14,7 +14,8 @@ from epochlog.store.metadata.lookups import get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
-from .derivation import DERIVATION, NOW, ViewPlan, derive, render
+from .derivation import DERIVATION, ViewPlan, derive, render
+from .table_names import NOW
 
 
 def view_plan(handle: Handle, job: JobRecord) -> ViewPlan:

@@ -7,7 +7,7 @@ compares, or of the left side of a left join whose right side the table is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,9 +15,8 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from . import syntax
-from .derivation import EMPTY, NOW
 from .restriction import TOUCHED
-from .touched import CHANGED, EITHER
+from .table_names import prefix_of, table_of
 
 LOOKUP_SHARE = 8
 """A table is looked up by key if it has at least this number of rows for each key."""
@@ -39,12 +38,25 @@ class TableRead:
     columns: frozenset[str]
     lookups: tuple[Lookup, ...]
 
+    @property
+    def prefix(self) -> str:
+        """Return the prefix of the name, which says what rows the table has."""
+        return prefix_of(self.name)
 
-def table_reads(query: exp.Expr) -> dict[str, TableRead]:
-    """Return the reads of a query of a plan by the name of the table in the query."""
+    @property
+    def table(self) -> str:
+        """Return the store's table."""
+        return table_of(self.name)
+
+
+def table_reads(query: exp.Expr, known: Collection[str] = (TOUCHED,)) -> dict[str, TableRead]:
+    """Return the reads of a query of a plan by the name of the table in the query.
+
+    known: names of tables that are not of the store.
+    """
     nodes: dict[str, list[exp.Table]] = {}
     for node in query.find_all(exp.Table):
-        if node.name != TOUCHED:
+        if node.name not in known:
             nodes.setdefault(node.name, []).append(node)
     read: dict[str, set[str]] = {}
     for column in query.find_all(exp.Column):
@@ -161,8 +173,3 @@ def looked_up(values: pa.Table, schema: pa.Schema) -> pa.Table | None:
             column, possible = narrowed, pc.and_(possible, pc.fill_null(same, True))
         columns.append(column)
     return pa.table(columns, names=values.column_names).filter(possible).group_by(values.column_names).aggregate([])
-
-
-def table_of(name: str) -> str:
-    """Return the store's table of a table in a query of a plan."""
-    return next(name.removeprefix(prefix) for prefix in (CHANGED, EITHER, EMPTY, NOW) if name.startswith(prefix))

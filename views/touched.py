@@ -35,13 +35,8 @@ from .opening import (
     reached_from_change,
     settled,
 )
+from .table_names import CHANGED, EITHER, EMPTY
 
-CHANGED = "epochlog_changed_"
-"""Prefix of the table of old and new images of a table's changed rows."""
-EITHER = "epochlog_either_"
-"""Prefix of the table of rows that a table has at the barrier's end, and of the old images of its changed rows."""
-EMPTY = "epochlog_empty_"
-"""Prefix of a table without rows, of a table's columns."""
 NO_COLUMN = "epochlog_any"
 
 

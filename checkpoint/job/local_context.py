@@ -136,12 +136,17 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
     def _rows(self, plan: ScanPlan, options: ReadOptions, among: object | None) -> pa.Table:
         if among is None:
             return plan.read(self._files, options)
-        names, groups = plan.schema(options.columns).names, as_groups(plan.table, among)
-        if options.filter is None and set(groups.column_names) == set(plan.table.primary_key):
-            return read_by_key(self._files, plan, names, groups)
-        wanted = [*names, *(name for name in groups.column_names if name not in names)]
-        rows = plan.read(self._files, ReadOptions(wanted, conjunction(options.filter, pruning(groups))))
-        return rows.filter(pa.array(belonging(rows, groups))).select(names)
+        return read_groups(self._files, plan, options, as_groups(plan.table, among))
+
+
+def read_groups(files: Files, plan: ScanPlan, options: ReadOptions, groups: pa.Table) -> pa.Table:
+    """Return the rows that pass the filter and belong to one of the groups, in key order."""
+    names = plan.schema(options.columns).names
+    if options.filter is None and set(groups.column_names) == set(plan.table.primary_key):
+        return read_by_key(files, plan, names, groups)
+    wanted = [*names, *(name for name in groups.column_names if name not in names)]
+    rows = plan.read(files, ReadOptions(wanted, conjunction(options.filter, pruning(groups))))
+    return rows.filter(pa.array(belonging(rows, groups))).select(names)
 
 
 def read_by_key(files: Files, plan: ScanPlan, columns: Sequence[str], groups: pa.Table) -> pa.Table:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import duckdb
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -16,11 +17,11 @@ from sqlglot import exp
 
 from epochlog.errors import InvalidInput
 from epochlog.spark.view_engine import ViewSession
-from epochlog.views.derivation import NOW, TOUCHED, ViewPlan
+from epochlog.views.derivation import TOUCHED, ViewPlan
 from epochlog.views.local_functions import require_local
+from epochlog.views.table_names import IS_NEW, NOW
 from view_cases import CASES
-from view_queries import TABLES
-from view_world import DuckDBEngine, Outcome, Row, Rows, plan_of_case, play, random_plan, without_prefix
+from view_world import DuckDBEngine, Outcome, Row, Rows, columns_of, plan_of_case, play, random_plan, random_sums
 
 pytestmark = pytest.mark.spark
 
@@ -54,18 +55,25 @@ class SparkEngine:
     def load(self, contents: Mapping[str, list[Row]]) -> None:
         for name, rows in contents.items():
             if self._loaded.get(name) != rows:
-                self._frames[name] = self._queries.session.sql(literal_rows(without_prefix(name), rows))
+                self._frames[name] = self._queries.session.sql(literal_rows(columns_of(name), rows))
                 self._loaded[name] = rows
 
     def touched(self, query: exp.Expr) -> list[Row]:
         with self._queries.named(self._frames) as run:
             values = run(query).toArrow()
-        self._frames[TOUCHED] = self._queries.session.createDataFrame(values).hint("broadcast")
+        self.put(TOUCHED, values)
         return list(zip(*(column.to_pylist() for column in values.columns), strict=True))
 
     def rows(self, query: exp.Expr) -> list[Row]:
         with self._queries.named(self._frames) as run:
             return [tuple(row) for row in run(query).collect()]
+
+    def arrow(self, query: exp.Expr) -> pa.Table:
+        with self._queries.named(self._frames) as run:
+            return run(query).toArrow()
+
+    def put(self, name: str, rows: pa.Table) -> None:
+        self._frames[name] = self._queries.session.createDataFrame(rows).hint("broadcast")
 
     def accepts(self, plan: ViewPlan) -> bool:
         """Return True if a store would make a view of the query on Spark."""
@@ -79,16 +87,16 @@ class SparkEngine:
     def judge(self, sql: str, tables: Mapping[str, Rows]) -> list[Row]:
         """Return the rows of a query as it was written. Raises NoAnswer if Spark cannot run it."""
         for name, rows in tables.items():
-            self._owner.sql(literal_rows(name, list(rows.values()))).createOrReplaceTempView(name)
+            self._owner.sql(literal_rows(columns_of(name), list(rows.values()))).createOrReplaceTempView(name)
         try:
             return [tuple(row) for row in self._owner.sql(sql).collect()]
         except (PySparkException, Py4JJavaError) as error:
             raise NoAnswer(sql) from error
 
 
-def literal_rows(table: str, rows: Sequence[Row]) -> str:
-    columns = TABLES[table][0]
-    listed = ", ".join(f"CAST({column} AS INT) AS {column}" for column in columns)
+def literal_rows(columns: Sequence[str], rows: Sequence[Row]) -> str:
+    kinds = {column: "BOOLEAN" if column == IS_NEW else "INT" for column in columns}
+    listed = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in kinds.items())
     values = ", ".join(f"({', '.join('NULL' if value is None else str(value) for value in row)})" for row in rows)
     empty = f"({', '.join('0' for _ in columns)})"
     return f"SELECT {listed} FROM VALUES {values or empty} AS t({', '.join(columns)}){'' if rows else ' WHERE FALSE'}"
@@ -137,6 +145,27 @@ def play_random_queries(
 def test_random_queries_refresh_to_their_rows(spark: SparkSession, judge: DuckDBEngine) -> None:
     outcome, _ = play_random_queries(0, 10, 1, spark, judge)
     assert outcome.incremental > 2, outcome
+
+
+def play_random_sums(seeds: Sequence[int], steps: int, spark: SparkSession, duck: DuckDBEngine) -> Outcome:
+    engine, total = SparkEngine(spark), Outcome()
+    for seed in seeds:
+        plan = random_sums(seed)
+        assert plan.fold is not None
+        total = total.plus(play_on_spark(plan, seed, steps, engine, duck))
+    return total
+
+
+@pytest.mark.slow
+def test_random_sums_are_those_of_their_queries(spark: SparkSession, judge: DuckDBEngine) -> None:
+    outcome = play_random_sums(range(4), 2, spark, judge)
+    assert outcome.folded > 3, outcome
+
+
+@pytest.mark.campaign
+def test_many_random_sums_are_those_of_their_queries(spark: SparkSession, judge: DuckDBEngine) -> None:
+    outcome = play_random_sums(range(FIRST, FIRST + QUERIES // 5), 3, spark, judge)
+    assert outcome.folded > 3 * outcome.unfolded, outcome
 
 
 @pytest.mark.campaign

@@ -13,12 +13,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 import epochlog as el
-from epochlog.spark import refresh_context, view_tables
+from epochlog.spark import refresh_context, view_engine, view_tables
 from epochlog.spark.partitions import ReadPartition
 from epochlog.spark.refresh_context import SparkRefreshContext
+from epochlog.views.folding import Folded, folded
 from view_lookups import VIEWS as LARGE_VIEWS
 from view_lookups import LargeShop
 from view_shop import CUSTOMERS, ORDERS, VIEWS, Shop, change_orders, many_orders
+from view_sums import play as play_changes
 from wait_until import wait_until
 
 pytestmark = pytest.mark.spark
@@ -41,6 +43,23 @@ def test_views_equal_their_queries_after_every_step(shop: Shop, spark: SparkSess
         shop.check()
 
 
+@pytest.mark.slow
+def test_each_change_of_a_join_is_added(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+
+    def counted(*arguments: Any) -> Folded | None:
+        result = folded(*arguments)
+        computed.append(-1 if result is None else result.unknown.num_rows)
+        return result
+
+    monkeypatch.setattr(view_engine, "folded", counted)
+    with el.open(tmp_path / "sums", durability="os", checkpoint_interval_ms=10) as store:
+        for (name, *_, again), step in play_changes(store, spark):
+            computed.clear()
+            step()
+            assert computed[0] == again, name  # by_region is the first
+
+
 @pytest.mark.long
 def test_views_of_large_tables_look_rows_up(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
@@ -59,14 +78,14 @@ def test_views_of_large_tables_look_rows_up(
             by_values.append(name)
         return table_of(self, name, **options)
 
-    read_by_key = view_tables.read_by_key
+    read_groups = view_tables.read_groups
 
-    def counted_by_key(files: Any, plan: Any, *arguments: Any) -> pa.Table:
+    def counted_groups(files: Any, plan: Any, *arguments: Any) -> pa.Table:
         by_values.append(plan.table.name)
-        return read_by_key(files, plan, *arguments)
+        return read_groups(files, plan, *arguments)
 
     monkeypatch.setattr(SparkRefreshContext, "table", counted)
-    monkeypatch.setattr(view_tables, "read_by_key", counted_by_key)
+    monkeypatch.setattr(view_tables, "read_groups", counted_groups)
     shop.play(3, lambda view: view.step(spark))
     assert {"orders", "customers"} <= set(by_values)
     shop.store.view("of_codes").step(spark)

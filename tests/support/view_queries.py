@@ -17,6 +17,8 @@ TABLES = {
 NAMES = {name for columns, _ in TABLES.values() for name in columns}
 AGGREGATES = ("COUNT(*)", "COUNT({0})", "SUM({0})", "MIN({0})", "MAX({0})", "COUNT(DISTINCT {0})", "SUM(DISTINCT {0})")
 JOINS = ("JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN")
+ADDED = ("SUM({0})", "SUM({0})", "COUNT({0})", "SUM({0} * {1})", "SUM({0} - 1)", "SUM({0} + {1})", "COUNT({0} + {1})")
+"""Sums and counts of exact numbers, which a refresh keeps by adding changes."""
 SET_OPERATIONS = ("UNION ALL", "UNION ALL", "UNION", "EXCEPT", "INTERSECT")
 
 
@@ -62,6 +64,38 @@ class Queries:
         if depth and self.chance.random() < 0.15:
             return self.set_operation(depth - 1)
         return self.block(depth)
+
+    def sums(self) -> Query:
+        """Return sums and counts over an inner join of tables, each of its groups with its whole key."""
+        self.aliases, self.ctes = 0, {}
+        source = self.item(0)
+        for _ in range(self.chance.choice([0, 1, 1, 1, 2, 2, 3])):
+            right = self.item(0)
+            conjuncts = [self.equality(source, right) for _ in range(self.chance.choice([1, 1, 1, 2]))]
+            if self.chance.random() < 0.3:
+                conjuncts.append(self.predicate((*source.columns, *right.columns), 0))
+            crosses = right.sql.startswith("cfg") and self.chance.random() < 0.5
+            text = f"CROSS JOIN {right.sql}" if crosses else f"JOIN {right.sql} ON {' AND '.join(conjuncts)}"
+            source = FromClause(f"{source.sql} {text}", (*source.columns, *right.columns), None)
+        columns = self.some(source.columns, 2, 3)
+        groups = [
+            self.chance.choice([column, column, f"COALESCE({column}, 7)", f"{column} + {columns[0]}"])
+            for column in self.chance.choice([[], columns[1:2], columns[1:2], columns[1:]])
+        ]
+        values = [self.chance.choice(ADDED) for _ in range(self.chance.choice([1, 1, 2]))]
+        values = [value.format(*(self.chance.choice(source.columns) for _ in range(2))) for value in values]
+        values += ["COUNT(*)"] if self.chance.random() < 0.5 else []
+        outputs = [(text, f"k{number}") for number, text in enumerate(groups)] or [("1", "k0")]
+        outputs += [(text, f"x{number}") for number, text in enumerate(dict.fromkeys(values))]
+        if self.chance.random() < 0.3:
+            outputs.append((" + ".join(values), "y"))
+        self.chance.shuffle(outputs)
+        conditions = [self.predicate(source.columns, 0) for _ in range(self.chance.choice([0, 0, 1, 1, 2]))]
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        by = f" GROUP BY {', '.join(groups)}" if groups else ""
+        having = self.chance.choice(["", "", " HAVING COUNT(*) > 0"])
+        keys = tuple(name for _, name in outputs if name.startswith("k"))
+        return self.select("", outputs, f" FROM {source.sql}{where}{by}{having}", keys)
 
     def alias(self) -> str:
         self.aliases += 1

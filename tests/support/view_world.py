@@ -17,9 +17,11 @@ from sqlglot import exp
 
 from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
-from epochlog.views.derivation import CHANGED, EITHER, EMPTY, NOW, TOUCHED, ViewPlan, derive, render
+from epochlog.views.derivation import TOUCHED, ViewPlan, derive, render
+from epochlog.views.folding import FOLDED, Fold, folded, groups_of_changes
 from epochlog.views.normal_form import normal_form
 from epochlog.views.parsing import parse
+from epochlog.views.table_names import CHANGED, EITHER, EMPTY, IS_NEW, NOW, OLD, SIGNED, prefix_of, table_of
 from view_cases import CASES
 from view_queries import TABLES, Queries
 
@@ -91,15 +93,21 @@ class ViewWorld:
     def either_rows(self, name: str) -> list[Row]:
         return [*self.now[name].values(), *self.old_images(name)]
 
-    def contents(self) -> dict[str, list[Row]]:
-        """Return the rows of the tables that a plan's queries read, by their names."""
-        contents: dict[str, list[Row]] = {}
-        for name in self.tables:
-            contents[NOW + name] = list(self.now[name].values())
-            contents[CHANGED + name] = self.changed_images(name)
-            contents[EITHER + name] = self.either_rows(name)
-            contents[EMPTY + name] = []
-        return contents
+    def rows_of(self, prefix: str, name: str) -> list[Row]:
+        """Return the rows that a plan's queries read of a table under a prefix."""
+        if prefix == SIGNED:
+            return [*((*row, True) for row in self.new_images(name)), *((*row, False) for row in self.old_images(name))]
+        if prefix in (NOW, OLD):
+            return list((self.now if prefix == NOW else self.before)[name].values())
+        return {CHANGED: self.changed_images, EITHER: self.either_rows}[prefix](name) if prefix != EMPTY else []
+
+    def contents(self, query: exp.Expr | None = None) -> dict[str, list[Row]]:
+        """Return the rows of the tables that a query of a plan reads, by their names; None: each query of groups."""
+        prefixes = (NOW, CHANGED, EITHER, EMPTY)
+        names = [prefix + name for name in self.tables for prefix in prefixes]
+        if query is not None:
+            names = [node.name for node in query.find_all(exp.Table)]
+        return {name: self.rows_of(prefix_of(name), table_of(name)) for name in names}
 
 
 class Engine(Protocol):
@@ -114,6 +122,14 @@ class Engine(Protocol):
         ...
 
     def rows(self, query: exp.Expr) -> list[Row]: ...
+
+    def arrow(self, query: exp.Expr) -> pa.Table:
+        """Return the rows of a query with their types."""
+        ...
+
+    def put(self, name: str, rows: pa.Table) -> None:
+        """Keep rows as a table that queries of the plan read."""
+        ...
 
 
 class DuckDBEngine:
@@ -130,11 +146,17 @@ class DuckDBEngine:
 
     def touched(self, query: exp.Expr) -> list[Row]:
         values = self._connection.sql(render(query, "duckdb")).to_arrow_table()
-        self._connection.register(TOUCHED, values)
+        self.put(TOUCHED, values)
         return list(zip(*(column.to_pylist() for column in values.columns), strict=True))
 
     def rows(self, query: exp.Expr) -> list[Row]:
         return self._connection.execute(render(query, "duckdb")).fetchall()
+
+    def arrow(self, query: exp.Expr) -> pa.Table:
+        return self._connection.sql(render(query, "duckdb")).to_arrow_table()
+
+    def put(self, name: str, rows: pa.Table) -> None:
+        self._connection.register(name, rows)
 
     def judge(self, sql: str, tables: Mapping[str, Rows]) -> list[Row]:
         """Return the rows of a query, independently of the derivation."""
@@ -147,26 +169,37 @@ class DuckDBEngine:
     def _fill(self, name: str, rows: list[Row]) -> None:
         if self._loaded.get(name) == rows:
             return
-        columns = TABLES[without_prefix(name)][0]
+        columns = columns_of(name)
         values = [[row[place] for row in rows] for place in range(len(columns))]
-        arrays = [pa.array(column, pa.int32()) for column in values]
+        kinds = [pa.bool_() if column == IS_NEW else pa.int32() for column in columns]
+        arrays = [pa.array(column, kind) for column, kind in zip(values, kinds, strict=True)]
         self._connection.register(name, pa.Table.from_arrays(arrays, names=list(columns)))
         self._loaded[name] = rows
 
 
-def without_prefix(name: str) -> str:
-    """Return the table whose rows a table of a plan's query has."""
-    return next((name.removeprefix(p) for p in (NOW, CHANGED, EITHER, EMPTY) if name.startswith(p)), name)
+def columns_of(name: str) -> tuple[str, ...]:
+    """Return the columns of a table, or of a table in a query of a plan."""
+    if name in TABLES:
+        return TABLES[name][0]
+    columns = TABLES[table_of(name)][0]
+    return (*columns, IS_NEW) if prefix_of(name) == SIGNED else columns
 
 
 @dataclass
 class Outcome:
-    """Counts of steps: incremental and full ones, touched groups and those of them that differ."""
+    """Counts of steps: incremental and full ones, touched groups and those of them that differ.
+
+    folded, unfolded: steps whose changes were added to sums, and those where that gives no rows. computed: groups of
+    the former that were computed again.
+    """
 
     incremental: int = 0
     full: int = 0
     touched: int = 0
     needed: int = 0
+    folded: int = 0
+    unfolded: int = 0
+    computed: int = 0
 
     def plus(self, other: Outcome) -> Outcome:
         pairs = zip(astuple(self), astuple(other), strict=True)
@@ -214,6 +247,47 @@ def check_step(
     outcome.needed += len({tuple(row[place] for place in places) for row in differing})
 
 
+def check_fold(
+    world: ViewWorld, plan: ViewPlan, fold: Fold, engine: Engine, answers: Answers, changed: set[str], outcome: Outcome
+) -> None:
+    """Compare the view before, with the folded groups in place, with the query after. Raises Differs."""
+    if not changed:
+        return
+    outputs, groups_at = plan.form.outputs, [plan.form.outputs.index(name) for name in fold.groups]
+    engine.load(world.contents(plan.query()))
+    schema = in_64_bits(engine.arrow(plan.query()).slice(0, 0)).schema
+    query = fold.deltas(changed)
+    engine.load(world.contents(query))
+    deltas = in_64_bits(engine.arrow(query))
+    groups = groups_of_changes(fold, schema, deltas)
+    assert groups is not None, plan.sql
+    before = pa.Table.from_pylist([dict(zip(outputs, row, strict=True)) for row in answers.was], schema=schema)
+    result = folded(fold, groups, deltas, before)
+    if result is None:
+        outcome.unfolded += 1
+        return
+    outcome.folded += 1
+    outcome.computed += result.unknown.num_rows
+    engine.put(FOLDED, result.rows)
+    rows = engine.rows(fold.rows)
+    if result.unknown.num_rows:
+        engine.put(TOUCHED, result.unknown)
+        engine.load(world.contents(plan.query()))
+        rows += engine.rows(plan.refresh_query(list(fold.groups)))
+    replaced = {tuple(group.values()) for group in result.groups.to_pylist()} if groups_at else {()}
+    if groups_at or result.rows.num_rows:
+        rows += [row for row in answers.was if tuple(row[place] for place in groups_at) not in replaced]
+    else:
+        rows = answers.was
+    _require_equal(rows, answers.wanted, plan, "sums with the changes added")
+
+
+def in_64_bits(rows: pa.Table) -> pa.Table:
+    """Return the rows with integers of 64 bits in place of wider ones."""
+    kinds = [pa.int64() if pa.types.is_decimal(field.type) else field.type for field in rows.schema]
+    return rows.cast(pa.schema(list(zip(rows.column_names, kinds, strict=True))))
+
+
 def play(
     plan: ViewPlan, seed: object, steps: int, engine: Engine, judge: Judge, world: type[ViewWorld] = ViewWorld
 ) -> Outcome:
@@ -226,6 +300,8 @@ def play(
         wanted = judge(plan.sql, tables.now)
         try:
             check_step(tables, plan, engine, Answers(was, wanted), changed, outcome)
+            if plan.fold is not None:
+                check_fold(tables, plan, plan.fold, engine, Answers(was, wanted), changed, outcome)
         except Differs as error:
             raise Differs(f"seed {seed}, key {plan.primary_key}: {error}\n{plan.sql}") from error
         was = wanted
@@ -238,6 +314,13 @@ def random_plan(seed: int) -> ViewPlan:
     query = Queries(chance).query(chance.choice([1, 1, 2]))
     names = query.unique if query.unique and chance.random() < 0.7 else query.columns
     return derive(query.sql, SCHEMAS, chance.sample(names, chance.randint(1, min(3, len(names)))))
+
+
+def random_sums(seed: int) -> ViewPlan:
+    """Return the plan of random sums and counts over an inner join, to which changes are added."""
+    chance = random.Random(f"sums {seed}")
+    query = Queries(chance).sums()
+    return derive(query.sql, SCHEMAS, chance.sample(query.unique or (), len(query.unique or ())))
 
 
 def plan_of_case(name: str) -> ViewPlan:
