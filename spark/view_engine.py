@@ -80,7 +80,7 @@ def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
     if changed and plan.fold is not None and _fold(ctx, tables, queries, output, plan.fold, changed):
         return
     scope = plan.scope_of(changed) if changed else ()
-    touched = _touched(tables, queries, plan, changed, scope) if scope else None
+    touched = _touched(ctx, tables, queries, output, changed, scope) if scope else None
     if touched is not None and plan.by_rows and recomputes_all(touched.num_rows, ctx.rows_of_output(output)):
         touched = None
     table = ctx._plan.output(output).table.schema
@@ -201,15 +201,23 @@ def _require_own_keys(
 
 
 def _touched(
-    tables: ViewTables, queries: ViewSession, plan: ViewPlan, changed: Sequence[str], scope: Sequence[str]
+    ctx: SparkRefreshContext,
+    tables: ViewTables,
+    queries: ViewSession,
+    output: str,
+    changed: Sequence[str],
+    scope: Sequence[str],
 ) -> pa.Table | None:
     """Return the touched values of the scope; None if they cannot be computed in this step.
 
     That is so if no condition connects them with the changed rows, or if an expression that is evaluated for more rows
     than the view's query evaluates it for fails.
     """
+    keys = tables.changed_keys(changed, scope, ctx._plan.output(output).table.schema)
+    if keys is not None:
+        return keys
     try:
-        query = plan.touched_query(changed, scope)
+        query = tables.plan.touched_query(changed, scope)
     except NotCovered:
         return None
     try:

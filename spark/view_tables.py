@@ -20,6 +20,7 @@ from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.derivation import Query, ViewPlan
+from epochlog.views.local_engine import touched_keys
 from epochlog.views.restriction import TOUCHED
 from epochlog.views.table_names import CHANGED, EITHER, EMPTY, IS_NEW, OLD, SIGNED, prefix_of, table_of
 from epochlog.views.table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_reads
@@ -60,6 +61,20 @@ class ViewTables:
                 tables[name] = rows
                 frames[name] = self._broadcast(name, rows)
         return frames
+
+    def changed_keys(self, changed: Sequence[str], scope: Sequence[str], output: TableSchema) -> pa.Table | None:
+        """Return the touched values that are keys of few changed rows, found without a Spark job; None for others."""
+        queries = self.plan.key_queries(changed, scope)
+        if queries is None:
+            return None
+        changes: dict[str, pa.Table] = {}
+        for alias, query in queries.items():
+            (read,) = table_reads(query).values()
+            rows = self._changes(read.table, self._columns(read))
+            if rows is None:
+                return None
+            changes[alias] = rows.drop_columns([CHANGE_TYPE])
+        return touched_keys(self.plan, queries, changes, pa.schema([output.schema.field(name) for name in scope]))
 
     def _next(self, pending: Mapping[str, TableRead], known: Mapping[str, pa.Table]) -> tuple[str, pa.Table | None]:
         """Return the table to load next, with its values: changes, one whose keys are known, a small one, one with

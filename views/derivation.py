@@ -103,6 +103,21 @@ class ViewPlan:
             union = exp.Union(this=union, expression=query, distinct=True)
         return union
 
+    def key_queries(self, changed: Collection[str], scope: Sequence[str]) -> dict[str, exp.Select] | None:
+        """Return by changed occurrence the query of its touched values, if each reads the table CHANGED alone.
+
+        None if one of them reads other tables. All of them together have the values of `touched_query`.
+        """
+        queries: dict[str, exp.Select] = {}
+        for occurrence in self.occurrences:
+            if occurrence.table in changed:
+                path = path_to(self.form.query, occurrence.alias)
+                keys = changed_keys(self.form.query, path, scope, self.form.occurrences, self.schemas)
+                if keys is None:
+                    return None
+                queries[occurrence.alias] = keys
+        return queries
+
     def _touched_by(self, alias: str, scope: Sequence[str]) -> exp.Query:
         query, tables = self.form.query, self.form.occurrences
         path = path_to(query, alias)

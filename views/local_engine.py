@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from epochlog.batch.arrow_compat import compatible_schema, in_duckdb
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
-from epochlog.checkpoint.job.row_groups import belonging, groups_of, several_rows
+from epochlog.checkpoint.job.row_groups import belonging, distinct, groups_of, several_rows
 from epochlog.errors import DependencyMissing, InvalidInput
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.types.schema import TableSchema
@@ -29,6 +29,7 @@ from .table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, tabl
 
 if TYPE_CHECKING:
     import duckdb
+    from sqlglot import exp
 
 _OLD = pa.array(["delete", "update_preimage"])
 _log = logging.getLogger("epochlog")
@@ -73,6 +74,26 @@ def refresh(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
             rows = _conformed(ctx, output, tables.run(plan.refresh_query(scope), {TOUCHED: touched}))
             _require_own_keys(ctx, output, rows, scope, touched)
             ctx.recompute(output, by=list(scope), from_=rows, touched=touched)
+
+
+def touched_keys(
+    plan: ViewPlan, queries: Mapping[str, exp.Select], changes: Mapping[str, pa.Table], types: pa.Schema
+) -> pa.Table | None:
+    """Return the touched values of a plan's key queries, for an engine that needs longer; None if DuckDB can differ.
+
+    changes: old and new images, by occurrence. types: of the touched values.
+    """
+    values = [types.empty_table()]
+    try:
+        for alias, query in queries.items():
+            table = plan.form.occurrences[alias]
+            require_local(query, {alias: table}, plan.schemas)
+            with _connected() as connection:
+                connection.register(CHANGED + table, _plain(changes[alias]))
+                values.append(_run(connection, query).cast(types))
+    except (InvalidInput, DependencyMissing, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    return distinct(pa.concat_tables(values), types.names)
 
 
 def _fold(tables: _Tables, output: str, fold: Fold, changed: Sequence[str]) -> bool:

@@ -177,21 +177,21 @@ def stepped(view: el.View, spark: SparkSession) -> bool:
 
 
 def test_tables_are_looked_up_by_key(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step reads the rows of the keys that changes touch, of whole keys on the driver and of prefixes by tasks."""
+    """A step reads the rows of the keys that changes touch, of large tables by prefixes of keys by tasks."""
     read: list[int] = []
-    original_frame, original_rows = refresh_context.read_frame, view_tables.read_by_key
+    original_frame, original_rows = refresh_context.read_frame, view_tables.read_groups
 
     def read_frame(session: SparkSession, partition: ReadPartition, schema: StructType) -> DataFrame:
         read.append(sum(batch.num_rows for batch in partition.read()))
         return original_frame(session, partition, schema)
 
-    def read_by_key(*arguments: Any) -> pa.Table:
+    def read_groups(*arguments: Any) -> pa.Table:
         rows = original_rows(*arguments)
         read.append(rows.num_rows)
         return rows
 
     monkeypatch.setattr(refresh_context, "read_frame", read_frame)
-    monkeypatch.setattr(view_tables, "read_by_key", read_by_key)
+    monkeypatch.setattr(view_tables, "read_groups", read_groups)
     lines = pa.schema([("order", pa.int64()), ("line", pa.int32()), ("cents", pa.int64())])
     sql = """
         SELECT o.id, c.region, SUM(l.cents) AS cents FROM orders o JOIN customers c ON c.id = o.customer
