@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from epochlog.batch.policy import Aligned, AsOf, Exact, Global, Policy, choose_epochs
 from epochlog.batch.policy_registry import resolve_policy
+from epochlog.batch.tags import find_tag, is_tag_name
 from epochlog.batch.waiting import until_chosen
 from epochlog.errors import InvalidInput, SchemaMismatch
 from epochlog.store.catalog.keys import hold_key
@@ -152,6 +153,9 @@ def resolve_load(options: Options) -> Load:
         )
     location, policy = parse_store_location(options), _policy(options)
     with closing(location.open()) as handle:
+        tag = text_option(options, "snapshot")
+        if is_tag_name(tag):
+            policy = Exact(find_tag(handle, tag).token)
 
         def resolve() -> Load:
             return handle.catalog.read(lambda view: _resolve(view, handle, location, options, policy))
@@ -226,8 +230,8 @@ def _policy(options: Options) -> Policy | None:
             "maxLag, at_least with epoch, as_of with timestamp or aligned with tables"
         )
     token, timestamp = text_option(options, "snapshot"), text_option(options, "timestampAsOf")
-    if token is not None:
-        return Exact(token)
+    if token is not None:  # a tag is looked up in the store
+        return None if is_tag_name(token) else Exact(token)
     if timestamp is not None:
         return _as_of(timestamp)
     name, tables = text_option(options, "consistency"), names_option(options, "tables")

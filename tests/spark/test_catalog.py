@@ -295,6 +295,23 @@ def test_time_travel_reads_versions_times_tokens_and_tags(spark: SparkSession, p
     assert set(rows(spark, "SELECT n FROM a")) == {(first,)}
 
 
+def test_a_tag_of_a_quarter_is_read_by_every_door_below_the_safe_epoch(spark: SparkSession, pairs: Pairs) -> None:
+    first, store = pairs.number, pairs.store
+    store.tag("2026-q3")
+    for name in ("a", "b"):
+        store.table(name).alter(options=el.TableOptions(history_retention=timedelta(0)))
+    for _ in range(2):
+        pairs.commit()
+        store.compact(full=True)
+    assert store.table("a").info.safe_epoch > store.tags()[0].epochs["a"]
+    load = spark.read.format("epochlog").option("path", store.root).option("table", "a")
+    assert {row.n for row in load.option("snapshot", "2026-q3").load().collect()} == {first}
+    for source in ("lake.`2026-q3`.a", "lake.a VERSION AS OF '2026-q3'"):
+        assert set(rows(spark, f"SELECT n FROM {source}")) == {(first,)}
+    both = "SELECT x.n, y.n FROM lake.`2026-q3`.a x JOIN lake.`2026-q3`.b y USING (id)"
+    assert set(rows(spark, both)) == {(first, first)}
+
+
 def test_time_travel_to_nowhere_says_why(spark: SparkSession, pairs: Pairs) -> None:
     assert isinstance(typed(spark, "SELECT * FROM lake.a VERSION AS OF 1"), el.EpochNotCommitted)
     assert isinstance(typed(spark, f"SELECT * FROM lake.a VERSION AS OF {1 << 52}"), el.EpochNotCommitted)
