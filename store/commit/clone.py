@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epochlog.errors import InvalidInput, TableExists
+from epochlog.errors import EpochNotCommitted, InvalidInput, TableExists
 from epochlog.store.catalog.keys import HEAD, head_key, hist_key, log_key, name_key, runs_key, table_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.failpoints import hit
@@ -62,6 +62,8 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
     version = get_version(tx, source.id, source.name)
     if at is None:
         at = version.max_committed_epoch
+        if source.derived and not at:
+            raise EpochNotCommitted(f"table {source.name!r} has no commit yet: its job is creating it; clone it later")
     else:
         epochs = read_epoch_view(tx, handle.memory, now_ms, above=[source.id])
         require_complete(source.name, at, epochs.complete_through(source.id))

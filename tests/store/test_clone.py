@@ -219,6 +219,8 @@ def test_a_clone_of_an_output_is_a_root_table_and_views_read_clones(lab: Lab) ->
     lab.put({1: (1, 10), 2: (1, 20)})
     lab.tick()
     job = lab.job("j", ["r"])
+    with pytest.raises(el.EpochNotCommitted, match="creating"):
+        lab.store.clone("j_out", "frozen")
     job.step_local(sums("r", "j_out"))
     made = lab.store.clone("j_out", "frozen")
     lab.tick()
