@@ -19,7 +19,8 @@ import epochlog as el
 from cdc import SCHEMA, CdcEvent, contents, deletes, events, expected, replayed, rows_of, upserts
 from epochlog.store.changelog.apply_changes import take_rows
 from epochlog.store.commit import kept_merge, preparation, root_commit, verdict
-from epochlog.store.metadata.kept_deletes import kept_deletes
+from epochlog.store.metadata.kept_deletes import kept_deletes, kept_records
+from epochlog.store.retention.retention import apply_retention
 from epochlog.store.sst import segment_writer
 from lab import Lab
 
@@ -344,13 +345,55 @@ def test_kept_deletes_are_merged_and_old_files_vacuumed(lab: Lab, monkeypatch: p
     lab.tick(2 * 3600)
     table.upsert(upserts([CdcEvent(k, 4) for k in range(60)]))
     assert set(contents(table)) == set(range(60)) - {50}
-    with lab.open() as maintained:
-        from epochlog.store.retention.retention import apply_retention
-
-        apply_retention(maintained._handle, table._table)
+    apply_retention(table._handle, table._table)
     lab.store.vacuum(grace=timedelta(0))
     assert lab.store.verify().ok
     assert len(lab.store.vacuum(grace=timedelta(0)).kept) == 0
+
+
+@pytest.mark.rule("1.14")
+def test_kept_deletes_of_epochs_that_cannot_be_read_are_forgotten(lab: Lab) -> None:
+    table = cdc_table(lab, options=el.TableOptions(history_retention=timedelta(hours=1)))
+    table.upsert(upserts([CdcEvent(1, 1)]))
+    for at in range(2, 6):
+        table.delete([(1, at), (2, at)])
+        table.upsert(upserts([CdcEvent(1, at + 1)]))
+        lab.tick(600)
+
+    def records() -> int:
+        return len(table._handle.catalog.read(lambda view: list(kept_records(view, table._table.id))))
+
+    assert records() == 4
+    held = lab.store.snapshot(["t"], consistency="latest")
+    lab.tick(7200)
+    retained = [CdcEvent(1, 9), CdcEvent(3, 9, deleted=True)]
+    by_calls(lab, table, retained)
+    apply_retention(table._handle, table._table)
+    assert records() == 2  # that of the snapshot, and the newest
+    held.close()
+    lab.tick(7200)
+    apply_retention(table._handle, table._table)
+    assert records() == 1
+    lab.store.vacuum(grace=timedelta(0))
+    table.upsert(upserts([CdcEvent(2, 5), CdcEvent(3, 9), CdcEvent(2, 4)]))
+    assert contents(table) == {1: ("1@9", 9)}
+    assert lab.store.verify().ok
+
+
+@pytest.mark.damages_store
+def test_damage_to_kept_deletes_is_reported(lab: Lab) -> None:
+    table = cdc_table(lab)
+    table.delete([(k, 5) for k in range(100)])
+    ((_, (kept,)),) = table._handle.catalog.read(lambda view: list(kept_records(view, table._table.id)))
+    handle = table._handle
+    data = bytearray(handle.files.read(kept.segment.path).to_pybytes())
+    data[len(data) // 2] ^= 1
+    handle.files.delete(kept.segment.path)
+    handle.files.write(kept.segment.path, pa.py_buffer(bytes(data)))
+    report = lab.store.verify()
+    assert [problem.where for problem in report.problems] == [kept.segment.path]
+    with pytest.raises(el.Corrupt):
+        table.upsert(upserts([CdcEvent(1, 4)]))
 
 
 # ---- formats -------------------------------------------------------------------------------------------------------
