@@ -78,8 +78,9 @@ class StoreLocation:
 
 NO_CATALOG = (
     "Tables of Spark's own catalog (saveAsTable, toTable, writeTo, CREATE TABLE … USING epochlog) do not keep these "
-    "options: write with df.write.format('epochlog').option('path', …).option('table', …).mode('append').save(), and "
-    "read with CREATE TEMPORARY VIEW … USING epochlog OPTIONS (path '…', table '…'). Or use the store as a catalog, "
+    "options; DROP TABLE removes such a table. Write with df.write.format('epochlog').option('path', …)"
+    ".option('table', …).mode('append').save(), and read with CREATE TEMPORARY VIEW … USING epochlog OPTIONS (path "
+    "'…', table '…'). Or use the store as a catalog, "
     "el.catalog(spark, store): CREATE TABLE lake.t (…) TBLPROPERTIES (primary_key = 'id'), INSERT INTO lake.t …"
 )
 

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from epochlog.errors import EpochlogError, InvalidInput, JavaMissing
 
+from .create_guard import guard_creation
 from .exchange_format import ExchangeSource
 from .options import NO_CATALOG
 
@@ -160,18 +161,24 @@ def _active(session: SparkSession) -> Iterator[None]:
 def _patch_readers_and_writers(*, connect: bool) -> None:
     """Patch the `format` of the classic or the Connect readers and writers. Readers get options for "epochlog": the
     session's parallelism (a Connect client does not know it), and `readChangeFeed` for a stream. Writers refuse to save
-    a table in Spark's own catalog, which keeps no options.
+    a table in Spark's own catalog, which keeps no options, and `spark.sql` refuses to create one.
 
     Spark plans a Python source in a separate process without a session, and asks for its schema in one way for batches
     and streams. A stream has change columns, a batch has none, so the source needs `readChangeFeed`. Users can set it
     too.
     """
     if connect:
+        from pyspark.sql.connect.catalog import Catalog
         from pyspark.sql.connect.readwriter import DataFrameReader, DataFrameWriter
+        from pyspark.sql.connect.session import SparkSession
         from pyspark.sql.connect.streaming.readwriter import DataStreamReader, DataStreamWriter
     else:
+        from pyspark.sql.catalog import Catalog
         from pyspark.sql.readwriter import DataFrameReader, DataFrameWriter
+        from pyspark.sql.session import SparkSession
         from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
+
+    guard_creation(SparkSession, Catalog)
 
     def parallelism(reader: Any) -> Mapping[str, str]:  # Read at each call, since executors come and go.
         return {} if connect else {"sessionParallelism": str(reader._spark.sparkContext.defaultParallelism)}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from epochlog.batch.policy import Policy
 from epochlog.batch.policy_registry import resolve_policy
 from epochlog.errors import InvalidInput
+from epochlog.spark.create_guard import SPARK_CATALOG
 from epochlog.spark.session import register
 from epochlog.store.session.handle import Handle, HasHandle, open_handle
 from epochlog.store.types.schema import is_name
@@ -55,7 +56,6 @@ def catalog(
     catalogs.get(jvm.catalogs).put(name, proxy)
 
 
-SPARK_CATALOG = "spark_catalog"
 _opened: dict[str, Handle] = {}
 """Stores that calls with a root have opened, by root."""
 

@@ -57,6 +57,7 @@ def main(root: str) -> None:
         outcomes["compact"] = error_of(lambda: store.compact("orders", spark=spark))
         outcomes["catalog"] = error_of(lambda: el.catalog(spark, store))
     outcomes["saveAsTable"] = error_of(lambda: orders.write.format("epochlog").saveAsTable("t"))
+    outcomes["create"] = error_of(lambda: spark.sql("CREATE TABLE t (id BIGINT) USING epochlog"))
     outcomes["newSession"] = newer_session(spark, root)
     print(json.dumps(outcomes), flush=True)
     spark.stop()

@@ -37,6 +37,7 @@ def test_a_client_reads_writes_and_streams(tmp_path: Path) -> None:
         for refused in ("step", "compact"):
             assert "spark must be a classic SparkSession" in outcomes.pop(refused)
         assert "does not support format('epochlog')" in outcomes.pop("saveAsTable")
+        assert "InvalidInput: CREATE TABLE t USING epochlog does not work" in outcomes.pop("create")
         assert outcomes == {
             "sql": [[2, 30]],
             "written": [[1, 110], [2, 20]],
