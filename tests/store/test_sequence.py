@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import epochlog as el
 from cdc import SCHEMA, CdcEvent, contents, deletes, events, expected, replayed, rows_of, upserts
 from epochlog.store.changelog.apply_changes import take_rows
-from epochlog.store.commit import kept_merge, preparation, root_commit, verdict
+from epochlog.store.commit import edits, kept_merge, preparation, root_commit, verdict
 from epochlog.store.metadata.kept_deletes import kept_deletes, kept_records
 from epochlog.store.retention.retention import apply_retention
 from epochlog.store.sst import segment_writer
@@ -510,3 +510,15 @@ def test_a_race_that_is_not_decided_again_is_found(lab: Lab, monkeypatch: pytest
     stale_verdict(monkeypatch)
     with pytest.raises(AssertionError):
         test_what_lands_meanwhile_is_compared_too(lab, monkeypatch, "upsert")
+
+
+def test_a_restore_that_leaves_the_kept_deletes_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edits, "kept_deletes", lambda view, table_id, epoch=None: kept_deletes(view, table_id))
+    with pytest.raises(AssertionError):
+        test_a_restore_bypasses_the_sequence_and_restores_kept_deletes(lab)
+
+
+def test_a_verdict_that_forgets_the_time_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict.Verdict, "stands_at", lambda self, expired: True)
+    with pytest.raises(AssertionError):
+        test_a_kept_delete_that_expires_before_the_transaction_is_judged_again(lab, monkeypatch)
