@@ -16,6 +16,7 @@ from epochlog.store.metadata.definitions import Counters
 from .changes import TableChanges
 from .ddl import create_from_sql
 from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer
+from .planned_query import PlannedQueries, PlannedQuery
 from .query_epochs import CatalogTables, LoadedTable, QueryEpochs
 from .query_group import QueryGroups
 from .table import CatalogTable, JavaShapes
@@ -32,6 +33,7 @@ class StoreCatalog(Proxy):
         self._name = name
         self._tables = tables
         self._groups = QueryGroups(jvm, tables.newest)
+        self._planned = PlannedQueries(jvm, tables)
         self._shapes = JavaShapes(jvm)
         self._no_names = jvm.java.util.HashSet()
 
@@ -93,24 +95,26 @@ class StoreCatalog(Proxy):
         if not self._namespace_known(namespace):
             raise self._no_such_table(identifier)
         travel = _time_travel(context[0]) if context else None
-        if context:
-            _refuse_write(name, _privileges(context[0]), travel, namespace)
+        privileges = _privileges(context[0]) if context else set[str]()
+        _refuse_write(name, privileges, travel, namespace)
         try:
-            return self._table([*namespace, name], self._load(namespace, name, travel))
+            return self._table([*namespace, name], self._load(namespace, name, travel, writes=bool(privileges)))
         except TableNotFound:
             raise self._no_such_table(identifier) from None
 
     @answer
     def loadChangelog(self, identifier: Any, context: Any, options: Any) -> TableChanges:
-        """Load the changes of a table; without an end, those up to the epoch at which the query reads the table."""
+        """Load the changes of a table. Without an end, they end at the epoch that the query's scans choose."""
         namespace, name = list(identifier.namespace()), identifier.name()
         if namespace:
             raise InvalidInput(f"{namespace[0]} is a tag, one moment: read the changes of {self._name}.{name}")
         try:
-            loaded = self._load(namespace, name, None)
+            loaded = self._tables.load(name, self._groups.current())
         except TableNotFound:
             raise self._no_such_table(identifier) from None
-        return TableChanges(self.jvm, self._tables.handle, f"{self._name}.{name}", loaded, context)
+        return TableChanges(
+            self.jvm, self._tables.handle, f"{self._name}.{name}", loaded.definition, context, self._planned.current
+        )
 
     @answer
     def createTable(self, identifier: Any, info: Any) -> CatalogTable:
@@ -145,7 +149,9 @@ class StoreCatalog(Proxy):
     def purgeTable(self, identifier: Any) -> bool:
         return self.dropTable(identifier)
 
-    def _load(self, namespace: Sequence[str], name: str, travel: str | int | None) -> LoadedTable:
+    def _load(
+        self, namespace: Sequence[str], name: str, travel: str | int | None, *, writes: bool = False
+    ) -> LoadedTable:
         if namespace:
             if travel is not None:
                 raise InvalidInput(
@@ -159,12 +165,17 @@ class StoreCatalog(Proxy):
         elif travel is not None:
             chosen = self._tables.as_of_ms(travel // 1_000)
         else:
-            chosen = self._groups.epochs(name)
+            chosen = self._groups.current() if writes else self._groups.epochs(name)
         return replace(self._tables.load(name, chosen), fixed=bool(namespace) or travel is not None)
 
     def _table(self, path: Sequence[str], loaded: LoadedTable) -> CatalogTable:
         label = ".".join([self._name, *path])
-        return CatalogTable(self.jvm, self._tables.handle, label, loaded, self._shapes, self._groups.end)
+        return CatalogTable(self.jvm, self._tables.handle, label, loaded, self._shapes, self._scanning)
+
+    def _scanning(self) -> PlannedQuery:
+        """Return the query for which Spark builds a scan; it loads no further tables on this thread."""
+        self._groups.end()
+        return self._planned.current()
 
     def _names(self, namespace: Sequence[str]) -> list[str]:
         if not namespace:

@@ -4,20 +4,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from epochlog.errors import InvalidInput
-from epochlog.spark.options import location_options, refuse_catalog_options
+from epochlog.spark.batch_source import Load
+from epochlog.spark.options import refuse_catalog_options
 from epochlog.spark.types import spark_schema
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
+from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import from_unix_ms
 
-from .jvm import CONNECTOR, Jvm, Proxy, answer
-from .query_epochs import LoadedTable
+from .jvm import CONNECTOR, Jvm, Proxy, answer, option_names
+from .planned_query import PlannedQuery
+from .scan import PlannedScan
 
 RANGE = ("startingVersion", "endingVersion")
 """Options of `spark.read.changes` that Spark itself turns into the versions of CHANGES."""
@@ -25,29 +29,45 @@ RANGE = ("startingVersion", "endingVersion")
 
 @dataclass(frozen=True, slots=True)
 class ChangeRange:
-    """Epochs of a change feed, both included. start: None for the oldest change that the log has."""
-
-    start: int | None
-    end: int
-
-
-def read_range(context: Any, newest: int) -> ChangeRange:
-    """Read Java's ChangelogContext. newest: the epoch at which the query reads the table, the end if it names none.
-
-    Raises InvalidInput for a version that is no epoch.
+    """Epochs of a change feed, both included. start: None for the oldest change that the log has. end: None for the
+    epoch at which the query reads the table; `at_most` for that epoch, or an earlier end.
     """
+
+    start: int | None = None
+    end: int | None = None
+    at_most: int | None = None
+
+    def end_at(self, newest: Callable[[], int]) -> int:
+        """Return the last epoch to read. newest: returns the epoch at which the query reads the table."""
+        if self.end is not None:
+            return self.end
+        return newest() if self.at_most is None else min(newest(), self.at_most)
+
+
+def read_range(context: Any) -> ChangeRange:
+    """Read Java's ChangelogContext. Raises InvalidInput for a version that is no epoch."""
     bounds = context.range()
     kind = bounds.getClass().getSimpleName()
     if kind == "VersionRange":
         start, end = _epoch(bounds.startingVersion()), bounds.endingVersion()
-        last = _epoch(end.get()) if end.isPresent() else newest
-    elif kind == "TimestampRange":
-        start, end = max(0, from_unix_ms(-(-bounds.startingTimestamp() // 1_000))), bounds.endingTimestamp()
-        last = min(newest, from_unix_ms(end.get() // 1_000 + 1) - 1) if end.isPresent() else newest
-    else:
-        return ChangeRange(None, newest)
-    first = start if bounds.startingBoundInclusive() else start + 1
-    return ChangeRange(first, last if bounds.endingBoundInclusive() or not end.isPresent() else last - 1)
+        first = start if bounds.startingBoundInclusive() else start + 1
+        if not end.isPresent():
+            return ChangeRange(first)
+        return ChangeRange(first, _epoch(end.get()) - (0 if bounds.endingBoundInclusive() else 1))
+    if kind != "TimestampRange":
+        return ChangeRange()
+    start = _epochs_at(bounds.startingTimestamp())
+    first = max(0, start.start if bounds.startingBoundInclusive() else start.stop)
+    end = bounds.endingTimestamp()
+    if not end.isPresent():
+        return ChangeRange(first)
+    last = _epochs_at(end.get())
+    return ChangeRange(first, at_most=(last.stop if bounds.endingBoundInclusive() else last.start) - 1)
+
+
+def _epochs_at(unix_us: int) -> range:
+    """Return the epochs of a time: those of its millisecond, and none between two milliseconds."""
+    return range(from_unix_ms(-(-unix_us // 1_000)), from_unix_ms(unix_us // 1_000 + 1))
 
 
 def _epoch(version: str) -> int:
@@ -59,21 +79,32 @@ def _epoch(version: str) -> int:
 
 
 class TableChanges(Proxy):
-    """Change feed of a table in a range of epochs, with the rows before and after each update."""
+    """Change feed of a table in a range of epochs, with the rows before and after each update.
+
+    scanning: called when Spark builds a scan of it; returns the query of the scan.
+    """
 
     class Java:
         implements = (f"{CONNECTOR}catalog.Changelog",)
 
-    def __init__(self, jvm: Jvm, handle: Handle, label: str, loaded: LoadedTable, context: Any) -> None:
+    def __init__(
+        self,
+        jvm: Jvm,
+        handle: Handle,
+        label: str,
+        table: TableDef,
+        context: Any,
+        scanning: Callable[[], PlannedQuery],
+    ) -> None:
         super().__init__(jvm)
         self._handle = handle
         self._label = label
-        self._loaded = loaded
-        self._range = read_range(context, loaded.epoch)
+        self._table = table
+        self._scanning = scanning
+        self._range = read_range(context)
         modes = jvm.spark.connector.catalog.ChangelogContext.DeduplicationMode
         self._net = context.deduplicationMode().equals(modes.NET_CHANGES)
-        table = loaded.definition.schema
-        fields = [*(field.with_nullable(True) for field in table.schema), *CHANGE_FIELDS]
+        fields = [*(field.with_nullable(True) for field in table.schema.schema), *CHANGE_FIELDS]
         text = spark_schema(table.name, pa.schema(fields)).json()
         self._java_schema = jvm.spark.types.DataType.fromJson(text)
 
@@ -93,7 +124,7 @@ class TableChanges(Proxy):
         return False
 
     def rowId(self) -> Any:
-        key = self._loaded.definition.schema.primary_key
+        key = self._table.schema.primary_key
         kind = self.jvm.spark.connector.expressions
         return self.jvm.array(kind.NamedReference, [kind.Expressions.column(name) for name in key])
 
@@ -101,17 +132,49 @@ class TableChanges(Proxy):
         return self.jvm.spark.connector.expressions.Expressions.column("_commit_version")
 
     @answer
-    def newScanBuilder(self, options: Any) -> Any:
-        refuse_catalog_options([str(name) for name in options.keySet().toArray()], self._label, RANGE)
-        span = self._range
-        read = {
-            **location_options(self._handle),
-            "table": self._loaded.definition.name,
-            "readChangeFeed": "true",
-            "startingVersion": "earliest" if span.start is None else str(span.start),
-            "endingVersion": str(span.end),
-            "preImages": "true",
-            "changeMode": "net" if self._net else "epochs",
-        }
-        located = self.jvm.spark.util.CaseInsensitiveStringMap(self.jvm.map(read))
-        return self.jvm.python_table(self._java_schema).newScanBuilder(located)
+    def newScanBuilder(self, options: Any) -> ChangesScan:
+        refuse_catalog_options(option_names(options), self._label, RANGE)
+        query = self._scanning()
+        return ChangesScan(self.jvm, self._handle, self._table, self._java_schema, query, self._range, self._net)
+
+
+class ChangesScan(PlannedScan):
+    """Scan of the changes of a table, and its builder. Their end is chosen when Spark asks for the batch."""
+
+    class Java:
+        implements = (f"{CONNECTOR}read.ScanBuilder", f"{CONNECTOR}read.Scan")
+
+    def __init__(
+        self,
+        jvm: Jvm,
+        handle: Handle,
+        table: TableDef,
+        java_schema: Any,
+        query: PlannedQuery,
+        span: ChangeRange,
+        net: bool,
+    ) -> None:
+        super().__init__(jvm, handle, table, java_schema, query)
+        self._range = span
+        self._net = net
+
+    def build(self) -> ChangesScan:
+        return self
+
+    def description(self) -> str:
+        return f"epochlog changes of {self._definition.name}"
+
+    def _load(self) -> Load:
+        columns, epoch = self._definition.schema.schema.names, self._range.end_at(self._newest)
+        mode = "net" if self._net else "epochs"
+        return self._load_of(columns, epoch, feed=True, start=self._start(), mode=mode)
+
+    def _newest(self) -> int:
+        return self._query.newest().epoch_of(self._definition)
+
+    def _start(self) -> str | int:
+        return "earliest" if self._range.start is None else self._range.start
+
+    @answer
+    def toMicroBatchStream(self, checkpoint: str) -> Any:
+        return self._stream({"startingVersion": str(self._start()), "preImages": "true"}, checkpoint)

@@ -56,8 +56,8 @@ class Jvm:
 
         # Py4J asks the JVM at each mention of a name which kind of thing it is, so what each query needs is kept.
         python = self.spark.execution.datasources.v2.python
-        self.current_thread: Any = self.java.lang.Thread.currentThread
         self.analysis_context: Any = self.spark.catalyst.analysis.AnalysisContext.get
+        self.planning_tracker: Any = self.spark.catalyst.QueryPlanningTracker.get
         self.identity_map: Any = self.java.util.IdentityHashMap
         self.optional_long: Any = self.java.util.OptionalLong.of
         self.no_transforms: Any = self.gateway.new_array(self.spark.connector.expressions.Transform, 0)
@@ -96,6 +96,10 @@ class Jvm:
         for name, value in values.items():
             made.put(name, value)
         return made
+
+    def weak_map(self) -> Any:
+        """Return a Java map that compares Spark's objects by identity and does not keep them."""
+        return self.java.util.Collections.synchronizedMap(self.java.util.WeakHashMap())
 
     def is_called_by(self, name: str) -> bool:
         """Return True if the stack of this Java thread names a class or method that contains `name`."""
@@ -159,6 +163,11 @@ class Proxy:
 
     def toString(self) -> str:
         return type(self).__name__
+
+
+def option_names(options: Any) -> list[str]:
+    """Return the names in Java's map of options."""
+    return [] if options.isEmpty() else [str(name) for name in options.keySet().toArray()]
 
 
 class _HideRefusals(logging.Filter):

@@ -42,14 +42,23 @@ class QueryEpochs:
             raise TableNotFound(f"there is no table {table!r}; the catalog has: {', '.join(self.epochs) or 'none'}")
         raise TableNotReadable(self.left_out.get(table) or f"the catalog does not include {table!r}")
 
+    def epoch_of(self, table: TableDef) -> int:
+        """Return the epoch of a table that was loaded before. Raises TableNotFound, TableNotReadable."""
+        if self.ids.get(table.name) != table.id:
+            raise TableNotFound(f"table {table.name!r} was dropped after the query was analysed; run the query again")
+        return self.epoch(table.name)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """Table as a query reads it. fixed: at an epoch that the query names, by a version, a time or a tag."""
+    """Table as a query reads it. fixed: at an epoch that the query names, by a version, a time or a tag. chosen: the
+    query epochs with which it was loaded.
+    """
 
     definition: TableDef
     epoch: int
     fixed: bool = False
+    chosen: QueryEpochs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,8 @@ class CatalogTables:
         def read(view: ReadTxn) -> LoadedTable:
             definition = find_table(view, table)
             if isinstance(chosen, QueryEpochs):
-                return LoadedTable(get_table(view, chosen.ids.get(table, definition.id), table), chosen.epoch(table))
+                pinned = get_table(view, chosen.ids.get(table, definition.id), table)
+                return LoadedTable(pinned, chosen.epoch(table), chosen=chosen)
             epochs = self._view(view)
             require_complete(table, chosen, epochs.complete_through(definition.id))
             require_begun(epochs.table(definition.id), chosen)

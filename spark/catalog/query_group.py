@@ -1,13 +1,15 @@
 """Query groups: the loads of one query, which share their query epochs.
 
 Spark loads the tables of a query twice: in analysis, and again just before optimisation; the rows come from the second.
-Loads belong together if they share the Java thread, the analyzer's cache of relations, and the execution's id. The
-first scan that is built on the thread ends the group, and so does a second load of one table: within one query Spark
-keeps each table that it has loaded.
+Loads belong together if they share the thread, the analyzer's cache of relations, and the execution's id. PySpark pins
+threads, so each of Spark's threads calls on a Python thread of its own. The first scan that is built on the thread ends
+the group, and so does a second load of one table: within one query Spark keeps each table that it has loaded. It may
+load the changes of the table, or the table to write to, beside it.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,7 +43,16 @@ class QueryGroups:
 
     def epochs(self, table: str) -> QueryEpochs:
         """Return the query epochs of the query for which this thread loads a table."""
-        thread = self._thread()
+        return self._group(table).chosen
+
+    def current(self) -> QueryEpochs:
+        """Return the query epochs of the query for which this thread loads the changes of a table, or what it writes.
+        A query may load a table beside these.
+        """
+        return self._group(None).chosen
+
+    def _group(self, table: str | None) -> _Group:
+        thread = threading.get_ident()
         relations = self._jvm.analysis_context().relationCache()
         execution = self._jvm.context.getLocalProperty(EXECUTION_ID)
         group = self._groups.get(thread)
@@ -57,12 +68,10 @@ class QueryGroups:
             self._groups.move_to_end(thread)
             while len(self._groups) > MAX_GROUPS:
                 self._groups.popitem(last=False)
-        group.loaded.add(table)
-        return group.chosen
+        if table is not None:
+            group.loaded.add(table)
+        return group
 
     def end(self) -> None:
         """End the group of this thread: its query has begun to build scans."""
-        self._groups.pop(self._thread(), None)
-
-    def _thread(self) -> int:
-        return self._jvm.current_thread().getId()
+        self._groups.pop(threading.get_ident(), None)

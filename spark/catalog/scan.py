@@ -24,61 +24,149 @@ from epochlog.spark.stream_source import PiecePartition
 from epochlog.spark.types import arrow_schema
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.plan_ranges import bytes_to_read
+from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
 
 from .jvm import CONNECTOR, Jvm, Proxy, answer
+from .planned_query import PlannedQuery
 from .query_epochs import LoadedTable
 
 FORMAT = "epochlog"
 
 
 class TableScanBuilder(Proxy):
-    """Builder of a scan; Spark prunes its columns."""
+    """Builder of a scan; Spark prunes its columns. query: the one that the scan is for, which it keeps."""
 
     class Java:
         implements = (f"{CONNECTOR}read.ScanBuilder", f"{CONNECTOR}read.SupportsPushDownRequiredColumns")
 
     def __init__(
-        self, jvm: Jvm, handle: Handle, table: LoadedTable, java_schema: Any, stream_options: Mapping[str, str]
+        self,
+        jvm: Jvm,
+        handle: Handle,
+        table: LoadedTable,
+        java_schema: Any,
+        stream_options: Mapping[str, str],
+        query: PlannedQuery,
     ) -> None:
         super().__init__(jvm)
         self._handle = handle
         self._table = table
         self._java_schema = java_schema
         self._stream_options = stream_options
+        self._query = query
 
     def pruneColumns(self, required: Any) -> None:
         self._java_schema = required
 
     @answer
     def build(self) -> TableScan:
-        return TableScan(self.jvm, self._handle, self._table, self._java_schema, self._stream_options)
+        return TableScan(self.jvm, self._handle, self._table, self._java_schema, self._stream_options, self._query)
 
 
-class TableScan(Proxy):
-    """Scan of some columns of a table at one epoch. Its files are planned, and held, when Spark asks for the batch."""
+class PlannedScan(Proxy):
+    """Scan of a table of the catalog. Its files are planned, and held, when Spark asks for the batch.
 
-    class Java:
-        implements = (f"{CONNECTOR}read.Scan", f"{CONNECTOR}read.SupportsReportStatistics")
+    query: the one that the scan is for. Spark asks for batches when it has built all scans of the query.
+    """
 
-    def __init__(
-        self, jvm: Jvm, handle: Handle, table: LoadedTable, java_schema: Any, stream_options: Mapping[str, str]
-    ) -> None:
+    def __init__(self, jvm: Jvm, handle: Handle, table: TableDef, java_schema: Any, query: PlannedQuery) -> None:
         super().__init__(jvm)
         self._handle = handle
-        self._table = table
+        self._definition = table
         self._java_schema = java_schema
-        self._stream_options = stream_options
+        self._query = query
         self._schema = arrow_schema(StructType.fromJson(json.loads(java_schema.json())))
-        self._statistics: TableStatistics | None = None
         self._inner: Any = None
         self._batch: Any = None
 
     def readSchema(self) -> Any:
         return self._java_schema
+
+    @answer
+    def toBatch(self) -> Any:
+        """Return Spark's batch over the planned partitions; Spark asks once for each copy of the scan's plan."""
+        if self._batch is None:
+            partitions = plan_partitions(self._handle, self._load(), self._schema)
+            self._batch = self._python_scan(encode_read(partitions, self._schema)).toBatch()
+        return self._batch
+
+    def _load(self) -> Load:
+        """Return the load of the batch."""
+        raise NotImplementedError
+
+    def _load_of(
+        self, columns: Sequence[str], epoch: int, *, feed: bool = False, start: str | int | None = None, mode: str = ""
+    ) -> Load:
+        """Return the load of columns at an epoch; with `feed` that of their changes, with pre-images."""
+        return Load(
+            location=StoreLocation(self._handle.root, self._handle.catalog_url, self._definition.name),
+            table_id=self._definition.id,
+            table=self._definition.schema,
+            columns=tuple(columns),
+            epoch=epoch,
+            feed=feed,
+            start=start,
+            mode=mode or "epochs",
+            pre_images=feed,
+            filter_text=None,
+            tasks=Tasks(self.jvm.context.defaultParallelism()),
+        )
+
+    def _stream(self, options: Mapping[str, str], checkpoint: str) -> Any:
+        """Return Spark's stream of the source of `format("epochlog")`."""
+        located = {
+            **location_options(self._handle),
+            "table": self._definition.name,
+            **options,
+            "readChangeFeed": "true",
+        }
+        java_options = self.jvm.spark.util.CaseInsensitiveStringMap(self.jvm.map(located))
+        table = self.jvm.python_table(self._java_schema)
+        return table.newScanBuilder(java_options).build().toMicroBatchStream(checkpoint)
+
+    def toContinuousStream(self, checkpoint: str) -> Any:
+        return self._python_scan().toContinuousStream(checkpoint)
+
+    def supportedCustomMetrics(self) -> Any:
+        return self._python_scan().supportedCustomMetrics()
+
+    def reportDriverMetrics(self) -> Any:
+        return self._python_scan().reportDriverMetrics()
+
+    def columnarSupportMode(self) -> Any:
+        return self._python_scan().columnarSupportMode()
+
+    def _python_scan(self, read: bytes | None = None) -> Any:
+        """Return Spark's scan of a Python source; `read` gives it the planned read (see `encode_read`)."""
+        if self._inner is None or read is not None:
+            table = self.jvm.python_table(self._java_schema, read)
+            self._inner = table.newScanBuilder(self.jvm.no_options).build()
+        return self._inner
+
+
+class TableScan(PlannedScan):
+    """Scan of some columns of a table at one epoch."""
+
+    class Java:
+        implements = (f"{CONNECTOR}read.Scan", f"{CONNECTOR}read.SupportsReportStatistics")
+
+    def __init__(
+        self,
+        jvm: Jvm,
+        handle: Handle,
+        table: LoadedTable,
+        java_schema: Any,
+        stream_options: Mapping[str, str],
+        query: PlannedQuery,
+    ) -> None:
+        super().__init__(jvm, handle, table.definition, java_schema, query)
+        self._table = table
+        self._stream_options = stream_options
+        self._statistics: TableStatistics | None = None
 
     def description(self) -> str:
         table = self._table
@@ -104,29 +192,9 @@ class TableScan(Proxy):
             self._statistics = TableStatistics(self.jvm, self._handle.catalog.read(plan), self._schema.names)
         return self._statistics
 
-    @answer
-    def toBatch(self) -> Any:
-        """Return Spark's batch over the planned partitions; Spark asks once for each copy of the scan's plan."""
-        if self._batch is None:
-            self._refuse_of_streams()
-            self._batch = self._plan_batch()
-        return self._batch
-
-    def _plan_batch(self) -> Any:
-        load = Load(
-            location=StoreLocation(self._handle.root, self._handle.catalog_url, self._table.definition.name),
-            table_id=self._table.definition.id,
-            table=self._table.definition.schema,
-            columns=tuple(self._schema.names),
-            epoch=self._table.epoch,
-            feed=False,
-            start=None,
-            mode="epochs",
-            pre_images=False,
-            filter_text=None,
-            tasks=Tasks(self.jvm.context.defaultParallelism()),
-        )
-        return self._python_scan(encode_read(plan_partitions(self._handle, load, self._schema), self._schema)).toBatch()
+    def _load(self) -> Load:
+        self._refuse_of_streams()
+        return self._load_of(self._schema.names, self._table.epoch)
 
     def _refuse_of_streams(self) -> None:
         """Raise InvalidInput for a batch with an option or a column of streams."""
@@ -146,28 +214,7 @@ class TableScan(Proxy):
                 f"table {self._table.definition.name}: a stream reads changes, not one moment; leave out "
                 "VERSION, TIMESTAMP and the tag, and set startingVersion"
             )
-        options = {**location_options(self._handle), "table": self._table.definition.name, **self._stream_options}
-        located = self.jvm.spark.util.CaseInsensitiveStringMap(self.jvm.map({**options, "readChangeFeed": "true"}))
-        return self.jvm.python_table(self._java_schema).newScanBuilder(located).build().toMicroBatchStream(checkpoint)
-
-    def toContinuousStream(self, checkpoint: str) -> Any:
-        return self._python_scan().toContinuousStream(checkpoint)
-
-    def supportedCustomMetrics(self) -> Any:
-        return self._python_scan().supportedCustomMetrics()
-
-    def reportDriverMetrics(self) -> Any:
-        return self._python_scan().reportDriverMetrics()
-
-    def columnarSupportMode(self) -> Any:
-        return self._python_scan().columnarSupportMode()
-
-    def _python_scan(self, read: bytes | None = None) -> Any:
-        """Return Spark's scan of a Python source; `read` gives it the planned read (see `encode_read`)."""
-        if self._inner is None or read is not None:
-            table = self.jvm.python_table(self._java_schema, read)
-            self._inner = table.newScanBuilder(self.jvm.no_options).build()
-        return self._inner
+        return self._stream(self._stream_options, checkpoint)
 
 
 class TableStatistics(Proxy):

@@ -24,7 +24,8 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
 from .condition import read_condition
-from .jvm import CONNECTOR, Jvm, Proxy, answer, thrown_by_java
+from .jvm import CONNECTOR, Jvm, Proxy, answer, option_names, thrown_by_java
+from .planned_query import PlannedQuery
 from .query_epochs import LoadedTable
 from .scan import TableScanBuilder
 
@@ -122,7 +123,7 @@ class StreamWriteBuilder(Proxy):
 
 
 class CatalogTable(Proxy):
-    """Table at one epoch. scanning: called when Spark begins to build a scan of it."""
+    """Table at one epoch. scanning: called when Spark builds a scan of it; returns the query of the scan."""
 
     class Java:
         implements = (
@@ -139,7 +140,7 @@ class CatalogTable(Proxy):
         label: str,
         loaded: LoadedTable,
         shapes: JavaShapes,
-        scanning: Callable[[], None],
+        scanning: Callable[[], PlannedQuery],
     ) -> None:
         super().__init__(jvm)
         self._handle = handle
@@ -198,18 +199,19 @@ class CatalogTable(Proxy):
 
     @answer
     def newScanBuilder(self, options: Any) -> TableScanBuilder:
-        self._scanning()
-        names = _names(options)
+        query = self._scanning()
+        query.add(self._loaded)
+        names = option_names(options)
         refuse_catalog_options(names, self._label, (*TRAVEL, *OF_STREAMS))
         of_streams = {
             _STREAM_NAMES[name.lower()]: str(options.get(name)) for name in names if name.lower() in _STREAM_NAMES
         }
-        return TableScanBuilder(self.jvm, self._handle, self._loaded, self._shape().schema, of_streams)
+        return TableScanBuilder(self.jvm, self._handle, self._loaded, self._shape().schema, of_streams, query)
 
     @answer
     def newWriteBuilder(self, info: Any) -> Any:
         """Return the builder of a write by the sink of `format("epochlog")`, which upserts, or overwrites."""
-        refuse_catalog_options(_names(info.options()), self._label, WRITE)
+        refuse_catalog_options(option_names(info.options()), self._label, WRITE)
         options = self.jvm.map({})
         options.putAll(info.options().asCaseSensitiveMap())
         options.putAll(self.jvm.map({**location_options(self._handle), "table": self._loaded.definition.name}))
@@ -261,8 +263,3 @@ class CatalogTable(Proxy):
     def _shape(self) -> JavaShape:
         definition = self._loaded.definition
         return self._shapes.shape(definition.id, definition.schema)
-
-
-def _names(options: Any) -> list[str]:
-    """Return the names in Java's map of options."""
-    return [] if options.isEmpty() else [str(name) for name in options.keySet().toArray()]

@@ -15,8 +15,12 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
 import epochlog as el
+from epochlog.batch.policy import Policy
+from epochlog.batch.policy_registry import resolve_policy
+from epochlog.spark.catalog.planned_query import PlannedQueries, PlannedQuery
 from epochlog.spark.catalog.query_epochs import CatalogTables
 from epochlog.spark.catalog.query_group import QueryGroups
 from epochlog.spark.errors import find_epochlog_error
@@ -57,7 +61,7 @@ def pairs(tmp_path: Path, spark: SparkSession) -> Iterator[Pairs]:
 
 @pytest.fixture
 def restless(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> Pairs:
-    """Pairs that are committed anew after every load of a table, so between any two loads of a query."""
+    """Pairs that are committed anew after every load and before every scan of a table, so between any two."""
     load = CatalogTables.load
 
     def load_and_commit(self: CatalogTables, *args: Any) -> Any:
@@ -65,7 +69,14 @@ def restless(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> Pairs:
         pairs.commit()
         return loaded
 
+    def scan_and_commit(self: PlannedQueries) -> PlannedQuery:
+        query = current(self)
+        pairs.commit()
+        return query
+
+    current = PlannedQueries.current
     monkeypatch.setattr(CatalogTables, "load", load_and_commit)
+    monkeypatch.setattr(PlannedQueries, "current", scan_and_commit)
     return pairs
 
 
@@ -84,6 +95,7 @@ def typed(spark: SparkSession, query: str) -> el.EpochlogError:
 # ---- one query, one epoch --------------------------------------------------------------------------------------------
 
 JOIN = "SELECT x.n, y.n FROM lake.a x JOIN lake.b y USING (id)"
+EVER = "CHANGES FROM TIMESTAMP '2020-01-01'"
 FORMS: dict[str, str] = {
     "join": JOIN,
     "full join": "SELECT x.n, y.n FROM lake.a x FULL JOIN lake.b y ON x.id = y.id AND x.n = y.n",
@@ -98,7 +110,28 @@ FORMS: dict[str, str] = {
     "temporary view": "SELECT * FROM joined",
     "view and table": "SELECT j.m, y.n FROM joined j JOIN lake.b y ON true",
     "stored view": "SELECT * FROM stored_pairs",
+    "changes in a subquery": f"SELECT (SELECT max(n) FROM lake.a {EVER}), max(n) FROM lake.b",
+    "changes in a subquery of a table": f"SELECT (SELECT max(n) FROM lake.a {EVER}), max(n) FROM lake.a",
+    "table in a subquery of changes": f"SELECT (SELECT max(n) FROM lake.b), max(n) FROM lake.a {EVER}",
+    "changes at the right": f"SELECT x.n, y.n FROM lake.b x JOIN (SELECT max(n) n FROM lake.a {EVER}) y",
+    "changes at the left": f"SELECT y.n, x.n FROM (SELECT max(n) n FROM lake.a {EVER}) y JOIN lake.b x",
+    "changes of both": f"SELECT (SELECT max(n) FROM lake.a {EVER}), (SELECT max(n) FROM lake.b {EVER})",
+    "changes of itself": f"SELECT (SELECT max(n) FROM lake.a {EVER}), (SELECT max(n) n FROM lake.a {EVER} x)",
+    "changes and their table": f"SELECT x.n, max(y.n) FROM lake.a x JOIN lake.a {EVER} y USING (id) GROUP BY ALL",
+    "table and its changes": f"SELECT max(y.n), x.n FROM lake.a {EVER} y JOIN lake.a x USING (id) GROUP BY ALL",
+    "union of changes": "SELECT max(n), min(n) FROM (SELECT n FROM lake.b UNION ALL SELECT max(n) n FROM lake.a "
+    f"{EVER})",
+    "changes twice": f"WITH c AS (SELECT max(n) n FROM lake.a {EVER}) SELECT c.n, x.n FROM c, lake.b x, c d "
+    "WHERE c.n = d.n",
+    "changes to the future": "SELECT (SELECT max(n) FROM lake.a CHANGES FROM TIMESTAMP '2020-01-01' TO TIMESTAMP "
+    "'2099-01-01'), max(n) FROM lake.b",
+    "exclusive future": "SELECT (SELECT max(n) FROM lake.a CHANGES FROM TIMESTAMP '2020-01-01' EXCLUSIVE TO TIMESTAMP "
+    "'2099-01-01' EXCLUSIVE), max(n) FROM lake.b",
+    "changes of a version": "SELECT (SELECT max(n) FROM lake.a CHANGES FROM VERSION 0), max(n) FROM lake.b",
+    "view of changes": "SELECT (SELECT max(n) FROM changed), max(n) FROM lake.b",
+    "stored view of changes": "SELECT c.n, x.n FROM lake.b x JOIN stored_changes c",
 }
+WITHOUT_ROWS = ("exists", "not in", "set operation")
 
 
 def torn(pairs_read: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -111,7 +144,11 @@ def views(spark: SparkSession, pairs: Pairs) -> Iterator[None]:
         f"CREATE OR REPLACE TEMPORARY VIEW joined AS SELECT x.n AS m, y.n FROM ({JOIN}) AS t(m, n), lake.a x, lake.b y"
     )
     spark.sql("CREATE OR REPLACE VIEW stored_pairs AS SELECT x.n AS m, y.n FROM lake.a x JOIN lake.b y USING (id)")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW changed AS SELECT n FROM lake.a {EVER}")
+    spark.sql(f"CREATE OR REPLACE VIEW stored_changes AS SELECT max(n) AS n FROM lake.a {EVER}")
     yield
+    spark.sql("DROP VIEW changed")
+    spark.sql("DROP VIEW stored_changes")
     spark.sql("DROP VIEW joined")
     spark.sql("DROP VIEW stored_pairs")
 
@@ -119,7 +156,34 @@ def views(spark: SparkSession, pairs: Pairs) -> Iterator[None]:
 @pytest.mark.usefixtures("views", "restless")
 @pytest.mark.parametrize("form", FORMS)
 def test_all_tables_of_one_query_are_read_at_one_epoch(spark: SparkSession, form: str) -> None:
+    result = rows(spark, FORMS[form])
+    assert torn(result) == []
+    assert result or form in WITHOUT_ROWS
+
+
+@pytest.mark.usefixtures("pairs")
+@pytest.mark.parametrize("form", ["join", "self join", "changes and their table", "table and its changes"])
+def test_a_query_chooses_its_epochs_once_for_each_time_that_spark_loads_its_tables(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    choices: list[Policy] = []
+    choose = CatalogTables._choose
+
+    def counted(self: CatalogTables, policy: Policy) -> Any:
+        choices.append(policy)
+        return choose(self, policy)
+
+    monkeypatch.setattr(CatalogTables, "_choose", counted)
     assert torn(rows(spark, FORMS[form])) == []
+    assert len(choices) == 2, "one in analysis, one before the optimiser"
+
+
+@pytest.mark.usefixtures("restless")
+def test_changes_that_do_not_take_in_the_tables_are_noticed(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlannedQuery, "add", lambda self, _: None)
+    assert torn(rows(spark, FORMS["changes in a subquery"]))
 
 
 @pytest.mark.usefixtures("restless")
@@ -142,6 +206,90 @@ def test_frames_of_several_tables_are_read_at_one_epoch(spark: SparkSession, res
         assert cached.collect() == cached.collect()
     finally:
         cached.unpersist()
+
+
+def greatest(frame: DataFrame) -> DataFrame:
+    return frame.groupBy().agg(F.max("n").alias("n"))
+
+
+def pair(left: DataFrame, right: DataFrame) -> DataFrame:
+    return greatest(left).alias("x").crossJoin(greatest(right).alias("y")).select("x.n", "y.n")
+
+
+def collected(frame: DataFrame) -> list[tuple[Any, ...]]:
+    result = [tuple(row) for row in frame.collect()]
+    assert result
+    return result
+
+
+def test_frames_of_changes_end_at_the_epoch_of_the_tables(spark: SparkSession, restless: Pairs) -> None:
+    reader = spark.read.option("startingVersion", "0")
+    a, b = reader.changes("lake.a"), reader.changes("lake.b")
+    restless.commit()
+    tables = spark.table("lake.a"), spark.table("lake.b")
+    for left in (a, tables[0]):
+        for right in (b, tables[1], a):
+            frame = pair(left, right)
+            restless.commit()
+            tables[0].count()  # another query on the thread
+            assert torn(collected(frame)) == []
+            assert torn(collected(pair(right, left))) == []
+    joined = pair(a, tables[1])
+    first, again = collected(joined), collected(joined)
+    assert first == again
+    newer = collected(joined.where("true"))
+    assert torn(newer) == []
+    assert newer[0][0] > first[0][0], "a frame made of it reads the newest changes"
+
+
+def test_frames_that_are_refreshed_long_before_their_scans_are_built(spark: SparkSession, restless: Pairs) -> None:
+    changes, table = spark.read.option("startingVersion", "0").changes("lake.a"), spark.table("lake.b")
+    for frame in (pair(changes, table), pair(table, changes)):
+        frame.cache()  # Spark loads the tables of the frame itself, too, but builds no scans
+        frame.unpersist()
+        number = restless.commit()
+        changes.count()
+        table.count()
+        assert torn(collected(frame)) == []
+        cached = frame.where("true").cache()
+        try:
+            assert torn(collected(cached)) == []
+            assert collected(cached)[0][0] >= number
+        finally:
+            cached.unpersist()
+
+
+def test_changes_written_with_a_table_end_at_its_epoch(spark: SparkSession, restless: Pairs) -> None:
+    made = "SELECT 1 id, (SELECT max(n) FROM lake.a CHANGES FROM VERSION 0) m, max(n) n FROM lake.b"
+    spark.sql(f"CREATE TABLE lake.c TBLPROPERTIES (primary_key = 'id') AS {made}")
+    assert torn(rows(spark, "SELECT m, n FROM lake.c")) == []
+    spark.sql(f"INSERT INTO lake.c {made}")
+    assert torn(rows(spark, "SELECT m, n FROM lake.c")) == []
+    spark.sql(f"INSERT OVERWRITE lake.c {made}")
+    frames = pair(spark.read.option("startingVersion", "0").changes("lake.a"), spark.table("lake.b")).toDF("m", "n")
+    frames.selectExpr("2 id", "m", "n").writeTo("lake.c").append()
+    frames.selectExpr("1 id", "m", "n").writeTo("lake.d").tableProperty("primary_key", "id").create()
+    read = rows(spark, "SELECT m, n FROM lake.c UNION ALL SELECT m, n FROM lake.d")
+    assert len(read) == 3
+    assert torn(read) == []
+
+
+def test_changes_without_an_end_beside_tables_of_two_moments_are_refused(spark: SparkSession, pairs: Pairs) -> None:
+    tables = CatalogTables(pairs.store._handle, resolve_policy("global"))
+    query = PlannedQuery(tables)
+    query.add(tables.load("a", tables.newest()))
+    pairs.commit()
+    query.add(tables.load("b", tables.newest()))
+    with pytest.raises(el.InvalidInput, match="TO VERSION"):
+        query.newest()
+
+
+def test_the_changes_of_a_table_that_was_made_again_are_not_read(spark: SparkSession, pairs: Pairs) -> None:
+    changes = spark.read.option("startingVersion", "0").changes("lake.b")
+    pairs.store.drop_table("b")
+    pairs.store.create_table("b", SCHEMA, ["id"])
+    with pytest.raises(PySparkException, match="TableNotFound.*dropped after the query was analysed"):
+        changes.collect()
 
 
 def test_a_cached_table_keeps_its_epoch_as_the_page_says(spark: SparkSession, pairs: Pairs) -> None:
