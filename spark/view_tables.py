@@ -22,7 +22,7 @@ from epochlog.store.types.schema import TableSchema
 from epochlog.views.derivation import Query, ViewPlan
 from epochlog.views.local_engine import touched_keys
 from epochlog.views.restriction import TOUCHED
-from epochlog.views.table_names import CHANGED, EITHER, EMPTY, IS_NEW, OLD, SIGNED, prefix_of, table_of
+from epochlog.views.table_names import CHANGED, EITHER, EMPTY, IS_NEW, NOW, OLD, SIGNED, prefix_of, table_of
 from epochlog.views.table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_reads
 
 from .refresh_context import BROADCAST_BYTES, SparkRefreshContext
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LOCAL_ROWS = 50_000
-"""Largest number of rows of a table, or of changes, that the driver reads without a Spark job."""
-_OLD = ("delete", "update_preimage")
+"""Largest number of changes that the driver reads without a Spark job."""
+LOCAL_BYTES = 1 << 20
+"""Largest size, in memory, of a table that the driver reads whole: a job that reads it takes longer."""
+_OLD_IMAGES = ("delete", "update_preimage")
 
 
 class ViewTables:
@@ -45,16 +47,18 @@ class ViewTables:
         self._ctx = ctx
         self.plan = plan
         self.view = ctx._plan.job.name
+        self._whole: dict[tuple[str, ...], pa.Table] = {}  # of one query, by prefix, table and columns
 
     def frames(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> dict[str, DataFrame]:
         """Return the tables of a query by name. known: tables that are no upstreams, with the values of lookups."""
         tables: dict[str, pa.Table] = dict(known or {})
         frames: dict[str, DataFrame] = {}
         pending = table_reads(query, [TOUCHED, *tables])
+        self._whole.clear()
         while pending:
             name, values = self._next(pending, tables)
             read = pending.pop(name)
-            rows = self._local(read, values)
+            rows = self._local(read, values, whole=bool(tables))
             if rows is None:
                 frames[name] = self._frame(read, values)
             else:
@@ -91,7 +95,7 @@ class ViewTables:
                 if values is not None:
                     return name, values
         for name, read in pending.items():
-            if self._is_small(self._rows_of(read), read, None):
+            if known and self._is_small(self._rows_of(read), read, None):
                 return name, None
         for name, read in pending.items():
             for lookup in read.lookups:
@@ -108,8 +112,8 @@ class ViewTables:
         rows = self._ctx._plan.upstream(table_of(name)).current.rows_at_most
         return values if values is not None and values.num_rows <= min(PRUNED_BY, rows // LOOKUP_SHARE) else None
 
-    def _local(self, read: TableRead, values: pa.Table | None) -> pa.Table | None:
-        """Return the rows that the driver reads; None if they may be too many."""
+    def _local(self, read: TableRead, values: pa.Table | None, *, whole: bool) -> pa.Table | None:
+        """Return the rows that the driver reads; None if they may be too many. whole: it reads small tables."""
         columns = self._columns(read)
         if read.prefix == EMPTY:
             return self._schema(read.name).schema.empty_table().select(columns)
@@ -117,14 +121,19 @@ class ViewTables:
             changes = self._changes(read.table, columns)
             if changes is None or read.prefix == CHANGED:
                 return None if changes is None else changes.drop_columns([CHANGE_TYPE])
-            is_new = pc.invert(pc.is_in(changes.column(CHANGE_TYPE), pa.array(_OLD)))
+            is_new = pc.invert(pc.is_in(changes.column(CHANGE_TYPE), pa.array(_OLD_IMAGES)))
             return changes.drop_columns([CHANGE_TYPE]).append_column(IS_NEW, is_new)
         plan = self._rows_of(read)
-        if not self._is_small(plan, read, values):
+        if (values is None and not whole) or not self._is_small(plan, read, values):
             return None
         options = ReadOptions(columns)
-        files = self._ctx._files
-        rows = plan.read(files, options) if values is None else read_groups(files, plan, options, values)
+        name = (OLD if read.prefix == OLD else NOW, read.table, *columns)
+        if values is not None:
+            rows = read_groups(self._ctx._files, plan, options, values)
+        elif name in self._whole:
+            rows = self._whole[name]
+        else:
+            rows = self._whole[name] = plan.read(self._ctx._files, options)
         if read.prefix != EITHER or not self._ctx._plan.upstream(read.table).changes.rows:
             return rows
         old = self._old_rows(read.table, columns)
@@ -135,14 +144,11 @@ class ViewTables:
         return upstream.previous if read.prefix == OLD else upstream.current
 
     def _is_small(self, plan: ScanPlan, read: TableRead, values: pa.Table | None) -> bool:
-        """Return True if the driver reads the rows: by few keys, or of so few bytes that Spark would send them all to
-        each task.
-        """
+        """Return True if the driver reads the rows: by few keys, of few bytes by other values, or of a small table."""
         if values is not None and set(values.column_names) == set(plan.table.primary_key):
             return True
-        among = None if values is None else pruning(values)
-        few = values is not None or plan.rows_at_most <= LOCAL_ROWS
-        return few and bytes_to_read(plan, ReadOptions(self._columns(read), among)) < BROADCAST_BYTES
+        options = ReadOptions(self._columns(read), None if values is None else pruning(values))
+        return bytes_to_read(plan, options) < (LOCAL_BYTES if values is None else BROADCAST_BYTES)
 
     def _changes(self, table: str, columns: Sequence[str]) -> pa.Table | None:
         """Return the changes with their types; None if they are too many for the driver."""
@@ -158,7 +164,7 @@ class ViewTables:
         changes = self._changes(table, columns)
         if changes is None:
             return None
-        return changes.filter(pc.is_in(changes.column(CHANGE_TYPE), pa.array(_OLD))).drop_columns([CHANGE_TYPE])
+        return changes.filter(pc.is_in(changes.column(CHANGE_TYPE), pa.array(_OLD_IMAGES))).drop_columns([CHANGE_TYPE])
 
     def _frame(self, read: TableRead, values: pa.Table | None) -> DataFrame:
         columns, table = self._columns(read), read.table
@@ -166,7 +172,7 @@ class ViewTables:
             return self._ctx.changes(table, pre_images=True, columns=columns).select(*columns)
         if read.prefix == SIGNED:
             changes = self._ctx.changes(table, pre_images=True, columns=columns)
-            return changes.withColumn(IS_NEW, ~changes[CHANGE_TYPE].isin(*_OLD)).select(*columns, IS_NEW)
+            return changes.withColumn(IS_NEW, ~changes[CHANGE_TYPE].isin(*_OLD_IMAGES)).select(*columns, IS_NEW)
         at = self._ctx.previous if read.prefix == OLD else self._ctx.table
         rows = at(table, columns=columns, among=values)
         if read.prefix != EITHER or not self._ctx._plan.upstream(table).changes.rows:
@@ -175,7 +181,7 @@ class ViewTables:
         if old is not None:
             return rows.unionByName(self._broadcast(read.name, old))
         changes = self._ctx.changes(table, pre_images=True, columns=columns)
-        return rows.unionByName(changes.where(changes[CHANGE_TYPE].isin(*_OLD)).select(*columns))
+        return rows.unionByName(changes.where(changes[CHANGE_TYPE].isin(*_OLD_IMAGES)).select(*columns))
 
     def _broadcast(self, name: str, rows: pa.Table) -> DataFrame:
         key = tuple(column for column in self._schema(name).primary_key if column in rows.column_names)

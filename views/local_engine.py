@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import duckdb
     from sqlglot import exp
 
-_OLD = pa.array(["delete", "update_preimage"])
+_OLD_IMAGES = pa.array(["delete", "update_preimage"])
 _log = logging.getLogger("epochlog")
 
 
@@ -172,11 +172,13 @@ class _Tables:
         self.plan = plan
         self._connection = connection
         self.view = ctx._plan.job.name
+        self._whole: dict[tuple[str, ...], pa.Table] = {}  # of one query, by prefix, table and columns
 
     def run(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
         """Run a query of the plan. known: tables that are no upstreams. Raises InvalidInput if DuckDB refuses it."""
         tables = dict(known or {})
         pending = table_reads(query, tables)
+        self._whole.clear()
         while pending:
             name, keys = self._next(pending, tables)
             tables[name] = self._load(pending.pop(name), keys)
@@ -208,16 +210,21 @@ class _Tables:
             return self._changes(table, columns).drop_columns([CHANGE_TYPE])
         if read.prefix == SIGNED:
             changes = self._changes(table, columns)
-            is_new = pc.invert(pc.is_in(changes.column(CHANGE_TYPE), _OLD))
+            is_new = pc.invert(pc.is_in(changes.column(CHANGE_TYPE), _OLD_IMAGES))
             return changes.drop_columns([CHANGE_TYPE]).append_column(IS_NEW, is_new)
         upstream = self.ctx._plan.upstream(table)
         few = keys is not None and keys.num_rows <= upstream.current.rows_at_most // LOOKUP_SHARE
         at = self.ctx.previous if read.prefix == OLD else self.ctx.table
-        rows = _plain(at(table, columns=columns, among=keys if few else None))
+        name = (OLD if read.prefix == OLD else NOW, table, *columns)
+        rows = None if few else self._whole.get(name)
+        if rows is None:
+            rows = _plain(at(table, columns=columns, among=keys if few else None))
+        if not few:
+            self._whole[name] = rows
         if read.prefix != EITHER or not upstream.changes.rows:
             return rows
         changes = self._changes(table, columns)
-        old = changes.filter(pc.is_in(changes.column(CHANGE_TYPE), _OLD)).drop_columns([CHANGE_TYPE])
+        old = changes.filter(pc.is_in(changes.column(CHANGE_TYPE), _OLD_IMAGES)).drop_columns([CHANGE_TYPE])
         return pa.concat_tables([rows, old.cast(rows.schema)])
 
     def _changes(self, table: str, columns: Sequence[str]) -> pa.Table:
