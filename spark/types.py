@@ -7,6 +7,7 @@ answers for a null in a column declared NOT NULL.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,6 +30,10 @@ _WIDER = {
     pa.date64(): pa.date32(),
 }
 MAX_PRECISION = 38
+COMMENT = b"comment"
+"""Name in an Arrow field's metadata of the column's comment in SQL."""
+_SPARK_METADATA = b"SPARK::metadata::json"
+"""Name in an Arrow field's metadata of the metadata that PySpark gives the column."""
 
 
 def wire_type(kind: pa.DataType) -> pa.DataType:
@@ -67,7 +72,7 @@ def wire_schema(table: str, schema: pa.Schema) -> pa.Schema:
 
     def wire_field(field: pa.Field) -> pa.Field:
         try:
-            return pa.field(field.name, wire_type(field.type), field.nullable)
+            return pa.field(field.name, wire_type(field.type), field.nullable, _spark_metadata(field))
         except TypeError as error:
             raise SchemaMismatch(
                 f"table {table}, column {field.name!r}: {error}; leave it out with `columns`"
@@ -76,8 +81,13 @@ def wire_schema(table: str, schema: pa.Schema) -> pa.Schema:
     return pa.schema([wire_field(field) for field in schema])
 
 
+def _spark_metadata(field: pa.Field) -> dict[bytes, str] | None:
+    comment = (field.metadata or {}).get(COMMENT)
+    return None if comment is None else {_SPARK_METADATA: json.dumps({"comment": comment.decode(errors="replace")})}
+
+
 def spark_schema(table: str, schema: pa.Schema, key: tuple[str, ...] = ()) -> StructType:
-    """Return Spark's schema of these columns. Only the columns of `key` are declared NOT NULL."""
+    """Return Spark's schema of these columns, with their comments. Only the columns of `key` are declared NOT NULL."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     nullable_schema = pa.schema([field.with_nullable(field.name not in key) for field in schema])

@@ -185,8 +185,14 @@ class CatalogTable(Proxy):
         return self._shapes.no_constraints
 
     def properties(self) -> Any:
-        key = ", ".join(self._loaded.definition.schema.primary_key)
-        return self.jvm.map({"primary_key": key, "epoch": str(self._loaded.epoch)})
+        """Return Java's map of properties. Those of SHOW CREATE TABLE are those that CREATE TABLE takes."""
+        definition = self._loaded.definition
+        shown = {"primary_key": ", ".join(definition.schema.primary_key)}
+        if definition.changelog != "upsert":
+            shown["changelog"] = definition.changelog
+        if not self.jvm.is_called_by("ShowCreateTable"):
+            shown["epoch"] = str(self._loaded.epoch)
+        return self.jvm.map(shown)
 
     def capabilities(self) -> Any:
         return self._shapes.capabilities

@@ -1,0 +1,87 @@
+"""Columns of CREATE TABLE as Arrow fields with comments. Types that a table would change are refused."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pyarrow as pa
+from pyspark.sql import types as kinds
+
+from epochlog.errors import InvalidSchema
+from epochlog.spark.types import COMMENT, arrow_schema
+
+_KEPT = (
+    kinds.BooleanType,
+    kinds.NumericType,
+    kinds.BinaryType,
+    kinds.DatetimeType,
+    kinds.NullType,  # the table refuses it itself
+)
+_CHAR_OR_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
+"""Name in a column's metadata under which Spark keeps the CHAR or VARCHAR that it reads as a STRING."""
+
+
+def stored_columns(table: str, schema: kinds.StructType) -> pa.Schema:
+    """Return the Arrow schema of a table with these columns. Raises InvalidSchema, which names the column and the type
+    to write instead, for a type or a comment that the table could not keep.
+    """
+    for field in schema:
+        _check_type(table, field.name, field.dataType)
+        if _CHAR_OR_VARCHAR in field.metadata:
+            _refuse(table, field.name, field.metadata[_CHAR_OR_VARCHAR], "STRING; a table checks no lengths")
+    comments = {field.name: field.metadata.get("comment") for field in schema}
+
+    def commented(field: pa.Field) -> pa.Field:
+        comment = comments[field.name]
+        return field.with_metadata({COMMENT: comment}) if comment else field.remove_metadata()
+
+    return pa.schema([commented(field) for field in arrow_schema(schema)])
+
+
+def _check_type(table: str, column: str, kind: kinds.DataType) -> None:
+    match kind:
+        case kinds.ArrayType():
+            _check_type(table, f"{column}.element", kind.elementType)
+        case kinds.MapType():
+            _check_type(table, f"{column}.key", kind.keyType)
+            _check_type(table, f"{column}.value", kind.valueType)
+        case kinds.StructType():
+            for field in kind:
+                name = f"{column}.{field.name}"
+                if "comment" in field.metadata:
+                    raise InvalidSchema(
+                        f"table {table}, column {name!r}: only columns have a comment, fields within them have none; "
+                        "leave out its COMMENT"
+                    )
+                _check_type(table, name, field.dataType)
+        case _:
+            advice = _instead(kind)
+            if advice is not None:
+                _refuse(table, column, kind.simpleString(), advice)
+
+
+def _instead(kind: kinds.DataType) -> str | None:
+    """Return the type to write instead of one that no table keeps; None for a type that a table keeps."""
+    match kind:
+        case kinds.CharType() | kinds.VarcharType():
+            return "STRING; a table checks no lengths"
+        case kinds.StringType():
+            compare = f"STRING, and compare with `… COLLATE {kind.collation}` in the query"
+            return None if kind.isUTF8BinaryCollation() else compare
+        case kinds.VariantType():
+            return "STRING: to_json(…) writes it, and parse_json(…) reads it"
+        case kinds.YearMonthIntervalType():
+            return "INT, the number of months"
+        case kinds.DayTimeIntervalType():
+            full = (kind.startField, kind.endField) == (kind.DAY, kind.SECOND)
+            return None if full else "INTERVAL DAY TO SECOND"
+        case kinds.TimeType():
+            return None if kind.precision == kinds.TimeType().precision else "TIME(6)"
+        case kinds.GeometryType() | kinds.GeographyType():
+            return "BINARY: st_asbinary(…) writes it, and st_geomfromwkb(…) or st_geogfromwkb(…) reads it"
+        case _:
+            return None if isinstance(kind, _KEPT) else "a type of numbers, texts, binaries or times, with a CAST"
+
+
+def _refuse(table: str, column: str, kind: str, advice: str) -> NoReturn:
+    raise InvalidSchema(f"table {table}, column {column!r}: type {kind} cannot be kept; write {advice}")
