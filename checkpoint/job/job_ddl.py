@@ -12,7 +12,7 @@ import pyarrow as pa
 from epochlog.errors import InvalidInput, JobCycle, JobExists, OutputOwned, TableInUse
 from epochlog.store.catalog.keys import HEAD, job_key, job_name_key, name_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
-from epochlog.store.commit.table_ddl import add_table, altered, remove_table
+from epochlog.store.commit.table_ddl import add_table, altered, of_earlier_query, remove_table
 from epochlog.store.epochs.global_membership import outside_by_interval
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
@@ -217,7 +217,7 @@ def _require_same_job(tx: Txn, job: JobRecord, request: _JobRequest) -> JobRecor
     existing = {table.name: table for table in (get_table(tx, table, f"output of {job.name}") for table in job.outputs)}
     requested = {schema.name: (schema, settings) for schema, settings in request.outputs}
     differences = []
-    if request.view is None and set(upstreams) != set(request.upstreams):  # a replaced view keeps its old upstreams
+    if request.view is None and set(upstreams) != set(request.upstreams):  # a view's are those of its query
         differences.append(f"its upstreams are {sorted(upstreams)}, not {sorted(request.upstreams)}")
     if set(existing) != set(requested):
         differences.append(f"its outputs are {sorted(existing)}, not {sorted(requested)}")
@@ -329,6 +329,8 @@ def refuse_in_use(view: ReadTxn, job: JobRecord, action: str = "dropped") -> Non
                 f"job {job.name!r} cannot be {action}: job {other.name!r} reads its output "
                 f"{get_table(view, shared[0], '?').name!r}; drop or cancel job {other.name!r} first"
             )
+        if other.id != job.id and not set(job.outputs).isdisjoint(other.rows_from):
+            raise TableInUse(f"job {job.name!r} cannot be {action}: {of_earlier_query(other)}")
 
 
 def _remove(tx: Txn, job: JobRecord, action: str, now_ms: int) -> None:

@@ -10,7 +10,7 @@ from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.commit.boundaries import force_within
 from epochlog.store.metadata.definitions import Counters, JobRecord, ViewDefinition
-from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_table
+from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_table, get_version
 from epochlog.store.session.handle import Handle
 
 from .rebuild import rebuilding
@@ -36,7 +36,8 @@ def replace_views(handle: Handle, replacements: Mapping[str, Replacement]) -> in
 
     Each view's next commit is its rebuild at that forced boundary, with the difference to its old rows, which stay
     readable until then. So a read at one epoch sees all views with the old definitions, or all with the new ones. A
-    table that only an old definition reads stays an upstream: the view's earlier epochs are valid by its changes.
+    view's upstreams are those of its new definition from that boundary on; its earlier epochs are valid by the changes
+    of the tables that it read there.
     Raises JobNotFound, TableNotFound, TableFinished, InvalidInput for a job that is no view, JobCycle.
     """
 
@@ -45,16 +46,27 @@ def replace_views(handle: Handle, replacements: Mapping[str, Replacement]) -> in
         changed: dict[int, JobRecord] = {}
         for name, replacement in replacements.items():
             require_view(jobs[name])
-            added = (find_table(tx, upstream).id for upstream in replacement.upstreams)
-            upstreams = tuple(dict.fromkeys((*jobs[name].upstreams, *added)))
+            upstreams = tuple(dict.fromkeys(find_table(tx, upstream).id for upstream in replacement.upstreams))
             changed[jobs[name].id] = replace(jobs[name], view=replacement.definition, upstreams=upstreams)
         _refuse_cycle(tx, changed)
         boundary = force_within(tx, handle, above=Counters.read(tx).last_epoch)  # readers may have read up to it
-        for job in changed.values():
-            tx.put(job_key(job.id), rebuilding(tx, handle, job, boundary).to_record())
+        for job in jobs.values():
+            new = rebuilding(tx, handle, changed[job.id], boundary)
+            tx.put(job_key(job.id), replace(new, former=_former(tx, job, new, boundary)).to_record())
         return boundary
 
     return handle.catalog.transact(body)
+
+
+def _former(tx: Txn, job: JobRecord, new: JobRecord, boundary: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return the tables that earlier queries of a replaced view read, without those of commits that are forgotten."""
+    name = get_table(tx, job.outputs[0], f"output of {job.name}").name
+    known_from = get_version(tx, job.outputs[0], name).known_from
+    former = tuple((until, tables) for until, tables in job.former if until > known_from + 1)
+    uncommitted = any(until > job.position for until, _ in former)  # no commit is of the tables of that replacement
+    if not job.position or uncommitted or set(job.upstreams) == set(new.upstreams):
+        return former
+    return (*former, (boundary, job.upstreams))
 
 
 def _refuse_cycle(tx: Txn, changed: Mapping[int, JobRecord]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +37,7 @@ LOOK_S = 0.5
 
 
 def apply(session: CommandSession) -> None:
-    """Make the store's views those of a folder: plan, ask, then drop, create and replace."""
+    """Make the store's views those of a folder: plan, ask, then create, replace and drop."""
     files = read_folder(Path(session.options.folder))
     stored = session.handle.catalog.read(_stored_views)
     reads: dict[str, tuple[str, ...]] = {}
@@ -45,15 +45,17 @@ def apply(session: CommandSession) -> None:
         with _naming(name):
             reads[name] = tables_of(file.sql)
     changes = plan_changes(files, stored, reads)
-    session.handle.catalog.read(lambda view: _require_possible(view, changes))
+    kept = session.handle.catalog.read(lambda view: _drops_that_wait(view, changes, reads))
     plans = _explain(session.handle, files, changes)
-    lines = [f"{change.action:<9}  {change.name}" for change in changes]
+    lines = [f"{change.action:<9}  {change.name}{kept.get(change.name, '')}" for change in changes]
     facts: dict[str, Any] = {
         "applied": False,
         "epoch": None,
-        "changes": [{**_facts(change), "plan": plans.get(change.name)} for change in changes],
+        "changes": [
+            {**_facts(change), "plan": plans.get(change.name), "waits": change.name in kept} for change in changes
+        ],
     }
-    work = [change for change in changes if change.action != "unchanged"]
+    work = [change for change in changes if change.action != "unchanged" and change.name not in kept]
     if session.options.dry_run or not work:
         _show(session, facts, lines)
         return
@@ -67,17 +69,18 @@ def apply(session: CommandSession) -> None:
 def _make(session: CommandSession, changes: list[Change]) -> int | None:
     """Make the changes; return the epoch at which the replaced views change, or None."""
     for change in changes:
-        if change.action == "drop":
-            session.store.drop_view(change.name)
-    for change in changes:
         if change.action == "create" and change.file is not None:
             file = change.file
             session.store.create_view(file.name, file.sql, file.primary_key, refresh=file.refresh)
     replaced = [change.file for change in changes if change.action == "replace" and change.file is not None]
-    if not replaced:
-        return None
-    queries = {file.name: file.sql for file in replaced}
-    return change_views(session.handle, queries, refreshes={file.name: file.refresh for file in replaced})
+    epoch = None
+    if replaced:
+        queries = {file.name: file.sql for file in replaced}
+        epoch = change_views(session.handle, queries, refreshes={file.name: file.refresh for file in replaced})
+    for change in changes:
+        if change.action == "drop":
+            session.store.drop_view(change.name)
+    return epoch
 
 
 def _stored_views(view: ReadTxn) -> dict[str, StoredView]:
@@ -90,23 +93,38 @@ def _stored_views(view: ReadTxn) -> dict[str, StoredView]:
     return views
 
 
-def _require_possible(view: ReadTxn, changes: list[Change]) -> None:
-    """Raise OutputOwned for a new view with the name of a table, and TableInUse if a job reads a view to be dropped, so
-    that nothing is changed if one of the changes is refused.
+def _drops_that_wait(view: ReadTxn, changes: list[Change], reads: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Return the views without a file that cannot be dropped yet, each with the reason: the newest rows of a replaced
+    view are of them, until that view has committed its new query.
+
+    Raises OutputOwned for a new view with the name of a table, and TableInUse if a job goes on reading a view to be
+    dropped, so that nothing is changed if one of the changes is refused. reads: the tables that each file reads.
     """
     created = {change.name for change in changes if change.action == "create"}
-    dropped = {change.name for change in changes if change.action == "drop"}
+    dropped = [change.name for change in changes if change.action == "drop"]
+    replaced = {change.name for change in changes if change.action == "replace"}
     taken = sorted(created.intersection(table.name for table in all_tables(view)))
     if taken:
         raise OutputOwned(f"view {taken[0]!r}: the store has a table of this name; give the file another name")
-    outputs = {table: name for name in dropped for table in find_job(view, name).outputs}
-    for job in all_jobs(view):
-        used = [outputs[table] for table in job.upstreams if table in outputs]
-        if used and job.name not in dropped:
-            raise TableInUse(
-                f"view {used[0]!r} has no file and cannot be dropped: job {job.name!r} reads it; keep the file of "
-                f"{used[0]!r}, or drop {job.name!r} first"
-            )
+    jobs = list(all_jobs(view))
+    waiting: dict[str, str] = {}
+    for name in dropped:  # readers come first
+        outputs = set(find_job(view, name).outputs)
+        for job in jobs:
+            reads_on = name in reads[job.name] if job.name in replaced else not outputs.isdisjoint(job.upstreams)
+            if reads_on and job.name not in dropped:
+                raise TableInUse(
+                    f"view {name!r} has no file and cannot be dropped: job {job.name!r} reads it; keep the file of "
+                    f"{name!r}, or drop {job.name!r} first"
+                )
+            has_rows_of_it = job.position > 0 and not outputs.isdisjoint(job.rows_from)
+            if (has_rows_of_it and job.name not in dropped) or (reads_on and job.name in waiting):
+                waiting[name] = (
+                    f", once {job.name} has its new query's rows: run `epochlog run` or step it, then apply again"
+                    if job.name not in waiting
+                    else f", after {job.name}"
+                )
+    return waiting
 
 
 def _explain(handle: Handle, files: Mapping[str, ViewFile], changes: list[Change]) -> dict[str, str]:

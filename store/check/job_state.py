@@ -42,7 +42,7 @@ def upstream_findings(view: ReadTxn, job: JobRecord, epochs: EpochView) -> Itera
     The position is at or below each upstream's complete epoch. The log has all changes after the position. A finished
     job has only finished upstreams, unless it was drained, and the data of all its outputs has ended.
     """
-    for table in _tables(view, job.upstreams):
+    for table in _tables(view, job.rows_from):
         version, through = get_version(view, table.id, table.name), epochs.complete_through(table.id)
         if job.position > through:
             yield (

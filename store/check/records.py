@@ -142,7 +142,7 @@ def _check_names(
 def _check_job(view: ReadTxn, job: JobRecord, tables: dict[int, TableDef]) -> Iterator[Finding]:
     """Check that a job's tables exist, that it owns its outputs, and that their committed epochs equal its position."""
     subject = f"job {job.name}"
-    missing = [table for table in (*job.upstreams, *job.outputs) if table not in tables]
+    missing = [table for table in (*job.upstreams, *job.outputs, *job.read_before) if table not in tables]
     if missing:
         yield subject, f"refers to missing tables: {missing}"
     if job.barrier is not None and not job.barrier[0] == job.position < job.barrier[1]:

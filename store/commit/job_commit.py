@@ -115,8 +115,9 @@ def _transact_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit])
             written.append((table, append_entry(tx, table, edit, commit.curr, labels, now_ms, txn=None, job=job.name)))
         if job.replacing:  # the staged segments were only the input of the difference
             discard_staged(tx, job.outputs, now_ms)
+        late = job.rebuild is not None and commit.curr > job.rebuild
         after = replace(
-            job,
+            job.without_rebuild() if late else job,  # the views of one replacement change at its boundary
             position=commit.curr,
             barrier=None,
             state=state,

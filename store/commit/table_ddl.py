@@ -10,6 +10,7 @@ from epochlog.store.catalog.keys import (
     HEAD,
     compact_key,
     head_key,
+    job_key,
     name_key,
     runs_key,
     table_key,
@@ -19,7 +20,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.consumer_record import mark_table_dropped
 from epochlog.store.metadata.counters import move_counters
-from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
+from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions
 from epochlog.store.metadata.lookups import all_jobs, find_table, get_job, get_table, get_version
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.table_differences import table_differences
@@ -161,12 +162,23 @@ def refuse_in_use(view: ReadTxn, table: TableDef) -> None:
     for job in all_jobs(view):
         if table.id in job.upstreams:
             raise TableInUse(f"table {name!r} is read by job {job.name!r}; drop that job first")
+        if table.id in job.rows_from:
+            raise TableInUse(f"table {name!r} cannot be dropped: {of_earlier_query(job)}")
     for load in all_loads(view):
         if table.id in load.tables and load.state != "finished":
             raise TableInUse(
                 f"table {name!r} is written by load {load.name!r}; drop that load first with "
                 f"store.drop_load({load.name!r})"
             )
+
+
+def of_earlier_query(job: JobRecord) -> str:
+    """Explain that a replaced view has no commit of its new query, and how it gets one."""
+    return (
+        f"the newest rows of view {job.name!r} are of its query before the replacement, which reads it; step the view "
+        f"until it is past epoch {show_epoch(job.rebuild or job.position)}, with store.view({job.name!r}).step() or "
+        "`epochlog run`, then drop again"
+    )
 
 
 def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
@@ -178,6 +190,7 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     if record is None:
         return
     mark_table_dropped(tx, table_id, now_ms)
+    _forget_former_reads(tx, table_id)
     mark_unreachable(tx, table_id, files_of(tx, table_id).items(), now_ms)
     move_counters(tx, Counters.read(tx))
     for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made", b"kept"):
@@ -191,6 +204,16 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     tx.delete(trouble_key(table_id))
     tx.delete(table_key(table_id))
     tx.delete(name_key(TableDef.from_record(record).name))
+
+
+def _forget_former_reads(tx: Txn, table_id: int) -> None:
+    """Take a dropped table out of earlier queries of views, whose epochs are not valid any more."""
+    for job in list(all_jobs(tx)):
+        if table_id in job.read_before:
+            until = max(until for until, tables in job.former if table_id in tables)
+            former = tuple(entry for entry in job.former if entry[0] > until)
+            traced_from = max(job.traced_from, until)
+            tx.put(job_key(job.id), replace(job, former=former, traced_from=traced_from).to_record())
 
 
 def truncate_log(handle: Handle, table: TableDef, before: int) -> None:

@@ -19,7 +19,7 @@ def hindrances(view: Epochs, refs: Sequence[TableRef], epoch: int) -> list[str]:
 
 def blamed(view: Epochs, refs: Sequence[TableRef], epoch: int) -> list[tuple[str | None, str]]:
     """List `hindrances` as pairs (table to blame, sentence). The table is None if the epoch is not sealed yet."""
-    last = view.last_epoch
+    last, view = view.last_epoch, view.at(epoch)
     if epoch > last:
         short = f"the newest is {show_epoch(last)}, {distance(last, epoch)} short"
         return [(None, f"epoch {show_epoch(epoch)} is not sealed yet; {short}")]
@@ -45,6 +45,12 @@ def _hindrance(view: Epochs, table: TableEpochs, epoch: int) -> str:
             f"{name} begins with its first commit at {show_epoch(first)}; epoch {show_epoch(epoch)} is "
             f"{distance(epoch, first)} before it"
         )
+    if commit < table.traced_from:
+        return (
+            f"{name} was replaced at {show_epoch(table.traced_from)}, and a table that its query read before was "
+            f"dropped, so its valid epochs before are not known; {show_epoch(epoch)} is "
+            f"{distance(epoch, table.traced_from)} before that"
+        )
     if table.ended and commit == table.position:
         return ""
     ups = [view.tables[up] for up in table.upstreams]
@@ -64,8 +70,8 @@ def _hindrance(view: Epochs, table: TableEpochs, epoch: int) -> str:
     later = first_after(table.commits, epoch)
     if (replaced := first_after(table.superseded, commit)) <= epoch and replaced < change:
         return (
-            f"the query of {name} was replaced at {show_epoch(replaced)}, and again before it was committed; the next "
-            f"commit is at {show_epoch(later)}, {distance(epoch, later)} past {show_epoch(epoch)}"
+            f"the query of {name} was replaced at {show_epoch(replaced)}, but not committed there; the next commit is "
+            f"at {show_epoch(later)}, {distance(epoch, later)} past {show_epoch(epoch)}"
         )
     if change > epoch:
         return ""

@@ -45,7 +45,7 @@ class Membership:
 
 def membership(view: Epochs) -> Membership:
     """Compute the members of `global`, their common epoch, and the reasons for which other tables are left out."""
-    tables = view.closure(view.tables)
+    tables = view.present.closure(view.tables)
     oldest = from_unix_ms(view.clock_ms - view.global_max_lag_ms)
     by_interval = outside_by_interval(tables, view.global_max_lag_ms)
     reasons, outside, late = dict[int, str](), set[int](), list[TableEpochs]()

@@ -14,7 +14,7 @@ def oldest_unreflected(view: Epochs, table: TableEpochs, epoch: int | None) -> i
     The newest state of a root table reflects all changes, and so does that of a finished table. Changes that an
     upstream does not reflect yet count too.
     """
-    needed = view.needed([table.table_id]) if table.upstreams else ((table, FAR),)
+    needed = view.present.needed([table.table_id]) if table.upstreams else ((table, FAR),)
     above = [ancestor for ancestor, until in needed if until == FAR]
     candidates = [int(FAR), *(first_in(view, ancestor, ancestor.position) for ancestor in above)]
     if epoch is not None:
@@ -32,10 +32,10 @@ def first_in(view: Epochs, table: TableEpochs, commit: int) -> int:
         return int(FAR)
     due = table.due_past(commit) if table.position else table.due
     oldest = int(FAR) if due is None else due
-    for up in (view.tables[up] for up in table.upstreams):
+    for up in (view.tables[up] for up in table.upstreams_at(commit)):
         if up.known_from > commit:  # changes may be missing since then: count them as unreflected
             oldest = min(oldest, up.known_from if due is None else due)
-        elif (change := first_after(up.changes, commit)) != FAR:
+        elif (change := first_after(up.changes, commit)) < table.query_end(commit):
             oldest = min(oldest, _root_change(view, up, change))
     return oldest
 
@@ -50,7 +50,7 @@ def _root_change(view: Epochs, table: TableEpochs, change: int) -> int:
         table, change = stack.pop()
         oldest = min(oldest, change)
         previous_commit = newest_at(table.commits, change - 1)
-        for up in (view.tables[up] for up in table.upstreams):
+        for up in (view.tables[up] for up in table.upstreams_at(change)):
             cause = first_after(up.changes, previous_commit)
             if cause <= change and (up.table_id, cause) not in visited:
                 visited.add((up.table_id, cause))

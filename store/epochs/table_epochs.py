@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from epochlog.store.types.epoch_set import Ints, first_after, ints
+from epochlog.store.types.epoch_set import FAR, Ints, first_after, ints
 
 TableRef = int | str
 """A table's id or its name."""
@@ -23,7 +23,8 @@ class TableEpochs:
     kept: the epochs below `safe_epoch` whose rows a tag keeps. created: the epoch of the table's creation. adopted: of
     a root table that was an output before, its first epoch as a root table; the valid epochs before it are not known.
     history_ms: the time for which its older versions are kept (0: not known). job_id, interval_ms (0: not known),
-    outside_ms, superseded (ascending): of the job that writes it, see JobRecord.
+    outside_ms, superseded (ascending), former, traced_from: of the job that writes it, see JobRecord. upstreams: of the
+    commits to which no entry of `former` applies.
     """
 
     table_id: int
@@ -44,6 +45,8 @@ class TableEpochs:
     interval_ms: int = 0
     outside_ms: int | None = None
     superseded: Ints = field(default_factory=lambda: ints(()))
+    former: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    traced_from: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "commits", ints(self.commits))
@@ -53,6 +56,19 @@ class TableEpochs:
     def keeps(self, epoch: int) -> bool:
         """Return True if retention has not removed the rows of the epoch."""
         return epoch >= self.safe_epoch or epoch in self.kept
+
+    @property
+    def lineage(self) -> tuple[int, ...]:
+        """Return the upstreams and the tables that earlier queries read."""
+        return (*self.upstreams, *(table for _, tables in self.former for table in tables))
+
+    def query_end(self, epoch: int) -> int:
+        """Return the epoch from which on the view has another query than at `epoch`; FAR if it has the newest there."""
+        return next((until for until, _ in self.former if until > epoch), int(FAR))
+
+    def upstreams_at(self, epoch: int) -> tuple[int, ...]:
+        """Return the tables of which a commit at `epoch` is."""
+        return next((tables for until, tables in self.former if until > epoch), self.upstreams)
 
     @property
     def position(self) -> int:
@@ -106,6 +122,9 @@ class Epochs(Protocol):
     @property
     def tables(self) -> Mapping[int, TableEpochs]: ...
     def table(self, ref: TableRef) -> TableEpochs: ...
+    @property
+    def present(self) -> Epochs: ...
+    def at(self, epoch: int) -> Epochs: ...
     def closure(self, refs: Iterable[TableRef]) -> tuple[TableEpochs, ...]: ...
     def needed(self, refs: Iterable[TableRef]) -> tuple[tuple[TableEpochs, int], ...]: ...
     def complete_through(self, ref: TableRef) -> int: ...

@@ -8,6 +8,9 @@ T is valid only if all its ancestors are valid. So the epochs valid for a set of
 its *closure* (the set with all ancestors) passes its local test: it has a commit c <= E, and no upstream changed in
 (c, E]. All searches use this test, by binary search or on whole arrays; none iterates over boundaries.
 
+The upstreams of a view that was replaced are those of the query that it had at the epoch (`at`). All views of one
+replacement change at one epoch, so the tables have no cycle at any epoch, although they may have one over all epochs.
+
 The data of a finished table has ended with its last commit. No commit lands in it any more, and later changes of its
 upstreams (a drained job may end before them) are not its input: from then on it is complete and valid by itself.
 """
@@ -15,7 +18,7 @@ upstreams (a drained job may end before them) are not its input: from then on it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -79,6 +82,50 @@ class EpochView:
         """Return the members of `global` and their common epoch. The view must have all tables."""
         return membership(self)
 
+    # ---- earlier queries of views --------------------------------------------------------------------------------
+
+    def at(self, epoch: int) -> EpochView:
+        """Return the view in which each table has the upstreams of its query at `epoch`, and no earlier queries."""
+        until = next((query_end for query_end in self._query_ends if query_end > epoch), int(FAR))
+        if not self._query_ends:
+            return self
+        if until not in self._by_query_end:
+            self._by_query_end[until] = self._with_upstreams(until - 1)
+        return self._by_query_end[until]
+
+    @property
+    def present(self) -> EpochView:
+        """Return the view in which each table has the upstreams of which its newest commit is."""
+        return self._present if self._query_ends else self
+
+    @cached_property
+    def _present(self) -> EpochView:
+        return self._with_upstreams(None)
+
+    def _with_upstreams(self, epoch: int | None) -> EpochView:
+        """Return the view with the upstreams at `epoch`, None: at each table's position."""
+        tables = {
+            table_id: replace(
+                table, upstreams=table.upstreams_at(table.position if epoch is None else epoch), former=()
+            )
+            for table_id, table in self.tables.items()
+        }
+        return replace(self, tables=tables)
+
+    @cached_property
+    def _query_ends(self) -> list[int]:
+        """Return the epochs at which views were replaced, ascending."""
+        return sorted({until for table in self.tables.values() for until, _ in table.former})
+
+    @cached_property
+    def _by_query_end(self) -> dict[int, EpochView]:
+        return {}
+
+    def _spans(self, lo: int, hi: int) -> list[tuple[int, int]]:
+        """Divide [lo, hi] into the parts between replacements, ascending."""
+        starts = [lo, *(epoch for epoch in self._query_ends if lo < epoch <= hi)]
+        return list(zip(starts, [*(start - 1 for start in starts[1:]), hi], strict=True))
+
     # ---- ancestry ------------------------------------------------------------------------------------------------
 
     def closure(self, refs: Iterable[TableRef]) -> tuple[TableEpochs, ...]:
@@ -117,7 +164,7 @@ class EpochView:
     def _complete_through(self) -> dict[int, int]:
         """Return `complete_through` of every table, upstreams first."""
         out: dict[int, int] = {}
-        for table in self.closure(self.tables):
+        for table in self.present.closure(self.tables):
             position = table.position
             if not table.derived or table.ended:
                 out[table.table_id] = self.last_epoch
@@ -149,7 +196,8 @@ class EpochView:
         """Return True if the table is valid at `epoch`. Retention may have removed its rows there."""
         if not self.table(ref).root_begin <= epoch <= self.last_epoch:
             return False
-        return all(epoch >= until or self._local_end(table, epoch) >= epoch for table, until in self.needed([ref]))
+        view = self.at(epoch)
+        return all(epoch >= until or view._local_end(table, epoch) >= epoch for table, until in view.needed([ref]))
 
     def valid_intervals(self, ref: TableRef) -> Intervals:
         """Return all valid epochs, also below the safe epoch: (starts, ends), int64, inclusive, sorted, disjoint."""
@@ -157,7 +205,11 @@ class EpochView:
 
     def common_valid(self, refs: Iterable[TableRef], lo: int, hi: int) -> Intervals:
         """Return the epochs of [lo, hi] that are valid for all these tables, in the form of `valid_intervals`."""
-        out = single(max(lo, 0), min(hi, self.last_epoch))
+        refs, lo, hi = list(refs), max(lo, 0), min(hi, self.last_epoch)
+        if self._query_ends and lo <= hi:
+            spans = [self.at(end).common_valid(refs, start, end) for start, end in self._spans(lo, hi)]
+            return coalesce((np.concatenate([s for s, _ in spans]), np.concatenate([e for _, e in spans])))
+        out = single(lo, hi)
         for table, until in self.needed(refs):
             if table.tested and len(out[0]) and out[0][0] < until:
                 intervals = self._local_intervals(table, int(out[0][0]), int(out[1][-1]))
@@ -179,6 +231,8 @@ class EpochView:
         """
         refs = list(refs)
         floor = max(floor, self.floor(refs if read is None else read))
+        if self._query_ends:
+            return self._largest_of_spans(refs, epoch, floor)
         needed = [(table, until) for table, until in self.needed(refs) if table.tested]
         candidate = start = self.last_epoch if epoch is None else min(epoch, self.last_epoch)
         for _ in range(SWEEPS):
@@ -190,6 +244,15 @@ class EpochView:
             if candidate == previous:
                 return candidate if candidate >= floor else None
         return self._largest_in_windows(refs, floor, candidate, max(start - candidate, 1))
+
+    def _largest_of_spans(self, refs: list[TableRef], epoch: int | None, floor: int) -> int | None:
+        """Return `largest_valid_at_most`, searching between the replacements of views from the newest span on."""
+        high = self.last_epoch if epoch is None else min(epoch, self.last_epoch)
+        for start, end in reversed(self._spans(floor, high) if floor <= high else ()):
+            valid = self.at(end).largest_valid_at_most(refs, end, read=(), floor=start)
+            if valid is not None:
+                return valid
+        return None
 
     def floor(self, refs: Iterable[TableRef]) -> int:
         """Return the lowest epoch at which all these tables can be read, and the root tables among them exist."""
@@ -220,7 +283,7 @@ class EpochView:
             return epoch
         ups = [self.tables[up] for up in table.upstreams]
         due = table.due_past(commit)
-        if not commit or (due is None and any(up.known_from > commit for up in ups)):
+        if not commit or commit < table.traced_from or (due is None and any(up.known_from > commit for up in ups)):
             return -1
         ends = [first_after(up.changes, commit) - 1 for up in ups]
         return min(epoch, epoch if due is None else due - 1, first_after(table.superseded, commit) - 1, *ends)
@@ -234,7 +297,8 @@ class EpochView:
         starts = table.commits[begin:stop]
         if not len(starts):
             return single(1, 0)
-        begin = int(starts.searchsorted(max((self.tables[up].known_from for up in table.upstreams), default=0)))
+        known_from = [table.traced_from, *(self.tables[up].known_from for up in table.upstreams)]
+        begin = int(starts.searchsorted(max(known_from)))
         last = table.ended and int(starts[-1]) == table.position
         due = table.due_past(int(starts[-1]))
         starts = starts[min(begin, len(starts) - 1) if last or due is not None else begin :]

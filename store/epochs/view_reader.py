@@ -116,7 +116,7 @@ def read_epoch_view(
                     jobs[table.job_id] = get_job(view, table.job_id, f"of table {table.name}")
                 job = jobs.get(table.job_id or 0)
                 tables[table_id] = epochs = _table_epochs(view, memory, table, job, store, last_epoch)
-                stack += epochs.upstreams
+                stack += epochs.lineage
     return EpochView(last_epoch, now_ms, tables, store_id, store.max_lag_ms)
 
 
@@ -145,6 +145,8 @@ def _table_epochs(
         interval_ms=job.interval * store.interval_ms if job else 0,
         outside_ms=job.outside_ms if job else None,
         superseded=ints(job.superseded if job else ()),
+        former=tuple(former for former in job.former if former[0] > version.known_from + 1) if job else (),
+        traced_from=job.traced_from if job else 0,
     )
 
 

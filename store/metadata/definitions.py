@@ -291,8 +291,10 @@ class JobRecord:
     change of its upstreams that it lacked then, until its next commit. outside_ms: the time since when `global` leaves
     its tables out because of its lag, until it has caught up; None: it takes part. created_ms: time of the creation.
     runner: the runner that has claimed the job and not left; `job_runners.live_runner` checks that it is alive. view:
-    the definition, if the job is a view. superseded: of a view, the epochs of replacements and rebuilds that another
-    request, or parking, came before their commit: from each of them until its next commit the view has no valid epoch.
+    the definition, if the job is a view. superseded: of a view, the epochs of replacements and rebuilds before whose
+    commit came another request, or parking, or another boundary: from each of them until its next commit the view has
+    no valid epoch. former: of a view, the tables that its earlier queries read, as (until, tables), ascending: commits
+    below `until` are of these. traced_from: the commits below it are of tables that were dropped.
     """
 
     id: int
@@ -322,6 +324,8 @@ class JobRecord:
     runner: Runner | None = None
     view: ViewDefinition | None = None
     superseded: tuple[int, ...] = ()
+    former: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    traced_from: int = 0
 
     @property
     def rebuilding(self) -> bool:
@@ -352,6 +356,18 @@ class JobRecord:
         return min((epoch for epoch in candidates if epoch is not None), default=None)
 
     @property
+    def read_before(self) -> frozenset[int]:
+        """Return the tables that earlier queries of the view read and whose epochs decide the validity of its rows."""
+        return frozenset(table for _, tables in self.former for table in tables)
+
+    @property
+    def rows_from(self) -> tuple[int, ...]:
+        """Return the tables that the newest commit was computed of: of a view that was replaced and has not committed
+        since, those of the query before; else the upstreams.
+        """
+        return next((tables for until, tables in self.former if until > self.position), self.upstreams)
+
+    @property
     def runner_after_step(self) -> Runner | None:
         """Return the job's runner after the current step; None if the runner is only this step."""
         return None if self.runner is None or self.runner.kind == "step" else self.runner
@@ -372,12 +388,13 @@ class JobRecord:
         return replace(self, rebuild=None, superseded=(*self.superseded, self.rebuild))
 
     def to_record(self) -> Record:
-        """Return the catalog's record; only a view's has its definition, and `superseded` if there is any."""
+        """Return the catalog's record; only a view's has its definition, and the fields of earlier ones."""
         record = asdict(self)
         if self.view is None:
             del record["view"]
-        if not self.superseded:
-            del record["superseded"]
+        for name in ("superseded", "former", "traced_from"):
+            if not record[name]:
+                del record[name]
         return record
 
     @classmethod
@@ -389,6 +406,7 @@ class JobRecord:
         runner = Runner.from_record(record["runner"]) if record.get("runner") else None
         view = ViewDefinition(**record["view"]) if record.get("view") else None
         fixed["superseded"] = tuple(record.get("superseded", ()))
+        fixed["former"] = tuple((until, tuple(tables)) for until, tables in record.get("former", ()))
         return cls(**{**record, **fixed, "barrier": barrier, "cursor": cursor, "runner": runner, "view": view})
 
 

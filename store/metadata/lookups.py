@@ -105,8 +105,12 @@ def get_job(view: ReadTxn, job_id: int, name: str) -> JobRecord:
 
 
 def jobs_of(view: ReadTxn, table_id: int) -> tuple[JobRecord, ...]:
-    """List the jobs that read or write the table. It reads all jobs, so call it once per transaction."""
-    return tuple(job for job in all_jobs(view) if table_id in job.upstreams or table_id in job.outputs)
+    """List the jobs that read or write the table, or are views that read it before. It reads all jobs, so call it once
+    per transaction.
+    """
+    return tuple(
+        job for job in all_jobs(view) if table_id in (*job.upstreams, *job.outputs) or table_id in job.read_before
+    )
 
 
 def all_jobs(view: ReadTxn) -> Iterator[JobRecord]:

@@ -328,7 +328,9 @@ def _needed_epochs(view: ReadTxn, table: TableDef, jobs: Sequence[JobRecord], re
             continue
         if table.id in job.outputs or table.id in job.upstreams:
             yield job.position or (job.barrier[1] if job.barrier else released.version.max_committed_epoch)
-        if table.id in job.upstreams:  # the validity of an output depends on changes since its oldest commit
+        if (
+            table.id in job.upstreams or table.id in job.read_before
+        ):  # the validity of an output depends on changes since its oldest commit
             for output in job.outputs:
                 yield from islice(_epochs(view, table_prefix(HIST_PREFIX, output)), 1)
 

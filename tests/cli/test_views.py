@@ -125,6 +125,53 @@ def test_an_apply_that_cannot_end_drops_no_view(
         assert message in capsys.readouterr().err and names(store) == before
 
 
+@pytest.mark.parametrize("change", ["inline", "rename", "reverse"])
+def test_apply_inlines_renames_and_reverses_a_view_between_others(
+    lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    store, root, folder = lake
+    assert run(["apply", str(folder), root]) == 0
+
+    def step_all() -> None:
+        store.checkpoint()
+        for _ in range(2):
+            for name in names(store):
+                store.view(name).step(take_over=True)
+
+    step_all()
+    step_all()
+    rows = store.table("best").to_arrow().to_pylist()
+    assert rows
+    if change == "inline":
+        (folder / "revenue.sql").unlink()
+        query = REVENUE.partition("\n")[2].strip()
+        (folder / "best.sql").write_text(BEST.replace("FROM revenue", f"FROM ({query})"))
+    elif change == "rename":
+        (folder / "revenue.sql").rename(folder / "income.sql")
+        (folder / "best.sql").write_text(BEST.replace("revenue", "income"))
+    else:
+        (folder / "best.sql").write_text(BEST.replace("revenue", "orders"))
+        (folder / "revenue.sql").write_text(REVENUE.replace("orders", "(SELECT cents AS day, n AS cents FROM best)"))
+    capsys.readouterr()
+    assert run(["apply", str(folder), root, "--yes", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    waits = [entry["name"] for entry in document["changes"] if entry["waits"]]
+    assert waits == ([] if change == "reverse" else ["revenue"]) and "best" in names(store)
+    if waits:
+        assert run(["apply", str(folder), root, "--yes"]) == 0
+        assert "once best has its new query's rows" in capsys.readouterr().out and "revenue" in names(store)
+    step_all()
+    step_all()
+    assert run(["apply", str(folder), root, "--yes"]) == 0
+    assert names(store) == {"inline": ["best"], "rename": ["best", "income"], "reverse": ["best", "revenue"]}[change]
+    if change != "reverse":
+        assert store.table("best").to_arrow().to_pylist() == rows
+    store.table("orders").upsert(pa.table([[3], [3], [7]], schema=ORDERS))
+    step_all()
+    step_all()
+    assert all(store.view(name).check().ok for name in names(store))
+
+
 @pytest.mark.slow
 def test_run_keeps_views_and_takes_in_new_ones(lake: tuple[el.Store, str, Path]) -> None:
     store, root, folder = lake

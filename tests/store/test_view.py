@@ -114,6 +114,41 @@ def test_a_superseded_replacement_ends_the_valid_epochs_of_the_commit_before_it(
     assert "b was replaced" in reason and show_epoch(30) in reason and show_epoch(60) in reason
 
 
+@pytest.mark.rule("2.4")
+def test_a_replaced_view_is_valid_by_the_tables_that_its_query_reads_at_the_epoch() -> None:
+    """`top` read `old` below 50 and reads `new` from there on; `turn` read `top`, and `old` reads `turn` since 50."""
+    v = view(
+        90,
+        root(1, "new", [10, 30, 70]),
+        derived(2, "old", (4,), [20, 40, 55], [20, 40], former=((50, (1,)),), superseded=ints([50])),
+        derived(3, "top", (1,), [25, 45, 52, 75], [25, 45, 75], former=((50, (2,)),), superseded=ints([50])),
+        derived(4, "turn", (1,), [26, 46, 53, 76], [26], former=((50, (3,)),), superseded=ints([50])),
+    )
+    assert valid(v, "old") == [(20, 29), (40, 49), (55, 69), (76, 90)]
+    assert valid(v, "top") == [(25, 29), (45, 49), (52, 69), (75, 90)]
+    assert valid(v, "turn") == [(26, 29), (46, 49), (53, 69), (76, 90)]
+    assert [v.largest_valid_at_most(["top", "old"], epoch) for epoch in (90, 75, 54, 44, 24)] == [90, 69, 49, 29, None]
+    assert [v.valid("top", epoch) for epoch in (44, 45, 49, 50, 52, 70)] == [False, True, True, False, True, False]
+    assert "old went from its commit" in v.why_not(["top"], 35)[0] and "new" in v.why_not(["top"], 71)[0]
+
+
+@pytest.mark.rule("2.4")
+def test_a_view_that_is_replaced_and_not_committed_yet_is_complete_and_valid_by_its_old_query() -> None:
+    former = ((50, (1,)),)
+    v = view(60, root(1, "a", [10]), root(2, "b", [45]), derived(3, "t", (2,), [20], due=50, former=former))
+    assert valid(v, "t") == [(20, 49)] and v.complete_through("t") == 49
+    w = view(60, root(1, "a", [10, 45]), root(2, "b", []), derived(3, "t", (2,), [20], due=50, former=former))
+    assert valid(w, "t") == [(20, 44)] and w.complete_through("t") == 44 == w.largest_valid_at_most(["t"])
+
+
+@pytest.mark.rule("2.4")
+def test_epochs_of_a_query_over_a_table_that_was_dropped_are_not_valid() -> None:
+    v = view(60, root(1, "a", [10]), derived(2, "t", (1,), [20, 30, 50], traced_from=30))
+    assert valid(v, "t") == [(30, 60)] and not v.valid("t", 25)
+    assert v.largest_valid_at_most(["t"], 29) is None
+    assert "was dropped" in v.why_not(["t"], 25)[0]
+
+
 def test_b15_two_jobs_that_merge_share_epochs_only_where_both_have_stopped() -> None:
     orders = root(1, "orders", list(range(5, 100, 10)))
     v = view(99, orders, derived(2, "a", (1,), [10, 40, 80]), derived(3, "b", (1,), [20, 40, 60, 80]))
