@@ -10,6 +10,8 @@ A job far behind merges: it takes the newest boundary whose index, counted in th
 largest power of two <= its lag. So jobs that are equally late meet at common stops, and a reader finds epochs at which
 all of them are valid. Forced boundaries have no index: a job may stop there, but does not merge to them.
 
+A view whose newest attempt failed takes the newest boundary: its query may have no valid rows at the ones before.
+
 A drained job ends with its first stop at or past the drain epoch, even without a change.
 """
 
@@ -126,13 +128,14 @@ def next_barrier(
     first: bool,
     snapshot: bool,
     oldest: bool = False,
+    newest: bool = False,
     drain: int | None = None,
 ) -> Barrier | None:
     """Return the next barrier of a job at a position; None if there is nothing to do yet.
 
     max_lag: in boundaries of the position's interval. first: return a barrier even without a change, at the newest
-    stop. snapshot, with first: take the newest stop, or the oldest one if `oldest`. drain: take in everything through
-    that epoch, with a last barrier.
+    stop. snapshot, with first: take the newest stop, or the oldest one if `oldest`. newest: merge all stops. drain:
+    take in everything through that epoch, with a last barrier.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"
     after, valid_stops = position.after, position.stops(view)
@@ -147,6 +150,8 @@ def next_barrier(
     if curr is None:
         curr = valid_stops.newest() if first or last is not None else None
         return None if curr is None else Barrier(after, curr, kind)
+    if newest:
+        return Barrier(after, changed_stops.newest() or curr, kind)
     lag = changed_stops.lag(curr, view.last_epoch)
     if lag > max(max_lag, 0):
         merged = changed_stops.newest_multiple(1 << (lag.bit_length() - 1))
@@ -168,13 +173,15 @@ def due_barrier(
     view: EpochView, job: JobRecord, position: InputPosition, *, max_lag: int | None = None
 ) -> Barrier | None:
     """Return `next_barrier` of a job at its `input_position`. max_lag: replaces the job's own."""
+    failed = job.view is not None and job.last_error is not None
     return next_barrier(
         view,
         position,
         max_lag=job.max_lag if max_lag is None else max_lag,
         first=job.reads_all_rows or job.position == 0,
         snapshot=job.reads_all_rows,
-        oldest=job.view is not None and job.rebuilding,  # views that are replaced together are rebuilt at one epoch
+        oldest=job.view is not None and job.rebuilding and not failed,  # views replaced together change at one epoch
+        newest=failed,
         drain=job.drain,
     )
 
