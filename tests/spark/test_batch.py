@@ -228,7 +228,7 @@ def test_insert_into_a_view_with_read_options_is_refused(lake) -> None:
 
 
 def test_create_table_using_is_refused(lake) -> None:
-    with pytest.raises(Exception, match=r"InvalidInput: CREATE TABLE … USING epochlog"):
+    with pytest.raises(Exception, match=r"CREATE TABLE t USING epochlog does not work"):
         lake.spark.sql(f"CREATE TABLE t USING epochlog OPTIONS (path '{lake.root}', table 'orders')")
 
 
