@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from epochlog.errors import CheckViolated
 from epochlog.store.catalog.protocol import ReadTxn, Txn
-from epochlog.store.env.failpoints import hit
 from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.metadata.definitions import TableDef
@@ -29,7 +28,7 @@ from epochlog.store.types.predicate import parse_predicate
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
-from .table_ddl import altered
+from .table_ddl import altered, note_altered
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -73,8 +72,7 @@ def alter_with_checks(handle: Handle, table: TableDef, settings: Settings) -> Ta
 
         after = handle.catalog.transact(body)
         if after is not None:
-            hit("table:altered")
-            handle.wake_maintenance()
+            note_altered(handle)
             return after
 
 

@@ -88,9 +88,14 @@ def alter_table(handle: Handle, table: TableDef, chosen: Callable[[TableDef], Se
     after = handle.catalog.transact(
         lambda tx: altered(tx, table.id, table.name, chosen(get_table(tx, table.id, table.name)))
     )
+    note_altered(handle)
+    return after
+
+
+def note_altered(handle: Handle) -> None:
+    """Let maintenance look at a table whose settings have changed. Call after the transaction."""
     hit("table:altered")
     handle.wake_maintenance()
-    return after
 
 
 def altered(tx: Txn, table_id: int, name: str, settings: Settings) -> TableDef:
