@@ -125,7 +125,7 @@ class JavaMissing(EpochlogError):
 
 
 class SparkLost(EpochlogError):
-    """The Spark session ended, or its JVM died, during a job's barrier or a compaction, which was not committed."""
+    """The Spark session has ended, or its JVM died. A job's barrier or a compaction on it was not committed."""
 
 
 # ---- store and catalog -------------------------------------------------------------------------------------------

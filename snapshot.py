@@ -27,7 +27,8 @@ class Snapshot(PinnedSnapshot):
         """Return the table of this snapshot as a Spark DataFrame; keep the snapshot open while Spark reads.
 
         `filter` is a WHERE clause over single columns. Name the columns: Spark prunes none of a Python source. A table
-        within the session's `spark.sql.autoBroadcastJoinThreshold` carries a broadcast hint.
+        within the session's `spark.sql.autoBroadcastJoinThreshold` carries a broadcast hint. Raises SparkLost for a
+        session that was stopped.
         """
         self._check(table)
         if not (filter is None or isinstance(filter, str)):

@@ -26,7 +26,7 @@ from epochlog.store.sst.data_file import FileGone
 from epochlog.store.sst.segment_writer import WriteTarget
 
 from .errors import find_epochlog_error
-from .job import is_session_lost, session_lost_error
+from .live_session import is_session_lost, session_lost_error
 from .worker_gc import freeze_loaded_objects
 
 if TYPE_CHECKING:

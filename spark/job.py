@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from epochlog.checkpoint.job.claims import RunnerLease
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner
-from epochlog.errors import EpochlogError, InvalidInput, SparkLost
+from epochlog.errors import EpochlogError, InvalidInput
 from epochlog.store.session.handle import Handle
 
 from .errors import find_epochlog_error
+from .live_session import is_session_lost, session_lost_error
 from .refresh_context import SparkRefreshContext
 
 if TYPE_CHECKING:
@@ -96,36 +97,3 @@ def begin_step_on_thread(session: SparkSession, name: str) -> None:
         context._jsc.sc().setLocalProperties(properties)
     except Exception:  # noqa: BLE001  # The session is lost; the step raises SparkLost.
         return
-
-
-def is_session_lost(session: SparkSession) -> bool:
-    """Return True if the session's JVM died or its context was stopped, so that the driver can commit nothing more."""
-    try:
-        context: Any = session.sparkContext
-        return bool(context._jsc.sc().isStopped())
-    except Exception:  # noqa: BLE001  # py4j has errors of many kinds for a JVM that does not answer
-        return True
-
-
-def session_lost_error(subject: str, unit: str, session: SparkSession) -> SparkLost:
-    """Build the SparkLost error of a lost session. subject: the user of the session. unit: its uncommitted work."""
-    if _jvm_died(session):
-        cause = "its JVM has died"
-        advice = "PySpark cannot start another JVM in this Python process: start the program again, and repeat the call"
-    else:
-        cause = "it was stopped"
-        advice = "Make a new one, also in this process (epochlog.spark()), and repeat the call with it"
-    return SparkLost(
-        f"the Spark session of {subject} is lost: {cause}, and {unit} was not committed. {advice}: it resumes from "
-        "the catalog"
-    )
-
-
-def _jvm_died(session: SparkSession) -> bool:
-    """Return True if the session's JVM does not answer."""
-    try:
-        jvm: Any = session.sparkContext._jvm
-        jvm.java.lang.System.nanoTime()
-    except Exception:  # noqa: BLE001  # py4j has errors of many kinds for a JVM that does not answer
-        return True
-    return False

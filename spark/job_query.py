@@ -34,7 +34,8 @@ from epochlog.checkpoint.worker.worker import Worker
 from epochlog.errors import InvalidInput, JobRunning
 from epochlog.store.env.clock import monotonic_s
 
-from .job import Refresh, SparkRefreshAdapter, check_arguments, is_session_lost, session_lost_error, step
+from .job import Refresh, SparkRefreshAdapter, check_arguments, step
+from .live_session import is_session_lost, session_lost_error
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

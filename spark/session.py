@@ -26,6 +26,7 @@ from epochlog.errors import EpochlogError, InvalidInput, JavaMissing
 
 from .create_guard import guard_creation
 from .exchange_format import ExchangeSource
+from .live_session import is_connect, require_live
 from .options import NO_CATALOG
 
 if TYPE_CHECKING:
@@ -119,13 +120,15 @@ def register(session: SparkSession) -> None:
     """Register `format("epochlog")` and `format("epochlog.exchange")` in a session, classic or of Spark Connect. A
     second call has no effect.
 
-    The workers of a Connect server must run an interpreter that has epochlog.
+    The workers of a Connect server must run an interpreter that has epochlog. Raises SparkLost for a session that was
+    stopped.
     """
     if is_connect(session):
         session.dataSource.register(EpochlogSource)
         session.dataSource.register(ExchangeSource)
         _patch_readers_and_writers(connect=True)
         return
+    require_live(session, "register")
     context = session.sparkContext
     if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # Spark's default, the first python3 on PATH, may lack packages.
@@ -133,11 +136,6 @@ def register(session: SparkSession) -> None:
         session.dataSource.register(EpochlogSource)
         session.dataSource.register(ExchangeSource)
     _patch_readers_and_writers(connect=False)
-
-
-def is_connect(session: object) -> bool:
-    """Say whether this is a session of Spark Connect, which has no JVM in this process."""
-    return type(session).__module__.startswith("pyspark.sql.connect.")
 
 
 @contextlib.contextmanager
@@ -181,7 +179,7 @@ def _patch_readers_and_writers(*, connect: bool) -> None:
     guard_creation(SparkSession, Catalog)
 
     def parallelism(reader: Any) -> Mapping[str, str]:  # Read at each call, since executors come and go.
-        return {} if connect else {"sessionParallelism": str(reader._spark.sparkContext.defaultParallelism)}
+        return {} if connect else {"sessionParallelism": str(_parallelism(reader._spark))}
 
     def parallelism_of_stream(reader: Any) -> Mapping[str, str]:
         return {**parallelism(reader), "readChangeFeed": "true"}
@@ -198,6 +196,14 @@ def _patch_readers_and_writers(*, connect: bool) -> None:
         if not getattr(kind.format, "knows_epochlog", False):
             kind.format = _note_format(kind.format)
             setattr(kind, saving, _refuse_save(getattr(kind, saving), saving))
+
+
+def _parallelism(session: SparkSession) -> int:
+    try:
+        return session.sparkContext.defaultParallelism
+    except Exception:
+        require_live(session, f'format("{FORMAT}")')
+        raise
 
 
 def _add_reader_options(original: Callable[[Any, str], Any], options: ReaderDefaults) -> Callable[[Any, str], Any]:

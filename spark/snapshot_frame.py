@@ -12,6 +12,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.predicate import parse_predicate
 from epochlog.store.types.read_options import ReadOptions
 
+from .live_session import require_live
 from .options import location_options
 
 if TYPE_CHECKING:
@@ -22,11 +23,12 @@ def load_frame(
     handle: Handle, plan: ScanPlan, token: str, session: SparkSession, columns: Sequence[str] | None, filter: str | None
 ) -> DataFrame:
     """Load the table by this token; the session's processes plan the read again. Raises InvalidInput for a wrong column
-    or filter.
+    or filter, SparkLost for a session that was stopped.
 
     Spark takes a Python source for unbounded, since it never asks for its size, and would sort both sides of a join.
     So a table below the session's broadcast limit gets a hint, which hints of the user override.
     """
+    require_live(session, "snapshot.spark")
     names = plan.schema(columns).names
     predicate = None if filter is None else parse_predicate(filter, plan.table.schema)
     reader = session.read.format("epochlog").options(**location_options(handle)).option("table", plan.table.name)

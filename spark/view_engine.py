@@ -28,7 +28,7 @@ from epochlog.views.restriction import TOUCHED
 from epochlog.views.table_names import NOW
 
 from .errors import find_epochlog_error
-from .job import is_session_lost
+from .live_session import is_session_lost
 from .refresh_context import SparkRefreshContext
 from .types import arrow_schema, from_spark, spark_schema
 from .view_tables import ViewTables

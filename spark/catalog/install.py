@@ -37,7 +37,8 @@ def catalog(
     second call replaces it. consistency and policy_options: the policy that chooses the epoch of each query, as those
     of `store.snapshot`. tables: the tables that the catalog has, and that the policy aligns; None for all that take
     part in `global`. Each session needs a call of its own, also `spark.newSession()`.
-    Raises InvalidInput for a session of Spark Connect or without pinned threads, and for wrong arguments.
+    Raises InvalidInput for a session of Spark Connect or without pinned threads, and for wrong arguments; SparkLost for
+    a session that was stopped.
     """
     jvm = Jvm(spark)
     if not isinstance(name, str) or not is_name(name):

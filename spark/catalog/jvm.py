@@ -19,7 +19,7 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from epochlog.errors import EpochlogError, InvalidInput
-from epochlog.spark.session import is_connect
+from epochlog.spark.live_session import is_connect, require_live
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,10 +32,13 @@ _DATA_SOURCE = (
 
 
 class Jvm:
-    """JVM of one classic session. Raises InvalidInput for a session of Spark Connect, or without pinned threads."""
+    """JVM of one classic session. Raises InvalidInput for a session of Spark Connect, or without pinned threads, and
+    SparkLost for one that was stopped.
+    """
 
     def __init__(self, session: SparkSession) -> None:
         require_classic(session)
+        require_live(session, "catalog")
         inner: Any = session
         context: Any = session.sparkContext
         self.session = session

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from epochlog.spark.job import is_session_lost, session_lost_error
+from epochlog.spark.live_session import is_session_lost, session_lost_error
 
 
 class Dead:

@@ -1,9 +1,14 @@
-"""A notebook whose session is stopped and made again: `catalog_driver.py ROOT`. It prints the sum of `a` each time."""
+"""A notebook whose session is stopped and made again: `catalog_driver.py ROOT`. It prints the sum of `a` each
+time, and the errors of uses of the stopped session.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
 
 import epochlog as el
 
@@ -23,7 +28,25 @@ def main(root: str) -> None:
             for row in spark.sql("SELECT sum(x.n) FROM lake.a x JOIN lake.b y USING (id)").collect():
                 print("sum", *row, flush=True)
             store.table("a").upsert([{"id": 0, "n": 10, "text": ""}])
-            spark.stop()
+            stop_and_use(spark, store)
+
+
+def stop_and_use(spark: SparkSession, store: el.Store) -> None:
+    """Stop the session, and print the errors of its further uses."""
+    with store.snapshot(["a"]) as snapshot:
+        spark.stop()
+        uses: list[Callable[[], object]] = [
+            lambda: el.catalog(spark, store),
+            lambda: el.register(spark),
+            lambda: snapshot.spark("a", spark),
+            lambda: spark.read.format("epochlog"),
+            lambda: spark.readStream.format("epochlog"),
+        ]
+        for use in uses:
+            try:
+                use()
+            except el.SparkLost as error:
+                print("lost:", error, flush=True)
 
 
 if __name__ == "__main__":

@@ -654,7 +654,13 @@ def _drive(root: str, **environment: str) -> str:
 
 @pytest.mark.long
 def test_a_session_may_be_stopped_and_made_again(pairs: Pairs) -> None:
-    assert _drive(pairs.store.root).splitlines() == ["sum 4", "sum 13"]
+    lines = _drive(pairs.store.root).splitlines()
+    assert [line for line in lines if line.startswith("sum")] == ["sum 4", "sum 13"]
+    lost = [line.removeprefix("lost: ") for line in lines if line.startswith("lost")]
+    subjects = ["catalog", "register", "snapshot.spark", 'format("epochlog")', 'format("epochlog")']
+    assert [line.split(": the Spark session is lost: it was stopped. Make a new one")[0] for line in lost] == [
+        *subjects, *subjects
+    ]  # fmt: skip
 
 
 @pytest.mark.long
