@@ -17,7 +17,7 @@ from .changes import TableChanges
 from .ddl import create_from_sql
 from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer
 from .planned_query import PlannedQueries, PlannedQuery
-from .query_epochs import CatalogTables, LoadedTable, QueryEpochs
+from .query_epochs import CatalogTables, LoadedTable, NamedMoment
 from .query_group import QueryGroups
 from .table import CatalogTable, JavaShapes
 
@@ -157,16 +157,19 @@ class StoreCatalog(Proxy):
                 raise InvalidInput(
                     f"{namespace[0]} is a tag, so its tables have one epoch: leave out VERSION or TIMESTAMP"
                 )
-            chosen: QueryEpochs | int | None = self._tables.tagged(namespace[0])
-            if chosen is None:
+            tagged = self._tables.tagged(namespace[0])
+            if tagged is None:
                 raise TableNotFound(f"there is no tag {namespace[0]!r}")
-        elif isinstance(travel, str):
-            chosen = self._tables.at_version(travel)
-        elif travel is not None:
-            chosen = self._tables.as_of_ms(travel // 1_000)
-        else:
-            chosen = self._groups.current() if writes else self._groups.epochs(name)
-        return replace(self._tables.load(name, chosen), fixed=bool(namespace) or travel is not None)
+            return replace(self._tables.load(name, tagged), moment=NamedMoment(name=namespace[0]))
+        if travel is None:
+            return self._tables.load(name, self._groups.current() if writes else self._groups.epochs(name))
+        moment = self._moment(travel)
+        return replace(self._tables.load(name, self._tables.at(moment)), moment=moment)
+
+    def _moment(self, travel: str | int) -> NamedMoment:
+        if isinstance(travel, int):
+            return self._planned.moment_of(travel // 1_000)
+        return NamedMoment(epoch=int(travel)) if travel.isdecimal() else NamedMoment(name=travel)
 
     def _table(self, path: Sequence[str], loaded: LoadedTable) -> CatalogTable:
         label = ".".join([self._name, *path])

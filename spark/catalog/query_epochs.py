@@ -50,14 +50,23 @@ class QueryEpochs:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedMoment:
+    """Moment that a query names for a table: an epoch, a time in Unix milliseconds, or the name of a tag or a token."""
+
+    epoch: int | None = None
+    unix_ms: int | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """Table as a query reads it. fixed: at an epoch that the query names, by a version, a time or a tag. chosen: the
-    query epochs with which it was loaded.
+    """Table as a query reads it. moment: the one that the query names for it, if any. chosen: the query epochs with
+    which it was loaded; None for a given epoch.
     """
 
     definition: TableDef
     epoch: int
-    fixed: bool = False
+    moment: NamedMoment | None = None
     chosen: QueryEpochs | None = None
 
 
@@ -78,20 +87,20 @@ class CatalogTables:
         """Return the epochs that the policy chooses now; wait for them as long as the policy says."""
         return self._choose(self.policy)
 
-    def as_of_ms(self, unix_ms: int) -> QueryEpochs:
-        """Return the newest epochs at or before a time."""
-        return self._choose(AsOf(timestamp=unix_ms))
+    def at(self, moment: NamedMoment) -> QueryEpochs | int:
+        """Return the epochs at a moment: a given epoch, those of a tag or a token, or the newest ones at or before a
+        time.
+        """
+        if moment.epoch is not None:
+            return moment.epoch
+        if moment.unix_ms is not None:
+            return self._choose(AsOf(timestamp=moment.unix_ms))
+        return self.tagged(moment.name) or self._choose(Exact(moment.name))
 
     def tagged(self, name: str) -> QueryEpochs | None:
         """Return the epochs of a tag; None if there is no tag of this name."""
         tag = next((tag for tag in list_tags(self.handle) if tag.name == name), None)
         return None if tag is None else self._choose(Exact(tag.token))
-
-    def at_version(self, version: str) -> QueryEpochs | int:
-        """Return the epochs of VERSION AS OF: one epoch, or those of a tag's name or of a token."""
-        if version.isdecimal():
-            return int(version)
-        return self.tagged(version) or self._choose(Exact(version))
 
     def load(self, table: str, chosen: QueryEpochs | int) -> LoadedTable:
         """Return the table at its epoch. Raises TableNotFound, TableNotReadable, EpochNotCommitted, InvalidInput."""

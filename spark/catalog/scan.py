@@ -209,7 +209,7 @@ class TableScan(PlannedScan):
     @answer
     def toMicroBatchStream(self, checkpoint: str) -> Any:
         """Return Spark's stream of the source of `format("epochlog")`, with the columns of the query."""
-        if self._table.fixed:
+        if self._table.moment is not None:
             raise InvalidInput(
                 f"table {self._table.definition.name}: a stream reads changes, not one moment; leave out "
                 "VERSION, TIMESTAMP and the tag, and set startingVersion"

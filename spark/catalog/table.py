@@ -206,13 +206,13 @@ class CatalogTable(Proxy):
     @answer
     def newScanBuilder(self, options: Any) -> TableScanBuilder:
         query = self._scanning()
-        query.add(self._loaded)
+        loaded = query.take(self._loaded)
         names = option_names(options)
         refuse_catalog_options(names, self._label, (*TRAVEL, *OF_STREAMS))
         of_streams = {
             _STREAM_NAMES[name.lower()]: str(options.get(name)) for name in names if name.lower() in _STREAM_NAMES
         }
-        return TableScanBuilder(self.jvm, self._handle, self._loaded, self._shape().schema, of_streams, query)
+        return TableScanBuilder(self.jvm, self._handle, loaded, self._shape().schema, of_streams, query)
 
     @answer
     def newWriteBuilder(self, info: Any) -> Any:
@@ -254,7 +254,7 @@ class CatalogTable(Proxy):
     @answer
     def truncateTable(self, *options: Any) -> bool:
         definition = self._loaded.definition
-        if self._loaded.fixed:  # Spark names no privilege when it loads a table to truncate it
+        if self._loaded.moment is not None:  # Spark names no privilege when it loads a table to truncate it
             raise NotWritable(f"{definition.name!r} is named at an epoch of the past, which does not change")
         self._handle.catalog.read(lambda view: refuse_unwritable(view, definition))
         commit_overwrite(self._handle, definition, TableEdit(definition.id, definition.name))

@@ -130,6 +130,21 @@ FORMS: dict[str, str] = {
     "changes of a version": "SELECT (SELECT max(n) FROM lake.a CHANGES FROM VERSION 0), max(n) FROM lake.b",
     "view of changes": "SELECT (SELECT max(n) FROM changed), max(n) FROM lake.b",
     "stored view of changes": "SELECT c.n, x.n FROM lake.b x JOIN stored_changes c",
+    "times to come": "SELECT x.n, y.n FROM lake.a TIMESTAMP AS OF '2099-01-01' x JOIN lake.b TIMESTAMP AS OF "
+    "'2099-01-01' y USING (id)",
+    "now": "SELECT x.n, y.n FROM lake.a TIMESTAMP AS OF current_timestamp() x JOIN lake.b TIMESTAMP AS OF "
+    "current_timestamp() y USING (id)",
+    "now and a time to come": "SELECT (SELECT max(n) FROM lake.a TIMESTAMP AS OF now()), max(n) FROM lake.b TIMESTAMP "
+    "AS OF '2099-01-01'",
+    "two looks at a time": "SELECT x.n, y.n FROM lake.a TIMESTAMP AS OF '2099-01-01' x JOIN lake.a TIMESTAMP AS OF "
+    "'2099-01-01' y USING (id)",
+}
+TAGGED: dict[str, str] = {
+    "version": "SELECT x.n, y.n FROM lake.a VERSION AS OF 'pair' x JOIN lake.b VERSION AS OF 'pair' y USING (id)",
+    "namespace": "SELECT x.n, y.n FROM lake.pair.a x JOIN lake.pair.b y USING (id)",
+    "both": "SELECT x.n, y.n FROM lake.a VERSION AS OF 'pair' x JOIN lake.pair.b y USING (id)",
+    "subquery": "SELECT (SELECT max(n) FROM lake.pair.a), max(n) FROM lake.b VERSION AS OF 'pair'",
+    "itself": "SELECT x.n, y.n FROM lake.pair.a x JOIN lake.a VERSION AS OF 'pair' y USING (id)",
 }
 WITHOUT_ROWS = ("exists", "not in", "set operation")
 
@@ -161,6 +176,47 @@ def test_all_tables_of_one_query_are_read_at_one_epoch(spark: SparkSession, form
     assert result or form in WITHOUT_ROWS
 
 
+@pytest.mark.parametrize("form", TAGGED)
+def test_a_tag_that_is_made_again_meanwhile_is_one_moment(
+    spark: SparkSession, pairs: Pairs, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    load = CatalogTables.load
+
+    def load_and_tag(self: CatalogTables, *args: Any) -> Any:
+        loaded = load(self, *args)
+        pairs.commit()
+        pairs.store.drop_tag("pair")
+        pairs.store.snapshot().tag("pair")
+        return loaded
+
+    pairs.store.snapshot().tag("pair")
+    monkeypatch.setattr(CatalogTables, "load", load_and_tag)
+    result = rows(spark, TAGGED[form])
+    assert result
+    assert torn(result) == []
+
+
+def test_frames_at_one_time_are_read_at_one_epoch(spark: SparkSession, restless: Pairs) -> None:
+    reader = spark.read.option("timestampAsOf", "2099-01-01")
+    later, latest = reader.table("lake.a"), reader.table("lake.b")
+    restless.commit()
+    assert torn(collected(pair(later, latest))) == []
+    assert torn(collected(pair(latest, later))) == []
+
+
+def test_two_times_of_one_query_are_two_moments(spark: SparkSession, pairs: Pairs) -> None:
+    first = pairs.number
+    times = pairs.store.table("a").history()["timestamp"].to_pylist()
+    while len(set(times)) < 3:
+        pairs.commit()
+        times = sorted(pairs.store.table("a").history()["timestamp"].to_pylist())
+    query = "SELECT max(x.n), max(y.n), max(z.n) FROM lake.a TIMESTAMP AS OF '{}' x, lake.b TIMESTAMP AS OF '{}' y, "
+    query += "lake.b {} z"
+    past, now = times[0].isoformat(), "TIMESTAMP AS OF current_timestamp()"
+    assert rows(spark, query.format(past, "2099-01-01", now)) == [(first, pairs.number, pairs.number)]
+    assert rows(spark, query.format("2099-01-01", past, now)) == [(pairs.number, first, pairs.number)]
+
+
 @pytest.mark.usefixtures("pairs")
 @pytest.mark.parametrize("form", ["join", "self join", "changes and their table", "table and its changes"])
 def test_a_query_chooses_its_epochs_once_for_each_time_that_spark_loads_its_tables(
@@ -182,7 +238,7 @@ def test_a_query_chooses_its_epochs_once_for_each_time_that_spark_loads_its_tabl
 def test_changes_that_do_not_take_in_the_tables_are_noticed(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PlannedQuery, "add", lambda self, _: None)
+    monkeypatch.setattr(PlannedQuery, "take", lambda self, table: table)
     assert torn(rows(spark, FORMS["changes in a subquery"]))
 
 
@@ -277,9 +333,9 @@ def test_changes_written_with_a_table_end_at_its_epoch(spark: SparkSession, rest
 def test_changes_without_an_end_beside_tables_of_two_moments_are_refused(spark: SparkSession, pairs: Pairs) -> None:
     tables = CatalogTables(pairs.store._handle, resolve_policy("global"))
     query = PlannedQuery(tables)
-    query.add(tables.load("a", tables.newest()))
+    query.take(tables.load("a", tables.newest()))
     pairs.commit()
-    query.add(tables.load("b", tables.newest()))
+    query.take(tables.load("b", tables.newest()))
     with pytest.raises(el.InvalidInput, match="TO VERSION"):
         query.newest()
 
