@@ -57,6 +57,7 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
     for node in query.walk():
         reason = _reason_of_membership(node) if isinstance(node, exp.In) else _reason(node, kinds)
         reason = reason or _reason_of_mixture(node, kinds) or _reason_of_place(node, kinds)
+        reason = reason or _reason_of_group(node, kinds)
         if reason:
             raise InvalidInput(
                 f"DuckDB and Spark differ on {node.sql(syntax.DIALECT)}: {reason}; or give the view a Spark session"
@@ -96,6 +97,43 @@ def _reason(node: exp.Expr, kinds: _Kinds) -> str | None:
     if isinstance(node, _COMPARISONS):
         return _reason_of_comparison(kinds.of(node.this), kinds.of(node.expression), node)
     return None
+
+
+def _reason_of_group(node: exp.Expr, kinds: _Kinds) -> str | None:
+    """Return a reason for values that the engines tell apart differently."""
+    if isinstance(node, exp.Avg) and isinstance(node.this, exp.Distinct) and kinds.of(node.this) == "integer":
+        return "Spark tells its integers apart and DuckDB their DOUBLE values: cast to DOUBLE within it"
+    if isinstance(node, exp.Group | exp.Select | exp.SetOperation) and any(
+        kinds.of(value) == "float" and not _has_no_negative_zero(value) for value in _grouped(node, kinds)
+    ):
+        return "Spark makes -0.0 to 0.0 where rows are grouped by a DOUBLE: add 0D to it"
+    return None
+
+
+def _grouped(node: exp.Group | exp.Select | exp.SetOperation, kinds: _Kinds) -> list[exp.Expr]:
+    """Return the expressions by whose equal values the node makes rows one."""
+    if isinstance(node, exp.Group):
+        entries = [*node.expressions, *(node.args.get("grouping_sets") or [])]
+        keys = [
+            key for entry in entries for key in (entry.expressions if isinstance(entry, exp.GroupingSets) else [entry])
+        ]
+        return [part for key in keys for part in (key.expressions if isinstance(key, exp.Tuple) else [key.unnest()])]
+    if isinstance(node, exp.Select):
+        return [output.unalias() for output in node.expressions] if node.args.get("distinct") else []
+    if isinstance(node, exp.Union) and not node.args.get("distinct"):
+        return []
+    return [value for side in (node.this, node.expression) for value in kinds.outputs(syntax.unwrapped(side))]
+
+
+def _has_no_negative_zero(value: exp.Expr) -> bool:
+    """Return True for a sum with a literal 0, and for an absolute value, in both of which -0.0 becomes 0.0."""
+    value = value.unnest()
+    if isinstance(value, exp.Column):
+        return False
+    if not isinstance(value, exp.Add):
+        return isinstance(value, exp.Abs)
+    sides = [side.this if isinstance(side, exp.Cast) else side for side in (value.left.unnest(), value.right.unnest())]
+    return any(isinstance(side, exp.Literal) and not side.is_string and float(side.name) == 0 for side in sides)
 
 
 def _is_known(node: exp.Expr) -> bool:
@@ -381,7 +419,9 @@ def _kind_of_type(kind: exp.DataType) -> str | None:
 
 
 def as_spark_computes(query: exp.Expr) -> exp.Expr:
-    """Return the query for DuckDB with casts that fail as Spark's do, and results as wide as Spark's."""
+    """Return the query for DuckDB with casts that fail as Spark's do, results as wide as Spark's, and averages that are
+    summed as DOUBLE, as Spark sums them.
+    """
 
     def visit(node: exp.Expr) -> exp.Expr:
         if type(node) is exp.TryCast and not node.args.get("safe"):
@@ -389,6 +429,10 @@ def as_spark_computes(query: exp.Expr) -> exp.Expr:
         return node
 
     query = query.copy().transform(visit, copy=False)
+    for average in query.find_all(exp.Avg):
+        values = average.this.expressions if isinstance(average.this, exp.Distinct) else [average.this]
+        for value in values:
+            value.replace(exp.Cast(this=value.copy(), to=exp.DataType.build("DOUBLE")))
     for node in [child for child in query.find_all(*NARROW) if not isinstance(child.parent, exp.Window | exp.Filter)]:
         node.replace(_as_int(node))
     for window in [child for child in query.find_all(exp.Window) if isinstance(syntax.function_of(child), NARROW)]:

@@ -15,6 +15,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
 from .derivation import DERIVATION, ViewPlan, derive, render
+from .local_functions import as_spark_computes
 from .table_names import NOW
 
 
@@ -40,7 +41,7 @@ def plan_of(ctx: RefreshContext[Any, Any, Any]) -> tuple[str, ViewPlan]:
 
 def check_query(plan: ViewPlan) -> str:
     """Return the view's query in DuckDB's dialect, over tables of their own names."""
-    return render(plan.query(), "duckdb", {NOW + name: name for name in plan.tables})
+    return render(as_spark_computes(plan.query()), "duckdb", {NOW + name: name for name in plan.tables})
 
 
 @lru_cache(maxsize=256)
