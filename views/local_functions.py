@@ -252,7 +252,7 @@ def _values_with_one_type(node: exp.Expr, kinds: _Kinds) -> list[list[exp.Expr]]
     if isinstance(node, (*_OF_ALL, exp.Case, exp.If)):
         return [kinds.values_of(node)] if not isinstance(node.parent, exp.Case) else []
     if isinstance(node, (*_COMPARISONS, exp.Nullif)):
-        return [[node.this, node.expression]]
+        return [[node.args["this"], node.args["expression"]]]
     return []
 
 
