@@ -53,7 +53,7 @@ bench: setup pypaimon  ## measure epochlog and its peers, and write docs/PERFORM
 	@$(BENCH) --benchmark-columns=min,median,rounds --benchmark-sort=name
 
 bench-quick: setup pypaimon  ## print the tables of `make bench` at a tenth of the size: three minutes
-	@$(BENCH) --quick --benchmark-disable --ignore=bench/bench_tpch.py
+	@$(BENCH) --quick --benchmark-disable --ignore=bench/bench_tpch.py --ignore=bench/bench_attached.py
 
 pypaimon: setup
 	@scripts/setup_pypaimon.sh

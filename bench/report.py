@@ -33,7 +33,7 @@ BASE, STRING, COMPOSITE, WIDE, LARGE = SHAPES = (
 )
 """What the rows of a figure are like; the first is an int64, a float64 and a short string, of the usual number."""
 _OF_ANY_SHAPE = {"P1": 1, "P2": 2, "P3": 2, "P4": 1, "P5": 1, "P7": 1, "P8": 6, "P10": 1}
-_SEVERAL = {"P2": 3, "P3": 2, "P8": 6, "P9": 3, "P10": 3, "P13": 2, "P14": 4, "P15": 3, "P16": 4, "P19": 2, "P20": 2}
+_SEVERAL = {"P2": 3, "P3": 2, "P8": 6, "P9": 3, "P10": 3, "P14": 2, "P15": 3, "P16": 2, "P19": 2, "P20": 2}
 _WHOLE = {
     BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in (*range(1, 18), 19, 20, 21, 22))},
     STRING: _OF_ANY_SHAPE,
@@ -41,6 +41,8 @@ _WHOLE = {
     WIDE: _OF_ANY_SHAPE,
     LARGE: {"P1": 1, "P2": 6, "P5": 3, "P7": 2, "P10": 2},
 }
+_AT_FULL_SIZE = {"P13": 1, "P14": 2, "P16": 2, "P18": 1}
+"""Further figures, of benches that start many Spark drivers or take long."""
 PLOTS = "performance"
 PAGE_WIDTH = 140
 CONDITIONS = (
@@ -51,9 +53,13 @@ CONDITIONS = (
 
 
 def whole(scale: float) -> dict[tuple[str, str], int]:
-    """Count the figures of each kind (shape and number) in a complete run; below the full size there is no TPC-H."""
+    """Count the figures of each kind (shape and number) in a complete run; below the full size there are neither TPC-H
+    nor jobs of Spark drivers.
+    """
     rows = {(shape, each): count for shape, counts in _WHOLE.items() for each, count in counts.items()}
-    return rows | {(BASE, "P18"): 1} if scale >= 1 else rows
+    if scale < 1:
+        return rows
+    return rows | {(BASE, each): rows.get((BASE, each), 0) + count for each, count in _AT_FULL_SIZE.items()}
 
 
 @dataclass(frozen=True, slots=True)
