@@ -39,11 +39,26 @@ Finding = tuple[str, str]
 """Name of the file or record, and the problem there."""
 
 KINDS = (
-    *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "load", "bound", "hold", "used"),
+    *(
+        "meta",
+        "name",
+        "jobname",
+        "table",
+        "schema",
+        "head",
+        "runs",
+        "log",
+        "hist",
+        "job",
+        "load",
+        "bound",
+        "hold",
+        "used",
+    ),
     *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "consumer", "lease"),
     *("xq", "xu", "xc", "xp", "xd", "xk"),
 )
-OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made")
+OF_TABLES = ("schema", "head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made")
 """Kinds of records that are deleted with their table. (Those in gone/ stay until vacuum has deleted the files, leases
 until they end.)
 """

@@ -139,11 +139,11 @@ def _each_file(handle: Handle, table: TableDef, files: TableFiles) -> Iterator[P
     schema = table.schema
     codec = KeyCodec(schema.schema, schema.primary_key)
     for segment in files.segments:
-        yield from _problems(segment.path, check_segment(handle.files, schema, codec, segment)) or [None]
+        yield from _problems(segment.path, check_segment(handle.files, schema, segment)) or [None]
     for run in files.runs:
         intact = True
         for part in (*run.parts, *run.history):
-            problems = _problems(part.path, check_part(handle.files, schema, codec, run, part))
+            problems = _problems(part.path, check_part(handle.files, schema, run, part))
             intact = intact and not problems
             yield from problems or [None]
         if intact:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from epochlog.errors import EpochlogError, InvalidInput, SegmentUnknown
+from epochlog.errors import EpochlogError, InvalidInput, SchemaChanged, SegmentUnknown
 from epochlog.store.catalog.keys import gone_key, head_key, hist_key, log_key, used_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.pre_images import Images
@@ -16,6 +16,7 @@ from epochlog.store.metadata.lookups import get_version
 from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import Commit, LabelGroup, LogEntry, TableVersion, apply_commit
 from epochlog.store.session.write_intents import require_intents
+from epochlog.store.sst.file_columns import file_schema
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.epoch import show_epoch
 
@@ -136,6 +137,24 @@ def check_unused(view: ReadTxn, edit: TableEdit) -> None:
             )
 
 
+def require_writable_columns(table: TableDef, segment: Segment) -> None:
+    """Raise SchemaChanged unless the table still takes all that a segment of an older schema has to say.
+
+    Columns that were added since are null in its rows; renamed and widened ones are found by their ids.
+    """
+    written = file_schema(table.schema, segment)
+    if written.version == table.schema.version or segment.deletes == segment.rows:
+        return
+    present = dict(zip(table.schema.ids, table.schema.schema, strict=True))
+    reason = f"the table was altered at epoch {table.schema.version}, after the rows were written; write them again"
+    for id_, field in zip(written.ids, written.schema, strict=True):
+        if id_ not in present:
+            raise SchemaChanged(f"table {table.name!r}: column {field.name!r} of this commit was dropped: {reason}")
+    for id_, field in present.items():
+        if not field.nullable and id_ not in written.ids:
+            raise SchemaChanged(f"table {table.name!r}: column {field.name!r} of NOT NULL was added: {reason}")
+
+
 def append_entry(
     tx: Txn,
     table: TableDef,
@@ -151,6 +170,8 @@ def append_entry(
     become unreachable.
     """
     use_up(tx, edit)
+    for segment in edit.written:
+        require_writable_columns(table, segment)
     before = get_version(tx, table.id, table.name)
     if edit.base is not None and edit.base != before.max_committed_epoch:
         raise CommitConflict(

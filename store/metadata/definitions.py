@@ -174,7 +174,7 @@ class TableDef:
     def from_record(cls, record: Record) -> TableDef:
         return cls(
             id=record["id"],
-            schema=_schema(record["schema"]),
+            schema=decoded_schema(record["schema"]),
             changelog=record["changelog"],
             options=TableOptions.from_record(record["options"]),
             job_id=record["job_id"],
@@ -352,6 +352,6 @@ class JobRecord:
 
 
 @lru_cache(maxsize=4096)
-def _schema(data: bytes) -> TableSchema:
+def decoded_schema(data: bytes) -> TableSchema:
     """Decode a schema, with a cache: views over many tables are read often."""
     return TableSchema.from_bytes(data)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import TypeGuard
 
 import msgpack
@@ -18,7 +20,8 @@ MAX_COLUMNS = 2_000
 MAX_COLUMN_NAME_BYTES = 255
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
-_FORMAT = 1
+_FORMAT, _ALTERED_FORMAT = 1, 2
+"""Formats of an encoded schema: of a table that was never altered, and of one that was."""
 
 
 def is_name(name: object) -> TypeGuard[str]:
@@ -43,12 +46,19 @@ class TableSchema:
     types are replaced by the plain type of their values, at any depth (a dictionary's index type would limit the values
     of later commits, and Arrow has no kernels for views); schema metadata is dropped.
 
+    ids: the field id of each column, which it keeps when it is renamed; an id is never used for another column.
+    version: the epoch of the `alter` that made this schema; 0 for the first one. lineage: all versions of the table's
+    schema, oldest first, by which readers find the columns of files; empty if the table was never altered.
+
     Raises InvalidName, InvalidSchema or LimitExceeded, naming table and column.
     """
 
     name: str
     schema: pa.Schema
     primary_key: tuple[str, ...]
+    ids: tuple[int, ...] = ()
+    version: int = 0
+    lineage: tuple[TableSchema, ...] = dataclass_field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_name("table", self.name)
@@ -60,6 +70,10 @@ class TableSchema:
         _check_columns(self.name, self.schema, key)
         object.__setattr__(self, "primary_key", key)
         object.__setattr__(self, "schema", _stored_schema(self.schema, key))
+        ids = tuple(self.ids) or tuple(range(1, len(self.schema) + 1))
+        if len(ids) != len(self.schema) or len(set(ids)) != len(ids):
+            raise InvalidSchema(f"table {self.name}: {len(self.schema)} columns have the field ids {ids}")
+        object.__setattr__(self, "ids", ids)
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -78,14 +92,31 @@ class TableSchema:
         """Convert data with exactly the primary-key columns. The result has them in the key's order."""
         return conform_table(self.name, data, self.key_schema, self.primary_key, role="keys")
 
+    def with_lineage(self, lineage: tuple[TableSchema, ...]) -> TableSchema:
+        """Return this schema with the versions of its table."""
+        schema = copy(self)
+        object.__setattr__(schema, "lineage", lineage)
+        return schema
+
+    def at(self, epoch: int) -> TableSchema:
+        """Return the version of the table's schema that is in force at an epoch."""
+        if not self.lineage:
+            return self
+        chosen = [version for version in self.lineage if version.version <= epoch] or self.lineage[:1]
+        return chosen[-1].with_lineage(self.lineage)
+
     def to_bytes(self) -> bytes:
-        """Encode the schema for catalog records: msgpack of the name, the IPC schema message and the key."""
-        record = {
-            "format": _FORMAT,
+        """Encode the schema for catalog records: msgpack of the name, the IPC schema message and the key; of an altered
+        table with field ids and the version, in a format that older releases refuse. The lineage is not included.
+        """
+        record: dict[str, object] = {
+            "format": _ALTERED_FORMAT if self.version else _FORMAT,
             "name": self.name,
             "schema": self.schema.serialize().to_pybytes(),
             "primary_key": list(self.primary_key),
         }
+        if self.version:
+            record |= {"ids": list(self.ids), "version": self.version}
         packed = msgpack.packb(record)
         assert isinstance(packed, bytes)
         return packed
@@ -93,12 +124,13 @@ class TableSchema:
     @classmethod
     def from_bytes(cls, data: bytes) -> TableSchema:
         record = msgpack.unpackb(data)
-        if record["format"] > _FORMAT:
+        if record["format"] > _ALTERED_FORMAT:
             raise UnsupportedFormat(
-                f"a table schema has format {record['format']}, newer than {_FORMAT}: upgrade epochlog"
+                f"a table schema has format {record['format']}, newer than {_ALTERED_FORMAT}: upgrade epochlog"
             )
         schema = pa.ipc.read_schema(pa.py_buffer(record["schema"]))
-        return cls(record["name"], schema, tuple(record["primary_key"]))
+        ids, version = tuple(record.get("ids", ())), record.get("version", 0)
+        return cls(record["name"], schema, tuple(record["primary_key"]), ids, version)
 
 
 def _type_name(value: object) -> str:
