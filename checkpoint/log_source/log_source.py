@@ -22,7 +22,14 @@ from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import each_epoch
 from epochlog.store.changelog.consumers import KEEP, open_consumer
-from epochlog.store.changelog.log_plan import LogPlan, plan_backfill, plan_changes
+from epochlog.store.changelog.log_plan import (
+    Columns,
+    LogPlan,
+    columns_after,
+    plan_backfill,
+    plan_changes,
+    schema_changed,
+)
 from epochlog.store.changelog.log_position import SNAPSHOT, reach, require_states
 from epochlog.store.changelog.tail_cache import follow
 from epochlog.store.commit.boundaries import seal
@@ -39,6 +46,7 @@ from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.types.epoch import as_epoch, show_epoch
 from epochlog.store.types.epoch_set import FAR
 from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.schema import TableSchema
 
 from .log_barriers import EndOfData, Stand, barrier_of_job, barrier_of_log, end_of_data
 
@@ -103,7 +111,9 @@ class UpstreamLog(OneProcess, Closeable):
     `with` block; `close` may be called from another thread, and ends the iteration.
 
     Raises TableNotFound, JobNotFound, InvalidInput, LogTruncated, TableDropped and EpochExpired (old rows are deleted)
-    at once; LogTruncated, TableDropped, JobParked, Fenced, ConsumerNotFound and StoreClosed while iterating.
+    at once; LogTruncated, TableDropped, JobParked, Fenced, ConsumerNotFound and StoreClosed while iterating, and
+    SchemaChanged before the first change after an alter that drops, renames or widens a column: open another
+    UpstreamLog after the last barrier. Columns that were added are left out until then.
     """
 
     _instead = "send store.root and the epoch of the last barrier, and make an UpstreamLog there with after=epoch"
@@ -143,6 +153,7 @@ class UpstreamLog(OneProcess, Closeable):
             start = start if self._consumer.position is None else self._consumer.position
             start = SNAPSHOT if start is None else start
         self._position = start if isinstance(start, int) else 0
+        self._fixed: dict[int, TableSchema] = {}  # the columns of each table, from the first round on
         # True if the first round reads the tables' rows, not their logs.
         self._snapshot = start == SNAPSHOT if record is None else record.backfill == "snapshot" and not self._position
         try:
@@ -262,12 +273,19 @@ class UpstreamLog(OneProcess, Closeable):
         return next_round
 
     def _iterate(self, log_round: _Round) -> Iterator[Chunk | Barrier]:
+        self._fixed = {table_id: plan.table for (table_id, _), plan in zip(self._tables, log_round.plans, strict=True)}
         chunks = [
             self._chunks(index, name, plan)
             for index, ((_, name), plan) in enumerate(zip(self._tables, log_round.plans, strict=True))
         ]
+        altered = min((plan.altered for plan in log_round.plans if plan.altered is not None), default=None)
         for _, _, chunk in merge(*chunks, key=lambda item: item[:2]):
+            if altered is not None and chunk.epoch >= altered:
+                break
             yield chunk
+        for plan in log_round.plans:
+            if altered is not None and plan.altered == altered:
+                raise schema_changed(plan.table.name, altered)
         yield log_round.barrier
 
     def _chunks(self, index: int, name: str, plan: LogPlan) -> Iterator[tuple[int, int, Chunk]]:
@@ -306,14 +324,24 @@ class UpstreamLog(OneProcess, Closeable):
         barrier = barrier_of_log(view, stand) if self._job is None else barrier_of_job(view, stand, *self._job)
         if not isinstance(barrier, Barrier):
             return barrier
-        plans: list[LogPlan] = []
-        for table in (get_table(view, table_id, name) for table_id, name in self._tables):
-            if self._snapshot:
-                plans.append(plan_backfill(view, table, barrier.curr))
-            else:
-                after = min(_readable_after(view, table, self._position), barrier.curr)
-                plans.append(plan_changes(view, table, after, barrier.curr, by_commit=True))
-        return _Round(barrier, tuple(plans))
+        tables = [get_table(view, table_id, name) for table_id, name in self._tables]
+        return _Round(barrier, tuple(self._plan_table(view, table, barrier) for table in tables))
+
+    def _plan_table(self, view: ReadTxn, table: TableDef, barrier: Barrier) -> LogPlan:
+        """Plan the changes of one table up to a barrier. A reader that has begun keeps its columns, and gets the
+        changes before an alter that takes one of them away.
+        """
+        fixed = self._fixed.get(table.id)
+        if self._snapshot:
+            return plan_backfill(view, table, barrier.curr, fixed)
+        after = min(_readable_after(view, table, self._position), barrier.curr)
+        if fixed is None:
+            fixed = columns_after(view, table, after)
+            columns = Columns(fixed, cut=True)
+            if plan_changes(view, table, after, barrier.curr, by_commit=True, columns=columns).altered is not None:
+                fixed = table.schema.at(barrier.curr)  # a job's barrier may lie on both sides of an alter
+        columns = Columns(fixed, cut=True)
+        return plan_changes(view, table, after, barrier.curr, by_commit=True, columns=columns)
 
     # ---- holds ---------------------------------------------------------------------------------------------------
 
