@@ -38,6 +38,7 @@ from epochlog.store.env.clock import Deadline
 from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.metadata.definitions import JobRecord, TableDef
+from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import find_job, find_table, get_table
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.retention.stale_reads import translate_stale_reads
@@ -153,7 +154,10 @@ class UpstreamLog(OneProcess, Closeable):
             start = start if self._consumer.position is None else self._consumer.position
             start = SNAPSHOT if start is None else start
         self._position = start if isinstance(start, int) else 0
-        self._fixed: dict[int, TableSchema] = {}  # the columns of each table, from the first round on
+        # The columns of each table: those of the job, else from the first round on.
+        self._fixed: dict[int, TableSchema] = (
+            {} if record is None else {table.id: job_columns(record, table) for table in table_defs}
+        )
         # True if the first round reads the tables' rows, not their logs.
         self._snapshot = start == SNAPSHOT if record is None else record.backfill == "snapshot" and not self._position
         try:
@@ -332,15 +336,12 @@ class UpstreamLog(OneProcess, Closeable):
         changes before an alter that takes one of them away.
         """
         fixed = self._fixed.get(table.id)
+        if self._job is not None and fixed is not None:  # a job keeps its columns at every epoch
+            fixed = fixed.with_lineage(table.schema.lineage)
         if self._snapshot:
             return plan_backfill(view, table, barrier.curr, fixed)
         after = min(_readable_after(view, table, self._position), barrier.curr)
-        if fixed is None:
-            fixed = columns_after(view, table, after)
-            columns = Columns(fixed, cut=True)
-            if plan_changes(view, table, after, barrier.curr, by_commit=True, columns=columns).altered is not None:
-                fixed = table.schema.at(barrier.curr)  # a job's barrier may lie on both sides of an alter
-        columns = Columns(fixed, cut=True)
+        columns = Columns(fixed or columns_after(view, table, after), whole=self._job is not None, cut=True)
         return plan_changes(view, table, after, barrier.curr, by_commit=True, columns=columns)
 
     # ---- holds ---------------------------------------------------------------------------------------------------

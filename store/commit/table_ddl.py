@@ -21,6 +21,7 @@ from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.consumer_record import mark_table_dropped
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
+from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import all_jobs, find_table, get_job, get_table, get_version
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.schema_change import SchemaChange, next_version
@@ -143,13 +144,19 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
 
 
 def refuse_bound(view: ReadTxn, table: TableDef, change: SchemaChange) -> None:
-    """Raise SchemaInUse if a job reads the table."""
-    for job in all_jobs(view):
-        if table.id in job.upstreams and job.state != "finished":
-            raise SchemaInUse(
-                f"table {table.name!r} is read by job {job.name!r}, with the columns of the time when it was made; "
-                f"drop that job first with store.drop_job({job.name!r}), and create it again after the alter"
-            )
+    """Raise SchemaInUse if a job reads a column that the change drops or widens."""
+    changed = change.changed_ids(table.schema)
+    for job in all_jobs(view) if changed else ():
+        if table.id not in job.upstreams or job.state == "finished":
+            continue
+        columns = job_columns(job, table)
+        for id_, name in zip(columns.ids, columns.schema.names, strict=True):
+            if id_ in changed:
+                raise SchemaInUse(
+                    f"table {table.name!r}: column {name!r} cannot be {changed[id_]}: job {job.name!r} reads it; "
+                    f"drop that job first with store.drop_job({job.name!r}), or declare the columns that it reads with "
+                    "create_job(…, columns={…})"
+                )
 
 
 def issue_epoch(tx: Txn, handle: Handle) -> None:

@@ -252,6 +252,8 @@ class JobRecord:
     runner: the runner that has claimed the job and not left; `job_runners.live_runner` checks that it is alive. view:
     the definition, if the job is a view. superseded: of a view, the epochs of replacements and rebuilds that another
     request, or parking, came before their commit: from each of them until its next commit the view has no valid epoch.
+    bound: the versions of the upstreams' columns that the job reads, by table id; a table that is not named has its
+    first version. columns: declared columns of upstreams, by table id; None of a table: all of that version.
     """
 
     id: int
@@ -281,6 +283,8 @@ class JobRecord:
     runner: Runner | None = None
     view: ViewDefinition | None = None
     superseded: tuple[int, ...] = ()
+    bound: tuple[tuple[int, int], ...] = ()
+    columns: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     @property
     def rebuilding(self) -> bool:
@@ -331,12 +335,13 @@ class JobRecord:
         return replace(self, rebuild=None, superseded=(*self.superseded, self.rebuild))
 
     def to_record(self) -> Record:
-        """Return the catalog's record; only a view's has its definition, and `superseded` if there is any."""
+        """Return the catalog's record, without fields of later releases that are empty."""
         record = asdict(self)
         if self.view is None:
             del record["view"]
-        if not self.superseded:
-            del record["superseded"]
+        for name in ("superseded", "bound", "columns"):
+            if not record[name]:
+                del record[name]
         return record
 
     @classmethod
@@ -348,6 +353,8 @@ class JobRecord:
         runner = Runner.from_record(record["runner"]) if record.get("runner") else None
         view = ViewDefinition(**record["view"]) if record.get("view") else None
         fixed["superseded"] = tuple(record.get("superseded", ()))
+        fixed["bound"] = tuple((table, version) for table, version in record.get("bound", ()))
+        fixed["columns"] = tuple((table, tuple(names)) for table, names in record.get("columns", ()))
         return cls(**{**record, **fixed, "barrier": barrier, "cursor": cursor, "runner": runner, "view": view})
 
 

@@ -60,6 +60,7 @@ def test_a_log_source_stops_at_an_alter_and_a_restart_goes_on(lab: Lab, pre_imag
     lab.tick()
     before = received(log)
     assert values(before, "v") == [("r", 2)]
+    assert isinstance(before[0], el.Chunk)
     assert "c" not in before[0].data.schema.names
     table.upsert([{"k": 3, "g": 0, "v": 3, "c": 3}])
     table.alter(rename={"v": "g", "g": "v"})
@@ -69,8 +70,7 @@ def test_a_log_source_stops_at_an_alter_and_a_restart_goes_on(lab: Lab, pre_imag
     lab.tick()
     items: list[Any] = []
     with pytest.raises(el.SchemaChanged) as changed:
-        while (item := log.poll()) is not None:
-            items.append(item)
+        items.extend(iter(log.poll, None))
     assert changed.value.epoch == altered
     assert values(items, "v") == [("r", 3)]
     assert isinstance(items[-1], el.Barrier)
