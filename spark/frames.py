@@ -154,9 +154,9 @@ def _encode_table(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def check_frame(table: TableSchema, frame_schema: StructType, *, deletes: bool = False) -> None:
+def check_frame(table: TableSchema, frame_schema: StructType, *, deletes: bool = False, filled: bool = False) -> None:
     """Raise SchemaMismatch, before any task runs, if a frame of this schema cannot be written to the table; with
-    `deletes`, if it does not have the table's keys.
+    `deletes`, if it does not have the table's keys. filled: missing nullable columns are filled with nulls.
     """
     target_schema = table.key_schema if deletes else table.schema
     change_columns = () if deletes else (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
@@ -175,7 +175,11 @@ def check_frame(table: TableSchema, frame_schema: StructType, *, deletes: bool =
         raise SchemaMismatch(
             f"table {table.name}: unknown column {unknown[0]!r}; it takes {', '.join(target_schema.names)}"
         )
-    missing = [name for name in target_schema.names if name not in frame_schema.names]
+    missing = [
+        field.name
+        for field in target_schema
+        if field.name not in frame_schema.names and not (filled and field.nullable)
+    ]
     if missing:
         raise SchemaMismatch(
             f"table {table.name}: column {missing[0]!r} is missing; it takes {', '.join(target_schema.names)}"

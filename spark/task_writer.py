@@ -10,23 +10,25 @@ from epochlog.store.changelog.apply_changes import take_rows
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter, WriteTarget
 
-from .types import from_spark
+from .types import filled_from_spark, from_spark
 from .worker_gc import freeze_loaded_objects
 
 GATHER_ROWS = 1 << 18
 GATHER_BYTES = 64 << 20
 
 
-def write_batches(target: WriteTarget, batches: Iterable[pa.RecordBatch], *, deletes: bool = False) -> list[Segment]:
+def write_batches(
+    target: WriteTarget, batches: Iterable[pa.RecordBatch], *, deletes: bool = False, fill: bool = False
+) -> list[Segment]:
     """Write the rows into segments; return these, oldest first: of two rows with one key the later wins.
 
-    An optional column `_change_type` marks deletes. With `deletes` all rows are keys to delete. Raises SchemaMismatch,
-    which names table and column.
+    An optional column `_change_type` marks deletes. With `deletes` all rows are keys to delete. fill: True adds missing
+    nullable columns with nulls. Raises SchemaMismatch, which names table and column.
     """
     freeze_loaded_objects()
     writer = SegmentWriter(target)
     for table in gather_batches(batches):
-        take_rows(writer, target.schema, table, deletes=deletes, cast=from_spark)
+        take_rows(writer, target.schema, table, deletes=deletes, cast=filled_from_spark if fill else from_spark)
     return writer.finish()
 
 
