@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from epochlog.errors import EpochlogError
@@ -31,7 +31,9 @@ from epochlog.store.metadata.lookups import all_jobs, all_tables, get_runs, get_
 from epochlog.store.metadata.staged_segments import list_staged
 from epochlog.store.metadata.version import Commit, LogEntry, Runs, TableVersion, broken_invariants, broken_runs
 from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.sorted_run import RunFile
 from epochlog.store.types.epoch import show_epoch
+from epochlog.store.types.schema import TableSchema
 
 from .job_state import upstream_findings
 
@@ -253,7 +255,35 @@ def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
     files = TableFiles((*(file for entry in entries for file in entry.files), *staged), runs)
     problems += [f"reaches {path} of another folder" for path in files.sizes if not path.startswith(folder + "/")]
     problems += [f"reaches {s.path} of table {s.table_id}" for s in files.segments if s.table_id != table.id]
+    problems += _check_columns(table, version, files)
     return TableFiles(files.segments, runs, tuple((f"table {table.name}", problem) for problem in problems))
+
+
+def _check_columns(table: TableDef, version: TableVersion, files: TableFiles) -> Iterator[str]:
+    """Check the versions of an altered table's columns, and that files have the columns that readable epochs need."""
+    lineage = table.schema.lineage or (table.schema,)
+    epochs, known = [schema.version for schema in lineage], {schema.version for schema in lineage}
+    if epochs != sorted(known) or epochs[0] != 0 or epochs[-1] > version.max_committed_epoch:
+        yield f"has versions of its columns at {epochs}, and its newest commit at {version.max_committed_epoch}"
+    parts = [part for run in files.runs for part in (*run.parts, *run.history)]
+    for file in (*files.segments, *parts):
+        if file.schema_version not in known:
+            yield f"reaches {file.path}, whose columns are of an unknown version {file.schema_version}"
+    for part in parts:
+        if part.schema_version in known:
+            written = table.schema.at(part.schema_version)
+            needed = {id_ for schema in _readable(lineage, version.safe_epoch, part) for id_ in schema.ids}
+            missing = needed.difference(written.ids, part.kept)
+            if missing:
+                yield f"reaches {part.path}, which lacks the columns {sorted(missing)} of epochs that can be read"
+
+
+def _readable(lineage: Sequence[TableSchema], safe_epoch: int, part: RunFile) -> Iterator[TableSchema]:
+    """Yield the versions up to a part's own that are in force at readable epochs."""
+    ends = [*(schema.version for schema in lineage[1:]), part.schema_version + 1]
+    for schema, end in zip(lineage, ends, strict=True):
+        if schema.version <= part.schema_version and end > safe_epoch:
+            yield schema
 
 
 def _check_counts(version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+import epochlog as el
 from alter_cases import CASES
+from altered_table import AlteredTable
 from epochlog.errors import EpochlogError
+from epochlog.store.catalog.keys import schema_key
 from epochlog.store.changelog import log_plan
 from epochlog.store.commit import edits
 from epochlog.store.compaction import piece_rewriter
@@ -72,14 +75,48 @@ def feeds_go_on(patch: Patch) -> None:
     patch.setattr(log_plan, "first_unreadable", lambda *_: None)
 
 
-MUTANTS: list[tuple[Callable[[Patch], None], str]] = [
+@pytest.mark.damages_store
+def test_verify_finds_a_part_without_the_columns_of_a_readable_epoch(tmp_path: Path, monkeypatch: Patch) -> None:
+    compaction_with_todays_columns(monkeypatch)
+    with el.open(tmp_path / "s", durability="os") as store:
+        altered = AlteredTable(store)
+        altered.upsert([{"k": 1, "g": "a", "a": 1, "b": "x"}])
+        altered.alter(drop=["b"])
+        altered.upsert([{"k": 1, "g": "a", "a": 2}])
+        store.compact("t", full=True)
+        problems = [problem.what for problem in store.verify().problems]
+        assert problems
+        assert all("lacks the columns [4]" in problem for problem in problems)
+
+
+@pytest.mark.damages_store
+def test_verify_finds_a_lost_version(tmp_path: Path) -> None:
+    with el.open(tmp_path / "s", durability="os") as store:
+        altered = AlteredTable(store)
+        altered.upsert([{"k": 1, "g": "a", "a": 1, "b": "x"}])
+        first = altered.alter(rename={"a": "b", "b": "a"})
+        altered.upsert([{"k": 1, "g": "a", "b": 1, "a": "x"}])
+        altered.alter(drop=["a"])
+        store._handle.catalog.transact(lambda tx: tx.delete(schema_key(altered.table._table.id, first)))
+        problems = [problem.what for problem in store.verify().problems]
+        assert any("unknown version" in problem for problem in problems), problems
+        with pytest.raises(EpochlogError):
+            altered.table.to_arrow()
+        last = altered.table._table.schema.version
+        store._handle.catalog.transact(lambda tx: tx.delete(schema_key(altered.table._table.id, last)))
+        with pytest.raises(el.Corrupt, match="newest is not the schema"):
+            altered.table.to_arrow()
+
+
+DAMAGES = pytest.mark.damages_store
+MUTANTS: list[Any] = [
     (by_name, "swap_of_two_names"),
     (by_name, "drop_then_add_of_one_name"),
     (by_name_in_key_statistics, "swap_of_key_columns"),
     (by_name_in_row_groups, "swap_after_compaction"),
     (blocks_cached_by_name, "swap_after_compaction"),
-    (compaction_with_todays_columns, "compaction_keeps_what_epochs_need"),
-    (compaction_with_todays_columns, "a_held_epoch_keeps_its_columns"),
+    pytest.param(compaction_with_todays_columns, "compaction_keeps_what_epochs_need", marks=DAMAGES),
+    pytest.param(compaction_with_todays_columns, "a_held_epoch_keeps_its_columns", marks=DAMAGES),
     (ids_used_twice, "drop_then_add_of_one_name"),
     (later_rows_must_fit_the_narrow_type, "narrow_types_at_old_epochs"),
     (commits_drop_values, "a_writer_that_races_with_a_drop"),
