@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 
 import epochlog as el
 
@@ -48,6 +49,14 @@ class Moment:
     def read_as(self, columns: list[Column]) -> list[dict[str, Any]]:
         rows = sorted(self.rows.items())
         return [{name: row.get(id_) for id_, name, _ in columns} for _, row in rows]
+
+
+@dataclass
+class OpenWriter:
+    """A writer with rows that are not committed yet, by field id."""
+
+    writer: el.TableWriter
+    rows: list[Row]
 
 
 @dataclass
@@ -118,6 +127,36 @@ class AlteredTable:
         epoch = self._note(self.table.history(1)["epoch"][0].as_py())
         self.alters.append(epoch)
         return epoch
+
+    def restore(self, epoch: int) -> int:
+        """Restore the rows of an epoch: the present columns keep their values of then, by field id."""
+        ids = [id_ for id_, _, _ in self.columns]
+        rows = self.moments[epoch].rows
+        restored = self.table.restore(epoch)
+        self.rows = {key: {id_: row.get(id_) for id_ in ids} for key, row in rows.items()}
+        return self._note(restored)
+
+    def open_writer(self, rows: list[Mapping[str, Any]]) -> OpenWriter:
+        """Write rows by the present names, to be committed later."""
+        writer = self.table.writer()
+        schema = pa.schema([(name, kind) for _, name, kind in self.columns])
+        writer.upsert(pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
+        by_id = [{id_: row.get(name) for id_, name, _ in self.columns} for row in rows]
+        return OpenWriter(writer, by_id)
+
+    def commit_writer(self, opened: OpenWriter) -> bool:
+        """Commit rows that were written earlier; return False if a column of theirs was dropped since."""
+        present = {id_ for id_, _, _ in self.columns}
+        segments = opened.writer.seal(self.store.last_epoch + 1)
+        if any(set(row) - present for row in opened.rows):
+            with pytest.raises(el.SchemaChanged):
+                self.store.commit({self.name: segments})
+            return False
+        epoch = self.store.commit({self.name: segments})
+        for row in opened.rows:
+            self.rows[row[1], row[2]] = row
+        self._note(epoch)
+        return True
 
     def _note(self, epoch: int) -> int:
         self.moments[epoch] = Moment(list(self.columns), {key: dict(row) for key, row in self.rows.items()})
