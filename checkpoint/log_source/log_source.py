@@ -138,7 +138,7 @@ class UpstreamLog(OneProcess, Closeable):
         start = after if after is None or after == SNAPSHOT else as_epoch("after", after)
         self._handle = handle
         self._tables = [(table.id, table.name) for table in table_defs]
-        self._columns = _checked_columns(table_defs, columns)
+        self._columns = _checked_names(table_defs, columns)
         self._pre_images = pre_images
         self._job = None if record is None else (record.id, record.name)
         self._holder = handle.new_holder("upstream")
@@ -161,6 +161,7 @@ class UpstreamLog(OneProcess, Closeable):
         # True if the first round reads the tables' rows, not their logs.
         self._snapshot = start == SNAPSHOT if record is None else record.backfill == "snapshot" and not self._position
         try:
+            handle.catalog.read(self._check_columns)
             if not self._snapshot:
                 self._hold(self._position)
             if self._consumer is not None and start == self._position != self._consumer.position:
@@ -344,6 +345,12 @@ class UpstreamLog(OneProcess, Closeable):
         columns = Columns(fixed or columns_after(view, table, after), whole=self._job is not None, cut=True)
         return plan_changes(view, table, after, barrier.curr, by_commit=True, columns=columns)
 
+    def _check_columns(self, view: ReadTxn) -> None:
+        """Raise InvalidInput for a column that the first changes to read do not have."""
+        for table in (get_table(view, table_id, name) for table_id, name in self._tables if name in self._columns):
+            first = table.schema if self._snapshot else columns_after(view, table, self._position)
+            LogPlan(self._fixed.get(table.id, first), None).schema(self._columns[table.name])
+
     # ---- holds ---------------------------------------------------------------------------------------------------
 
     def _plan_and_hold(self) -> _Round | EndOfData | None:
@@ -407,16 +414,15 @@ def _readable_after(view: ReadTxn, table: TableDef, after: int) -> int:
     return reachable.after
 
 
-def _checked_columns(
+def _checked_names(
     tables: Sequence[TableDef], columns: Mapping[str, Sequence[str]] | None
 ) -> Mapping[str, Sequence[str]]:
     by_name = {table.name: table for table in tables}
     if not isinstance(columns or {}, Mapping):
         raise InvalidInput(f"columns is a dict {{table: columns}}, not {columns!r}")
-    for name, names in (columns or {}).items():
+    for name in columns or {}:
         if name not in by_name:
             raise InvalidInput(f"columns names table {name!r}, which is not read here: {', '.join(by_name)}")
-        LogPlan(by_name[name].schema, None).schema(names)
     return dict(columns or {})
 
 

@@ -113,7 +113,6 @@ class TableFeed:
         self._holder = handle.new_holder("subscription")
         self._hold_moved_s = monotonic_s()
         self._version, self._fixed = version, table.schema
-        LogPlan(table.schema, None).schema(columns)
         self._position, self.ended = position, False
         self._first_round: _FeedRound | None = handle.catalog.transact(self._plan_and_hold)
         self._position = self._first_round.position
@@ -225,8 +224,9 @@ class TableFeed:
         return first() if self._version is None else table.schema.at(self._version)
 
     def _plan_and_hold(self, tx: Txn) -> _FeedRound:
-        """Plan the first round and hold its epochs, in one transaction."""
+        """Plan the first round and hold its epochs, in one transaction. Raises InvalidInput for unknown columns."""
         feed_round = self._plan_round(tx)
+        feed_round.plan.schema(self._columns)
         now_ms, position = self._handle.catalog.now_ms(), feed_round.position
         log = position.after if position.snapshot is None else position.snapshot
         hold = Hold(self._holder, self._id, log, position.snapshot, now_ms, now_ms + LEASE_MS)

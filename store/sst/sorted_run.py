@@ -356,7 +356,7 @@ def _decode(
             passing = (
                 _passing_row_groups(data, filter, schema)
                 if mapped is None
-                else _passing_of_mapped(footer.metadata, filter, mapped, needed)
+                else _passing_of_mapped(footer.metadata, groups, filter, mapped, needed)
             )
             groups = [group for group in groups if group in passing]
         names = [name for name in footer.names if name in physical | if_present]
@@ -382,24 +382,24 @@ def _passing_row_groups(data: pa.Buffer, filter: pc.Expression, schema: TableSch
 
 
 def _passing_of_mapped(
-    metadata: pq.FileMetaData, filter: pc.Expression, mapped: ColumnMap, names: set[str]
+    metadata: pq.FileMetaData, groups: Sequence[int], filter: pc.Expression, mapped: ColumnMap, names: set[str]
 ) -> set[int]:
-    """Return the row groups of a file with other names or types that may pass the filter. The file's statistics are
-    cast to the reader's types, and found by the columns' ids.
+    """Return those of the row groups of a file with other names or types that may pass the filter. The file's
+    statistics are cast to the reader's types, and found by the columns' ids.
     """
     text, schema = str(filter), mapped.schema.schema
     paths = {metadata.schema.column(place).path: place for place in range(len(metadata.schema))}
     sources = {name: mapped.sources.get(name) for name in names if name in text}
     places = {name: paths[source.name] for name, source in sources.items() if source and source.name in paths}
     guarantees = []
-    for group in range(metadata.num_row_groups):
+    for group in groups:
         row_group, guarantee = metadata.row_group(group), pc.scalar(True)
         for name, place in places.items():
             bounds = _bounds(row_group.column(place).statistics, schema.field(name).type)
             if bounds is not None:
                 guarantee = guarantee & (pc.field(name) >= bounds[0]) & (pc.field(name) <= bounds[1])
         guarantees.append(guarantee)
-    return set(passing_guarantees(schema, filter, guarantees))
+    return {groups[place] for place in passing_guarantees(schema, filter, guarantees)}
 
 
 def _bounds(statistics: pq.Statistics | None, kind: pa.DataType) -> tuple[pa.Scalar, pa.Scalar] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterator
 from datetime import timedelta
@@ -200,6 +201,14 @@ def test_schema_at_is_asked_of_epochs_that_are_complete(table: el.Table, lab: La
     with pytest.raises(el.EpochNotCommitted):
         table.schema_at(1)
     assert table.schema_at(epoch) == table.schema
+
+
+def test_a_plan_that_goes_to_another_process_knows_all_versions(table: el.Table) -> None:
+    table.upsert(ROWS)
+    table.alter(rename={"a": "b", "b": "a"})
+    plan = table._snapshot_at(None).plan
+    read_there = pickle.loads(pickle.dumps(plan)).read(table._handle.files)
+    assert read_there == plan.read(table._handle.files) == table.to_arrow()
 
 
 # ---- formats -----------------------------------------------------------------------------------------------------

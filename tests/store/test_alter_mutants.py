@@ -43,8 +43,9 @@ def by_name_in_key_statistics(patch: Patch) -> None:
 def by_name_in_row_groups(patch: Patch) -> None:
     real = sorted_run._passing_of_mapped
 
-    def passing(metadata: Any, filter: Any, mapped: ColumnMap, names: set[str]) -> set[int]:
-        return real(metadata, filter, ColumnMap(mapped.schema, {f.name: f for f in mapped.schema.schema}), names)
+    def passing(metadata: Any, groups: Any, filter: Any, mapped: ColumnMap, names: set[str]) -> set[int]:
+        by_name = ColumnMap(mapped.schema, {field.name: field for field in mapped.schema.schema})
+        return real(metadata, groups, filter, by_name, names)
 
     patch.setattr(sorted_run, "_passing_of_mapped", passing)
 
