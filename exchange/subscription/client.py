@@ -79,8 +79,10 @@ class Subscription(Closeable):
 
     After a lost connection the subscription reconnects and resumes; it returns each change once. Raises
     ServerUnavailable when the server does not answer for `reconnect` seconds, ReaderTooSlow, LogTruncated,
-    SnapshotExpired, TableDropped, AccessDenied. An error is raised after all batches received before it, and by every
-    later call. Close the subscription, or use it in a `with` block; `close` and `ack` may be called from other threads.
+    SnapshotExpired, TableDropped, AccessDenied, and SchemaChanged after the changes before an alter that drops, renames
+    or widens a column; columns that were added are left out until a new subscription. An error is raised after all
+    batches received before it, and by every later call. Close the subscription, or use it in a `with` block; `close`
+    and `ack` may be called from other threads.
     """
 
     def __init__(
@@ -334,7 +336,15 @@ class Subscription(Closeable):
                 return self._request
             cursor = self._gate.cursor
             seqs = cursor[SNAPSHOT], cursor[CHANGES]
-            resume = Resume(welcome.store, welcome.table, self._position, seqs, self._queued_bytes, welcome.incarnation)
+            resume = Resume(
+                welcome.store,
+                welcome.table,
+                self._position,
+                seqs,
+                self._queued_bytes,
+                welcome.incarnation,
+                welcome.schema,
+            )
         return replace(self._request, resume=resume)
 
     def _handle_message(

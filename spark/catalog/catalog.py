@@ -14,7 +14,7 @@ from epochlog.store.commit.table_ddl import drop_table
 from epochlog.store.metadata.definitions import Counters
 
 from .changes import TableChanges
-from .ddl import create_from_sql
+from .ddl import alter_from_sql, create_from_sql
 from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer
 from .query_epochs import CatalogTables, LoadedTable, QueryEpochs
 from .query_group import QueryGroups
@@ -96,7 +96,9 @@ class StoreCatalog(Proxy):
         if context:
             _refuse_write(name, _privileges(context[0]), travel, namespace)
         try:
-            return self._table([*namespace, name], self._load(namespace, name, travel))
+            loaded = self._load(namespace, name, travel)
+            written = bool(context) and bool(_privileges(context[0]))
+            return self._table([*namespace, name], self._tables.to_write(loaded) if written else loaded)
         except TableNotFound:
             raise self._no_such_table(identifier) from None
 
@@ -141,6 +143,18 @@ class StoreCatalog(Proxy):
             return False
         drop_table(self._tables.handle, name)
         return True
+
+    @answer
+    def alterTable(self, identifier: Any, changes: Any) -> CatalogTable:
+        """Add, drop, rename or widen columns. changes: Java's TableChanges. Raises InvalidInput, SchemaInUse."""
+        namespace, name = list(identifier.namespace()), identifier.name()
+        if namespace:
+            raise NotWritable(f"{namespace[0]} is a held snapshot, which does not change: alter {self._name}.{name}")
+        if name not in self._names([]):
+            raise self._no_such_table(identifier)
+        definition = alter_from_sql(self._tables.handle, name, changes)
+        epoch = self._tables.handle.catalog.read(lambda view: Counters.read(view).last_epoch)
+        return self._table([name], LoadedTable(definition, epoch))
 
     def purgeTable(self, identifier: Any) -> bool:
         return self.dropTable(identifier)
@@ -222,10 +236,6 @@ class StoreCatalog(Proxy):
         raise NotWritable(
             "CREATE TABLE … LIKE has no primary key: write CREATE TABLE … TBLPROPERTIES (primary_key = …)"
         )
-
-    @answer
-    def alterTable(self, identifier: Any, *changes: Any) -> NoReturn:
-        raise NotWritable(f"change the options of a table with store.table({identifier.name()!r}).alter(…)")
 
     @answer
     def renameTable(self, old: Any, new: Any) -> NoReturn:

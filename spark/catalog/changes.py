@@ -72,7 +72,7 @@ class TableChanges(Proxy):
         self._range = read_range(context, loaded.epoch)
         modes = jvm.spark.connector.catalog.ChangelogContext.DeduplicationMode
         self._net = context.deduplicationMode().equals(modes.NET_CHANGES)
-        table = loaded.definition.schema
+        table = loaded.definition.schema.at(self._range.end)
         fields = [*(field.with_nullable(True) for field in table.schema), *CHANGE_FIELDS]
         text = spark_schema(table.name, pa.schema(fields)).json()
         self._java_schema = jvm.spark.types.DataType.fromJson(text)
@@ -93,7 +93,7 @@ class TableChanges(Proxy):
         return False
 
     def rowId(self) -> Any:
-        key = self._loaded.definition.schema.primary_key
+        key = self._loaded.definition.schema.at(self._range.end).primary_key
         kind = self.jvm.spark.connector.expressions
         return self.jvm.array(kind.NamedReference, [kind.Expressions.column(name) for name in key])
 

@@ -7,12 +7,19 @@ when the first of them is asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from epochlog.batch.policy import AsOf, Exact, Global, Latest, Policy, choose_epochs, left_out_of
 from epochlog.batch.tags import list_tags
 from epochlog.batch.waiting import until_chosen
-from epochlog.errors import EpochExpired, EpochNotCommitted, InvalidInput, TableNotFound, TableNotReadable
+from epochlog.errors import (
+    EpochExpired,
+    EpochNotCommitted,
+    InvalidInput,
+    SchemaChanged,
+    TableNotFound,
+    TableNotReadable,
+)
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.lag_marks import mark_late
 from epochlog.store.epochs.readable import require_begun
@@ -50,6 +57,21 @@ class LoadedTable:
     definition: TableDef
     epoch: int
     fixed: bool = False
+
+
+def loaded_at(definition: TableDef, epoch: int) -> LoadedTable:
+    """Return the table with the columns that it has at an epoch."""
+    return LoadedTable(replace(definition, schema=definition.schema.at(epoch)), epoch)
+
+
+def require_present_columns(handle: Handle, definition: TableDef) -> None:
+    """Raise SchemaChanged if a stream or a write would have the columns of an epoch before the table's newest alter."""
+    current = handle.catalog.read(lambda view: get_table(view, definition.id, definition.name))
+    if current.schema.version != definition.schema.version:
+        raise SchemaChanged(
+            f"table {current.name!r} was altered at epoch {current.schema.version}, after the epoch at which the "
+            "catalog reads it: use format('epochlog') with the table's path, or a catalog with consistency='latest'"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +114,20 @@ class CatalogTables:
         def read(view: ReadTxn) -> LoadedTable:
             definition = find_table(view, table)
             if isinstance(chosen, QueryEpochs):
-                return LoadedTable(get_table(view, chosen.ids.get(table, definition.id), table), chosen.epoch(table))
+                definition = get_table(view, chosen.ids.get(table, definition.id), table)
+                return loaded_at(definition, chosen.epoch(table))
             epochs = self._view(view)
             require_complete(table, chosen, epochs.complete_through(definition.id))
             require_begun(epochs.table(definition.id), chosen)
-            return LoadedTable(definition, chosen)
+            return loaded_at(definition, chosen)
 
         return self.handle.catalog.read(read)
+
+    def to_write(self, loaded: LoadedTable) -> LoadedTable:
+        """Return a table that a query writes: with its present columns, whatever epoch its policy chooses for reads."""
+        definition = loaded.definition
+        current = self.handle.catalog.read(lambda view: get_table(view, definition.id, definition.name))
+        return replace(loaded, definition=current)
 
     def _choose(self, policy: Policy) -> QueryEpochs:
         def choose() -> QueryEpochs:

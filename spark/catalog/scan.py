@@ -30,7 +30,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
 
 from .jvm import CONNECTOR, Jvm, Proxy, answer
-from .query_epochs import LoadedTable
+from .query_epochs import LoadedTable, require_present_columns
 
 FORMAT = "epochlog"
 
@@ -99,7 +99,8 @@ class TableScan(Proxy):
             definition, epoch = self._table.definition, self._table.epoch
 
             def plan(view: Any) -> ScanPlan:
-                return plan_scan(view, get_table(view, definition.id, definition.name), epoch)
+                current = get_table(view, definition.id, definition.name)
+                return plan_scan(view, current, epoch, definition.schema.with_lineage(current.schema.lineage))
 
             self._statistics = TableStatistics(self.jvm, self._handle.catalog.read(plan), self._schema.names)
         return self._statistics
@@ -146,6 +147,7 @@ class TableScan(Proxy):
                 f"table {self._table.definition.name}: a stream reads changes, not one moment; leave out "
                 "VERSION, TIMESTAMP and the tag, and set startingVersion"
             )
+        require_present_columns(self._handle, self._table.definition)
         options = {**location_options(self._handle), "table": self._table.definition.name, **self._stream_options}
         located = self.jvm.spark.util.CaseInsensitiveStringMap(self.jvm.map({**options, "readChangeFeed": "true"}))
         return self.jvm.python_table(self._java_schema).newScanBuilder(located).build().toMicroBatchStream(checkpoint)
