@@ -12,6 +12,7 @@ from pyspark.sql import Row
 import epochlog as el
 from epochlog.spark import delete_where
 from epochlog.spark.errors import find_epochlog_error
+from epochlog.spark.sink import resolve_save
 from spark_store import rows
 
 pytestmark = pytest.mark.spark
@@ -136,6 +137,18 @@ def test_a_sink_that_runs_on_writes_nulls_into_added_columns(lake) -> None:
     assert lake.orders.to_arrow().to_pylist() == [
         {"id": key, "name": f"d{key}", "day": float(key), "c": None} for key in range(3)
     ]
+
+
+def test_a_stream_that_does_not_say_its_columns_is_refused(lake) -> None:
+    """Spark resolves its sink again for each micro-batch, and by then a name may belong to another column."""
+    frame = lake.read()
+    options = lake.options("orders")
+    assert resolve_save(options, frame.schema, False, streaming=True).table.schema.version == 0
+    lake.orders.alter(rename={"day": "x"})
+    with pytest.raises(el.SchemaChanged, match="register"):
+        resolve_save(options, frame.schema, False, streaming=True)
+    at_start = resolve_save({**options, "schemaVersion": "0"}, frame.schema, False, streaming=True)
+    assert at_start.table.schema.schema.names == ["id", "day", "amount"]
 
 
 def test_merge_schema_adds_the_columns_that_a_frame_has(lake) -> None:
