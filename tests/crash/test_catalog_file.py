@@ -151,6 +151,17 @@ def test_a_meta_page_of_another_format_is_damage(whole: Path, tmp_path: Path, pa
         el.open(with_catalog(whole, tmp_path / "s", bytes(hurt)))
 
 
+def test_a_meta_page_with_unknown_flags_of_a_tree_is_damage(whole: Path, tmp_path: Path) -> None:
+    """LMDB finds them when it begins a transaction, while it opens the file."""
+    data = (whole / "catalog" / "data.mdb").read_bytes()
+    ids = [int.from_bytes(data[page * PAGE + META_ID :][:8], "little") for page in range(2)]
+    for tree in range(2):
+        hurt = bytearray(data)
+        hurt[ids.index(max(ids)) * PAGE + 44 + 48 * tree] ^= 0xC1
+        with pytest.raises(el.Corrupt):
+            el.open(with_catalog(whole, tmp_path / "s", bytes(hurt)))
+
+
 @pytest.mark.medium
 def test_random_damage_ends_no_process(whole: Path, tmp_path: Path) -> None:
     damage(whole, tmp_path, times=12)

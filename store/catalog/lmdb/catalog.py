@@ -41,6 +41,8 @@ Items = Iterator[tuple[bytes, bytes]]
 MAP_SIZE = 1 << 36  # address space, not disk: the file grows with its records
 MAX_READERS = 1024
 LOCK_BYTES = 64 * MAX_READERS + 128
+_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
+"""LMDB's errors for a file that it cannot use. The last is for a meta page whose trees have unknown flags."""
 PAGES_CHECKED_AT_OPEN = 512
 """Number of pages that opening checks, in a few ms whatever the size of the history. `verify` checks all."""
 
@@ -273,7 +275,7 @@ def _typed_errors(env: lmdb.Environment, folder: Path) -> Iterator[None]:
             f"the catalog {folder} has reached its limit of {MAP_SIZE >> 30} GiB; nothing was committed. Shorten the "
             "retention of tables, or drop some"
         ) from error
-    except (lmdb.CorruptedError, lmdb.PageNotFoundError) as error:
+    except _DAMAGE as error:
         raise Corrupt(str(folder), str(error)) from error
     except lmdb.PanicError as error:
         raise WriteFailed(
@@ -350,6 +352,8 @@ def _open_env(folder: Path, durability: str, *, is_new: bool) -> lmdb.Environmen
         raise WriteFailed(
             f"the catalog {folder} was not created: the disk is full ({error}); free some space, then open it again"
         ) from error
+    except _DAMAGE as error:
+        raise Corrupt(str(data), str(error)) from error
     except lmdb.Error as error:
         if is_new:
             raise WriteFailed(
