@@ -189,7 +189,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
             raise InvalidInput(f"recompute({output!r}, by=[]) replaces the whole output; leave out `touched`")
         else:
             groups = None
-        rows = _require_unique_keys(output, rows, key)
+        rows = _require_unique_keys(output, rows, key, of_view=self._plan.job.view is not None)
         if target.previous.files:
             previous_rows = self.output(output, columns=key, among=groups)
             rows = previous_rows.join(rows, key, "full").fillna("delete", [CHANGE_TYPE])
@@ -272,7 +272,7 @@ def _require_touched(output: str, rows: DataFrame, groups: DataFrame) -> DataFra
     return marked.withColumn(CHANGE_TYPE, kind).select(*rows.columns)
 
 
-def _require_unique_keys(output: str, rows: DataFrame, key: Sequence[str]) -> DataFrame:
+def _require_unique_keys(output: str, rows: DataFrame, key: Sequence[str], *, of_view: bool) -> DataFrame:
     """Return the rows, partitioned by key as a join on it requires; a task raises an error for a repeated key."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
@@ -281,7 +281,8 @@ def _require_unique_keys(output: str, rows: DataFrame, key: Sequence[str]) -> Da
     is_unique = reduce(
         or_, (F.col(name).isNull() for name in key), F.col(_GROUP) == 1
     )  # The writer refuses a null key.
-    kind = F.when(is_unique, F.col(CHANGE_TYPE)).otherwise(_raise_column(several_rows(output, _GROUP), key))
+    error = several_rows(output, _GROUP, of_view=of_view)
+    kind = F.when(is_unique, F.col(CHANGE_TYPE)).otherwise(_raise_column(error, key))
     return counted.withColumn(CHANGE_TYPE, kind).drop(_GROUP)
 
 

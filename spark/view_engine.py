@@ -197,7 +197,7 @@ def _require_own_keys(
     of_groups = reduce(and_, (before[name].eqNullSafe(touched[f"touched_{name}"]) for name in scope))
     kept = before.join(keys, of_rows, "left_semi").join(touched, of_groups, "left_anti").limit(1).collect()
     if kept:
-        raise several_rows(table.name, {name: kept[0][name] for name in key})
+        raise several_rows(table.name, {name: kept[0][name] for name in key}, of_view=True)
 
 
 def _touched(

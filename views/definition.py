@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from epochlog.checkpoint.job.job_ddl import Output, create_job
 from epochlog.checkpoint.job.pace import Interval, MaxLag
 from epochlog.checkpoint.job.view_ddl import Replacement, replace_views, require_view
-from epochlog.errors import InvalidInput, SchemaMismatch
+from epochlog.errors import InvalidInput, InvalidSchema, SchemaMismatch, TableNotFound
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.definitions import JobRecord, TableOptions, ViewDefinition
 from epochlog.store.metadata.lookups import find_job, find_table, get_table
@@ -80,7 +81,8 @@ def change_views(
     replacements: dict[str, Replacement] = {}
     for name, (definition, table) in handle.catalog.read(read_views).items():
         refresh = refreshes.get(name, definition.refresh)
-        plan, schema = plan_view(handle, name, queries[name], table.primary_key, refresh, schema_of)
+        with naming(name):
+            plan, schema = plan_view(handle, name, queries[name], table.primary_key, refresh, schema_of)
         require_same_columns(name, table, TableSchema(name, schema, table.primary_key))
         replacements[name] = Replacement(ViewDefinition(queries[name], refresh, DERIVATION), plan.tables)
     return replace_views(handle, replacements)
@@ -114,6 +116,17 @@ def plan_view(
     tables = handle.catalog.read(schemas)
     plan = derive(sql, tables, primary_key, refresh)
     return plan, schema_of(plan, tables, primary_key)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Name the view in an error of its query that does not name it."""
+    try:
+        yield
+    except (InvalidInput, InvalidSchema, SchemaMismatch, TableNotFound) as error:
+        if str(error).startswith(f"view {name!r}"):
+            raise
+        raise type(error)(f"view {name!r}: {error}") from error
 
 
 def require_same_columns(name: str, current: TableSchema, wanted: TableSchema) -> None:

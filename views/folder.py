@@ -2,9 +2,12 @@
 
     -- primary_key: day
     -- refresh: auto
+    -- interval: 5 s
+    -- max_lag: 1 min
     SELECT day, SUM(cents) AS cents FROM orders GROUP BY day
 
-The same lines may stand, without the dashes of a comment, between two lines `---`.
+These lines may stand, without the dashes of a comment, between two lines `---`. interval and max_lag are those of
+`create_view`, in boundaries or as times; a view without them keeps what it has.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Literal
@@ -19,9 +24,12 @@ from typing import Literal
 from epochlog.errors import InvalidInput, JobCycle, ReadFailed
 from epochlog.store.types.schema import check_name
 
-Action = Literal["create", "replace", "drop", "unchanged"]
-_OPTIONS = ("primary_key", "refresh")
+Action = Literal["create", "replace", "alter", "drop", "unchanged"]
+_OPTIONS = ("primary_key", "refresh", "interval", "max_lag")
 _OPTION = re.compile(r"([A-Za-z_]+)\s*:\s*(.*)")
+_ITEM = re.compile(r"-\s+(.+)")
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|millisecond|s|second|min|minute|h|hour|d|day)s?")
+_UNITS_MS = {"ms": 1, "mi": 60_000, "s": 1000, "h": 3_600_000, "d": 86_400_000}
 _FENCE = "---"
 
 
@@ -33,6 +41,8 @@ class ViewFile:
     sql: str
     primary_key: tuple[str, ...]
     refresh: str
+    interval: int | timedelta | None = None
+    max_lag: int | timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ def read_folder(folder: Path) -> dict[str, ViewFile]:
     try:
         if not folder.is_dir():
             raise InvalidInput(f"{folder} is no folder: name the folder with the views' .sql files")
-        files = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.sql"))}
+        files = {path.stem: path.read_text("utf-8-sig") for path in sorted(folder.glob("*.sql"))}
     except (OSError, UnicodeDecodeError) as error:
         raise ReadFailed(f"the views of {folder} cannot be read: {error}") from error
     if not files:
@@ -73,17 +83,34 @@ def parse_file(name: str, text: str, place: str) -> ViewFile:
     check_name("view", name)
     header, body = _split_header(text.splitlines(), place)
     options: dict[str, str] = {}
+    lines: dict[str, int] = {}
     for number, option, value in header:
         if option in options:
             raise InvalidInput(f"{place}, line {number}: {option!r} is given twice")
-        options[option] = value
-    key = tuple(column.strip() for column in options.get("primary_key", "").strip("[]").split(",") if column.strip())
+        options[option], lines[option] = value, number
+    columns = options.get("primary_key", "").strip().removeprefix("[").removesuffix("]").split(",")
+    key = tuple(column.strip().strip("'\"`") for column in columns if column.strip())
     if not key:
         raise InvalidInput(f"{place} names no primary key: begin it with a line `-- primary_key: column, …`")
     sql = "\n".join(body).strip().removesuffix(";").strip()
     if not sql:
         raise InvalidInput(f"{place} has no query after its options")
-    return ViewFile(name, sql, key, options.get("refresh", "auto"))
+    times = {
+        option: _time(options[option], f"{place}, line {lines[option]}: {option}") if option in options else None
+        for option in ("interval", "max_lag")
+    }
+    return ViewFile(name, sql, key, options.get("refresh", "auto"), **times)
+
+
+def _time(text: str, what: str) -> int | timedelta:
+    """Parse a number of boundaries, or a time with its unit."""
+    match = _TIME.fullmatch(text.strip().lower())
+    if match is not None:
+        unit = next(milliseconds for name, milliseconds in _UNITS_MS.items() if match[2].startswith(name))
+        return timedelta(milliseconds=float(match[1]) * unit)
+    if not text.strip().isdecimal():
+        raise InvalidInput(f"{what} is a number of boundaries or a time such as `5 s` or `1 min`, not {text!r}")
+    return int(text)
 
 
 def _split_header(lines: Sequence[str], place: str) -> tuple[list[tuple[int, str, str]], Sequence[str]]:
@@ -100,29 +127,49 @@ def _split_header(lines: Sequence[str], place: str) -> tuple[list[tuple[int, str
             continue
         if not fenced and text and not text.startswith("--"):
             return header, lines[number - 1 :]
-        match = _OPTION.fullmatch(text.removeprefix("--").strip())
-        known = match is not None and match[1].lower() in _OPTIONS
-        if fenced and text and not known:
+        text = text.removeprefix("--").strip()
+        item = _ITEM.fullmatch(text)
+        if item is not None and header and header[-1][1] == "primary_key" and not header[-1][2].startswith("["):
+            first, option, columns = header[-1]
+            header[-1] = (first, option, f"{columns}, {item[1]}".removeprefix(", "))
+            continue
+        match = _OPTION.fullmatch(text)
+        option = "" if match is None else match[1].lower()
+        if option not in _OPTIONS and text and (fenced or _is_misspelt(option)):
             raise InvalidInput(f"{place}, line {number}: {text!r} is no option; a view has {', '.join(_OPTIONS)}")
-        if match is not None and known:
-            header.append((number, match[1].lower(), match[2]))
+        if match is not None and option in _OPTIONS:
+            header.append((number, option, match[2]))
     if fenced:
         raise InvalidInput(f"{place}: the options begin with a line {_FENCE!r} and need another at their end")
     return header, ()
 
 
+def _is_misspelt(word: str) -> bool:
+    """Return True if a word before a colon, in a comment, is meant as an option."""
+    return "_" in word or word.endswith(("key", "lag")) or bool(get_close_matches(word, _OPTIONS))
+
+
 def plan_changes(
-    files: Mapping[str, ViewFile], stored: Mapping[str, StoredView], reads: Mapping[str, Collection[str]]
+    files: Mapping[str, ViewFile],
+    stored: Mapping[str, StoredView],
+    reads: Mapping[str, Collection[str]],
+    altered: Collection[str] = (),
 ) -> list[Change]:
     """Return the changes that make the stored views those of the files, in an order in which they can be made.
 
-    reads: the tables that the query of each file reads. A view is dropped before those that it reads, and created after
+    reads: the tables that the query of each file reads. altered: the views of which a file gives another interval or
+    max_lag. A view is dropped before those that it reads, and created after
     them. Raises JobCycle, and InvalidInput for a changed primary key and for a file that reads a view without a file.
     """
     oldest_first = _ordered({name: view.upstreams for name, view in stored.items()})
     changes = [Change("drop", name) for name in reversed(oldest_first) if name not in files]
     dropped = {change.name for change in changes}
     for name, tables in reads.items():
+        if name in tables:
+            raise InvalidInput(
+                f"{name}.sql is a view {name!r} that reads a table {name!r}: a view and the tables that it reads have "
+                "names of their own; give the file another name"
+            )
         gone = sorted(dropped.intersection(tables))
         if gone:
             raise InvalidInput(
@@ -140,7 +187,8 @@ def plan_changes(
                 f"{', '.join(file.primary_key)}: a view keeps its key. Drop the view, then apply the folder again"
             )
         same = (current.sql, current.refresh) == (file.sql, file.refresh)
-        changes.append(Change("unchanged" if same else "replace", name, file))
+        action: Action = "replace" if not same else "alter" if name in altered else "unchanged"
+        changes.append(Change(action, name, file))
     return changes
 
 

@@ -144,7 +144,7 @@ def _require_own_keys(
     before = ctx.output(output, columns=columns, among=rows.select(key))
     kept = before.filter(pa.array(~belonging(before, groups_of(schema, touched, scope))))
     if kept.num_rows:
-        raise several_rows(output, kept.select(key).slice(0, 1).to_pylist()[0])
+        raise several_rows(output, kept.select(key).slice(0, 1).to_pylist()[0], of_view=True)
 
 
 def _touched(tables: _Tables, plan: ViewPlan, changed: Sequence[str], scope: Sequence[str]) -> pa.Table | None:

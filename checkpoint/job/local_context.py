@@ -103,7 +103,7 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
         names, key = group_columns(output, schema.schema, by), list(schema.primary_key)
         with self._name_job_in_errors():
             rows = schema.conform(from_)
-        require_each_once(schema, rows)
+        require_each_once(schema, rows, of_view=self._plan.job.view is not None)
         if names:
             groups = groups_of(schema, self._touched_by(output, names) if touched is None else touched, names)
             require_touched(output, rows, groups)

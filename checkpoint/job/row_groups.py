@@ -96,17 +96,24 @@ def not_touched(table: str, group: object) -> InvalidInput:
     )
 
 
-def require_each_once(schema: TableSchema, rows: pa.Table) -> None:
+def require_each_once(schema: TableSchema, rows: pa.Table, *, of_view: bool = False) -> None:
     """Raise InvalidInput if two of the rows have one primary key. The rows have the table's types."""
     keys = KeyCodec(schema.schema, schema.primary_key).encode(rows)
     order = sort_indices(keys)
     repeated = order[~last_of_each(keys.take(pa.array(order)))]
     if len(repeated):
-        raise several_rows(schema.name, rows.select(schema.primary_key).slice(repeated[0], 1).to_pylist()[0])
+        raise several_rows(
+            schema.name, rows.select(schema.primary_key).slice(repeated[0], 1).to_pylist()[0], of_view=of_view
+        )
 
 
-def several_rows(table: str, key: object) -> InvalidInput:
-    """Build the error for several new rows with one key."""
+def several_rows(table: str, key: object, *, of_view: bool = False) -> InvalidInput:
+    """Build the error for several new rows with one key, which a refresh or the query of a view gives."""
+    if of_view:
+        return InvalidInput(
+            f"view {table!r}: its query has several rows with the key {key}; mend the rows that it reads, or replace "
+            "the query by one with each key once: group by the key, or choose one of its rows"
+        )
     return InvalidInput(
         f"recompute({table!r}) was given several rows with the key {key}; `from_` must have each key once: group by "
         "the key, or choose one of its rows"

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from epochlog.checkpoint.job.pace import Pace, make_pace
 from epochlog.cli.confirmation import confirm
 from epochlog.cli.session import CommandSession
 from epochlog.cli.signals import stop_signals
 from epochlog.cli.text import epoch_text, lag_text, one_line
 from epochlog.errors import (
-    InvalidInput,
-    InvalidSchema,
     JobNotFound,
     OutputOwned,
-    SchemaMismatch,
     TableInUse,
-    TableNotFound,
 )
 from epochlog.pipeline import Pipeline
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.lookups import all_jobs, all_tables, find_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
-from epochlog.views.definition import change_views, plan_view, require_same_columns
+from epochlog.views.definition import change_views, naming, plan_view, require_same_columns
 from epochlog.views.derivation import tables_of
 from epochlog.views.folder import Change, StoredView, ViewFile, plan_changes, read_folder
 
@@ -42,9 +39,10 @@ def apply(session: CommandSession) -> None:
     stored = session.handle.catalog.read(_stored_views)
     reads: dict[str, tuple[str, ...]] = {}
     for name, file in files.items():
-        with _naming(name):
+        with naming(name):
             reads[name] = tables_of(file.sql)
-    changes = plan_changes(files, stored, reads)
+    altered = session.handle.catalog.read(lambda view: _altered(view, session, files))
+    changes = plan_changes(files, stored, reads, altered)
     kept = session.handle.catalog.read(lambda view: _drops_that_wait(view, changes, reads))
     plans = _explain(session.handle, files, changes)
     lines = [f"{change.action:<9}  {change.name}{kept.get(change.name, '')}" for change in changes]
@@ -62,16 +60,23 @@ def apply(session: CommandSession) -> None:
     destructive = [change for change in work if change.action != "create"]
     if destructive:
         confirm(session, f"Change {len(work)} view{'s' * (len(work) > 1)} of the store?", lines)
-    facts["epoch"], facts["applied"] = _make(session, work), True
+    facts["epoch"], facts["applied"] = _make(session, work, altered), True
     _show(session, facts, lines)
 
 
-def _make(session: CommandSession, changes: list[Change]) -> int | None:
+def _make(session: CommandSession, changes: list[Change], altered: Collection[str]) -> int | None:
     """Make the changes; return the epoch at which the replaced views change, or None."""
     for change in changes:
         if change.action == "create" and change.file is not None:
             file = change.file
-            session.store.create_view(file.name, file.sql, file.primary_key, refresh=file.refresh)
+            session.store.create_view(
+                file.name,
+                file.sql,
+                file.primary_key,
+                refresh=file.refresh,
+                interval=file.interval,
+                max_lag=file.max_lag,
+            )
     replaced = [change.file for change in changes if change.action == "replace" and change.file is not None]
     epoch = None
     if replaced:
@@ -80,7 +85,21 @@ def _make(session: CommandSession, changes: list[Change]) -> int | None:
     for change in changes:
         if change.action == "drop":
             session.store.drop_view(change.name)
+        elif change.name in altered and change.file is not None:
+            session.store.view(change.name).job.alter(interval=change.file.interval, max_lag=change.file.max_lag)
     return epoch
+
+
+def _altered(view: ReadTxn, session: CommandSession, files: Mapping[str, ViewFile]) -> set[str]:
+    """Return the views of which a file gives another interval or max_lag. Raises InvalidInput."""
+    altered = set()
+    for job in all_jobs(view):
+        file = files.get(job.name)
+        if file is not None and job.view is not None:
+            current = Pace(job.interval, job.max_lag, job.max_lag_ms)
+            if make_pace(job.name, file.interval, file.max_lag, session.handle.interval_ms, current) != current:
+                altered.add(job.name)
+    return altered
 
 
 def _stored_views(view: ReadTxn) -> dict[str, StoredView]:
@@ -135,7 +154,7 @@ def _explain(handle: Handle, files: Mapping[str, ViewFile], changes: list[Change
         if change.file is None or change.action not in ("create", "replace"):
             continue
         file = change.file
-        with _naming(file.name):
+        with naming(file.name):
             plan, schema = plan_view(handle, file.name, file.sql, file.primary_key, file.refresh, new_tables=tables)
             tables[file.name] = TableSchema(file.name, schema, file.primary_key)
             if change.action == "replace":
@@ -143,15 +162,6 @@ def _explain(handle: Handle, files: Mapping[str, ViewFile], changes: list[Change
                 require_same_columns(file.name, current, tables[file.name])
         plans[file.name] = plan.explain()
     return plans
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Add the view's name to an error."""
-    try:
-        yield
-    except (InvalidInput, InvalidSchema, SchemaMismatch, TableNotFound) as error:
-        raise type(error)(f"view {name!r}: {error}") from error
 
 
 def _table(view: ReadTxn, name: str) -> TableSchema:

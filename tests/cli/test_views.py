@@ -14,6 +14,7 @@ import pytest
 
 import epochlog as el
 from epochlog.cli.main import run
+from epochlog.store.metadata.lookups import find_job
 from wait_until import wait_until
 
 pytestmark = pytest.mark.local_only
@@ -123,6 +124,40 @@ def test_an_apply_that_cannot_end_drops_no_view(
     for options in (["--dry-run"], ["--yes"]):
         assert run(["apply", str(folder), root, *options]) == 1
         assert message in capsys.readouterr().err and names(store) == before
+
+
+def test_apply_sets_the_interval_and_the_permitted_lag(
+    lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, root, folder = lake
+    (folder / "revenue.sql").write_text("-- interval: 40 ms\n-- max_lag: 2 s\n" + REVENUE)
+    assert run(["apply", str(folder), root]) == 0
+    job = store._handle.catalog.read(lambda view: find_job(view, "revenue"))
+    assert (job.interval, job.max_lag_ms) == (2, 2000)
+    (folder / "revenue.sql").write_text("-- interval: 3\n" + REVENUE)
+    capsys.readouterr()
+    assert run(["apply", str(folder), root, "--yes"]) == 0
+    assert "alter      revenue" in capsys.readouterr().out
+    job = store._handle.catalog.read(lambda view: find_job(view, "revenue"))
+    assert (job.interval, job.max_lag_ms) == (3, 2000)
+    assert run(["apply", str(folder), root, "--json"]) == 0
+    assert {change["action"] for change in json.loads(capsys.readouterr().out)["changes"]} == {"unchanged"}
+
+
+def test_errors_name_the_view_once(lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    store, root, folder = lake
+    (folder / "best.sql").write_text("-- refresh: sometimes\n" + BEST)
+    assert run(["apply", str(folder), root]) == 1
+    assert capsys.readouterr().err.count("view 'best'") == 1
+    (folder / "best.sql").write_text(BEST)
+    (folder / "orders.sql").write_text(REVENUE)
+    assert run(["apply", str(folder), root]) == 1
+    assert "give the file another name" in capsys.readouterr().err
+    (folder / "orders.sql").unlink()
+    assert run(["apply", str(folder), root]) == 0
+    queries = {"revenue": store.view("revenue").sql, "best": "SELECT cents, RAND() AS n FROM revenue"}
+    with pytest.raises(el.InvalidInput, match="^view 'best': a view cannot have"):
+        store.replace_views(queries)
 
 
 @pytest.mark.parametrize("change", ["inline", "rename", "reverse"])

@@ -41,8 +41,9 @@ def test_a_view_goes_on_at_the_first_boundary_after_its_rows_were_mended(lab: La
     spoil(lab, kind)
     for _ in range(3):
         lab.tick(interval)
-        with pytest.raises(el.InvalidInput):
+        with pytest.raises(el.InvalidInput) as error:
             view.step()
+        assert "recompute" not in str(error.value) and "from_" not in str(error.value)
     assert view.info.state == "failed" and view.info.committed_epoch == first
     lab.store.table("t").delete(pa.table({"id": [2]}))
     lab.tick(interval)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,34 @@ def test_the_options_stand_at_the_head_of_the_file(text: str) -> None:
     assert parse(text) == ViewFile("revenue", QUERY, ("day",), "auto")
 
 
+@pytest.mark.parametrize("head", [
+    "---\nprimary_key:\n  - region\n  - day\nrefresh: auto\n---",
+    "---\nprimary_key: [region, 'day']\n---",
+    "-- primary_key:\n--   - region\n--   - day",
+])  # fmt: skip
+def test_a_key_may_be_a_list(head: str) -> None:
+    assert parse(f"{head}\n{QUERY}").primary_key == ("region", "day")
+
+
+def test_interval_and_max_lag_are_numbers_of_boundaries_or_times() -> None:
+    head = "-- primary_key: day\n-- interval: {}\n-- max_lag: {}\n"
+    for interval, lag, expected in (
+        ("3", "30", (3, 30)),
+        ("5s", "1 min", (timedelta(seconds=5), timedelta(minutes=1))),
+        ("2 minutes", "1.5 hours", (timedelta(minutes=2), timedelta(minutes=90))),
+        ("500 ms", "1 day", (timedelta(milliseconds=500), timedelta(days=1))),
+    ):
+        file = parse(head.format(interval, lag) + QUERY)
+        assert (file.interval, file.max_lag) == expected
+    with pytest.raises(el.InvalidInput, match="line 2: interval is a number of boundaries or a time"):
+        parse(head.format("often", "1 min") + QUERY)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "revenue.sql").write_bytes(b"\xef\xbb\xbf" + f"-- primary_key: day\n{QUERY}".encode())
+    assert read_folder(tmp_path)["revenue"].primary_key == ("day",)
+
+
 def test_a_comment_within_the_query_is_part_of_it() -> None:
     text = f"-- primary_key: region, day\n{QUERY}\n-- refresh: full"
     assert parse(text) == ViewFile("revenue", f"{QUERY}\n-- refresh: full", ("region", "day"), "auto")
@@ -38,6 +67,9 @@ def test_a_comment_within_the_query_is_part_of_it() -> None:
     (f"-- primary_key: day\n-- primary_key: region\n{QUERY}", "line 2: 'primary_key' is given twice"),
     (f"---\nprimary_key: day\nkey: day\n---\n{QUERY}", "line 3: 'key: day' is no option"),
     (f"---\nprimary_key: day\n{QUERY}", "line 3"),
+    (f"-- primary_key: day\n-- intervall: 5s\n{QUERY}", "line 2: 'intervall: 5s' is no option"),
+    (f"-- primary_keys: day\n{QUERY}", "line 1: 'primary_keys: day' is no option; a view has primary_key, refresh"),
+    (f"-- primary_key: day\n-- target_lag: 5s\n{QUERY}", "line 2: 'target_lag: 5s' is no option"),
     ("---\nprimary_key: day\n", "need another at their end"),
 ])  # fmt: skip
 def test_a_wrong_head_is_refused_with_its_line(text: str, message: str) -> None:
@@ -88,5 +120,7 @@ def test_views_are_created_after_those_that_they_read_and_dropped_before_them() 
 def test_views_that_read_each_other_and_changed_keys_are_refused() -> None:
     with pytest.raises(el.JobCycle, match="a reads b|b reads a"):
         plan_changes({"a": file("a"), "b": file("b")}, {}, {"a": ["b"], "b": ["a"]})
+    with pytest.raises(el.InvalidInput, match="names of their own"):
+        plan_changes({"orders": file("orders")}, {}, {"orders": ["orders"]})
     with pytest.raises(el.InvalidInput, match="keeps its key"):
         plan_changes({"a": file("a", key="region")}, {"a": stored("a")}, {"a": []})
