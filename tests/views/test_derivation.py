@@ -12,7 +12,7 @@ import duckdb
 import pytest
 from sqlglot import exp
 
-from epochlog.views import opening, restriction, stability, syntax, touched
+from epochlog.views import derivation, opening, restriction, stability, syntax, touched
 from epochlog.views.derivation import ViewPlan
 from view_cases import CASES
 from view_world import Differs, DuckDBEngine, Outcome, ViewWorld, plan_of_case, play, random_plan
@@ -221,3 +221,15 @@ def test_a_planted_error_is_found(error: str, monkeypatch: pytest.MonkeyPatch, e
             except Differs:
                 return
     raise AssertionError("no case shows the planted error")
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_source_that_no_condition_connects_is_not_read(is_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R7: it would make a cross join with the changed rows. The error planted by `is_kept` is seen in the query."""
+    monkeypatch.setattr(derivation, "changed_keys", lambda *arguments: None)  # the changed rows alone tell here
+    if is_kept:
+        monkeypatch.setattr(touched, "reached_from_change", lambda flat: {join.source.alias for join in flat.joins})
+        monkeypatch.setattr(touched, "_without_unneeded", lambda flat, needed: flat)
+    plan = plan_of_case("a table of one row beside")
+    query = plan.touched_query({"t"}, ("id",))
+    assert (f"{touched.EITHER}cfg" in {table.name for table in query.find_all(exp.Table)}) == is_kept
