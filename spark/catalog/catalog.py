@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from epochlog.batch.tags import list_tags
@@ -36,9 +35,6 @@ class StoreCatalog(Proxy):
         self._planned = PlannedQueries(jvm, tables)
         self._shapes = JavaShapes(jvm)
         self._no_names = jvm.java.util.HashSet()
-
-    def toString(self) -> str:
-        return f"epochlog catalog {self._name}"
 
     def name(self) -> str:
         return self._name
@@ -112,9 +108,8 @@ class StoreCatalog(Proxy):
             loaded = self._tables.load(name, self._groups.current())
         except TableNotFound:
             raise self._no_such_table(identifier) from None
-        return TableChanges(
-            self.jvm, self._tables.handle, f"{self._name}.{name}", loaded.definition, context, self._planned.current
-        )
+        label = f"{self._name}.{name}"
+        return TableChanges(self.jvm, self._tables.handle, label, loaded, context, self._planned.current)
 
     @answer
     def createTable(self, identifier: Any, info: Any) -> CatalogTable:
@@ -126,7 +121,7 @@ class StoreCatalog(Proxy):
             raise NotWritable(f"this catalog has only the tables {', '.join(self._tables.names)}")
         definition = create_from_sql(self._tables.handle, name, info)
         epoch = self._tables.handle.catalog.read(lambda view: Counters.read(view).last_epoch)
-        return self._table([name], LoadedTable(definition, epoch))
+        return self._table([name], LoadedTable(definition, epoch, epoch))
 
     @answer
     def dropTable(self, identifier: Any) -> bool:
@@ -160,11 +155,11 @@ class StoreCatalog(Proxy):
             tagged = self._tables.tagged(namespace[0])
             if tagged is None:
                 raise TableNotFound(f"there is no tag {namespace[0]!r}")
-            return replace(self._tables.load(name, tagged), moment=NamedMoment(name=namespace[0]))
+            return self._tables.load(name, tagged).named(NamedMoment(name=namespace[0]))
         if travel is None:
             return self._tables.load(name, self._groups.current() if writes else self._groups.epochs(name))
         moment = self._moment(travel)
-        return replace(self._tables.load(name, self._tables.at(moment)), moment=moment)
+        return self._tables.load(name, self._tables.at(moment)).named(moment)
 
     def _moment(self, travel: str | int) -> NamedMoment:
         if isinstance(travel, int):

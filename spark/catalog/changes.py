@@ -21,6 +21,7 @@ from epochlog.store.types.epoch import from_unix_ms
 
 from .jvm import CONNECTOR, Jvm, Proxy, answer, option_names
 from .planned_query import PlannedQuery
+from .query_epochs import LoadedTable
 from .scan import PlannedScan
 
 RANGE = ("startingVersion", "endingVersion")
@@ -92,14 +93,15 @@ class TableChanges(Proxy):
         jvm: Jvm,
         handle: Handle,
         label: str,
-        table: TableDef,
+        loaded: LoadedTable,
         context: Any,
         scanning: Callable[[], PlannedQuery],
     ) -> None:
         super().__init__(jvm)
         self._handle = handle
         self._label = label
-        self._table = table
+        self._table = table = loaded.definition
+        self._changed = loaded.changed
         self._scanning = scanning
         self._range = read_range(context)
         modes = jvm.spark.connector.catalog.ChangelogContext.DeduplicationMode
@@ -107,6 +109,10 @@ class TableChanges(Proxy):
         fields = [*(field.with_nullable(True) for field in table.schema.schema), *CHANGE_FIELDS]
         text = spark_schema(table.name, pa.schema(fields)).json()
         self._java_schema = jvm.spark.types.DataType.fromJson(text)
+
+    def identity(self) -> str:
+        """Return the identity of the changes as the frame was analysed: later commits make others."""
+        return f"changes of {self._handle.store_id}/{self._table.id} at {self._changed}: {self._range}, net={self._net}"
 
     def name(self) -> str:
         return f"{self._label} CHANGES"
@@ -157,6 +163,9 @@ class ChangesScan(PlannedScan):
         super().__init__(jvm, handle, table, java_schema, query)
         self._range = span
         self._net = net
+
+    def identity(self) -> str:
+        return f"changes of {self._definition.id}: {self._range}, net={self._net}, for query {id(self._query)}"
 
     def build(self) -> ChangesScan:
         return self

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
@@ -153,19 +154,24 @@ def answer(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class Proxy:
-    """Base class of Python objects behind a Java interface: Java asks every object for these three."""
+    """Base class of Python objects behind a Java interface, with the three methods that Java asks of all objects."""
 
     def __init__(self, jvm: Jvm) -> None:
         self.jvm = jvm
 
-    def hashCode(self) -> int:
-        return hash(self) & 0x7FFFFFFF
+    def identity(self) -> str:
+        """Return a text that equal objects share, and no others."""
+        return f"{type(self).__name__} {id(self)}"
 
-    def equals(self, other: object) -> bool:
-        return self == other
+    def hashCode(self) -> int:
+        return hash(self.identity()) & 0x7FFFFFFF
+
+    def equals(self, other: Any) -> bool:
+        """Return True if Java's object is a proxy of this object, or of an equal one."""
+        return isinstance(other, JavaObject) and self.identity() == str(other)
 
     def toString(self) -> str:
-        return type(self).__name__
+        return self.identity()
 
 
 def option_names(options: Any) -> list[str]:

@@ -12,15 +12,17 @@ from collections import deque
 from dataclasses import replace
 from itertools import count
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from py4j.protocol import Py4JJavaError
 
 from epochlog.errors import InvalidInput
 
-from .jvm import Jvm
+from .jvm import Jvm, Proxy
 from .query_epochs import CatalogTables, LoadedTable, NamedMoment, QueryEpochs
+
+S = TypeVar("S", bound=Proxy)
 
 PARSING = "parsing"
 """Phase that Spark's tracker has for a statement, and not for a frame that is made of others."""
@@ -38,6 +40,7 @@ class PlannedQuery:
         self._one_moment = True
         self._moments: dict[NamedMoment, QueryEpochs] = {}
         self._now_ms: int | None = None
+        self._scans: WeakValueDictionary[str, Proxy] = WeakValueDictionary()
 
     def take(self, table: LoadedTable) -> LoadedTable:
         """Return the table at the epoch at which the query reads it: one choice for each moment that the query names.
@@ -56,6 +59,12 @@ class PlannedQuery:
             elif chosen is not self._newest and chosen != self._newest:
                 self._one_moment = False
             return table
+
+    def first_of(self, scan: S) -> S:
+        """Return the first scan of the query that is equal to this one."""
+        with self._lock:
+            first: Any = self._scans.setdefault(scan.identity(), scan)
+            return first
 
     def one_now(self, unix_ms: int) -> int:
         """Return the first time with which this was called, for times since the query began: they are one moment."""

@@ -7,7 +7,7 @@ when the first of them is asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from epochlog.batch.policy import AsOf, Exact, Global, Latest, Policy, choose_epochs, left_out_of
 from epochlog.batch.tags import list_tags
@@ -19,7 +19,7 @@ from epochlog.store.epochs.readable import require_begun
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.lookups import all_tables, find_table, get_table
+from epochlog.store.metadata.lookups import all_tables, find_table, get_table, get_version
 from epochlog.store.scan.scan_plan import require_complete
 from epochlog.store.session.handle import Handle
 
@@ -61,13 +61,19 @@ class NamedMoment:
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
     """Table as a query reads it. moment: the one that the query names for it, if any. chosen: the query epochs with
-    which it was loaded; None for a given epoch.
+    which it was loaded; None for a given epoch. changed: an epoch at which the table has the same rows, the one of its
+    last commit if that is not later.
     """
 
     definition: TableDef
     epoch: int
+    changed: int
     moment: NamedMoment | None = None
     chosen: QueryEpochs | None = None
+
+    def named(self, moment: NamedMoment) -> LoadedTable:
+        """Return the table as one that the query names at a moment, whose rows do not depend on later commits."""
+        return replace(self, changed=self.epoch, moment=moment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +116,12 @@ class CatalogTables:
         def read(view: ReadTxn) -> LoadedTable:
             definition = find_table(view, table)
             if isinstance(chosen, QueryEpochs):
-                pinned = get_table(view, chosen.ids.get(table, definition.id), table)
-                return LoadedTable(pinned, chosen.epoch(table), chosen=chosen)
+                pinned, epoch = get_table(view, chosen.ids.get(table, definition.id), table), chosen.epoch(table)
+                return LoadedTable(pinned, epoch, _changed(view, pinned, epoch), chosen=chosen)
             epochs = self._view(view)
             require_complete(table, chosen, epochs.complete_through(definition.id))
             require_begun(epochs.table(definition.id), chosen)
-            return LoadedTable(definition, chosen)
+            return LoadedTable(definition, chosen, _changed(view, definition, chosen))
 
         return self.handle.catalog.read(read)
 
@@ -130,6 +136,10 @@ class CatalogTables:
 
     def _view(self, view: ReadTxn) -> EpochView:
         return read_epoch_view(view, self.handle.memory, self.handle.catalog.now_ms(), self.handle.store_id)
+
+
+def _changed(view: ReadTxn, table: TableDef, epoch: int) -> int:
+    return min(epoch, get_version(view, table.id, table.name).max_committed_epoch)
 
 
 def choose_query_epochs(policy: Policy, view: EpochView, names: Sequence[str] | None) -> QueryEpochs:

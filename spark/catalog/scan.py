@@ -88,7 +88,13 @@ class PlannedScan(Proxy):
 
     @answer
     def toBatch(self) -> Any:
-        """Return Spark's batch over the planned partitions; Spark asks once for each copy of the scan's plan."""
+        """Return Spark's batch over the planned partitions; Spark asks once for each copy of the scan's plan.
+
+        Equal scans of a query have one batch, by which Spark sees that it can reuse what it has shuffled or broadcast.
+        """
+        first = self._query.first_of(self)
+        if first is not self:
+            return first.toBatch()
         if self._batch is None:
             partitions = plan_partitions(self._handle, self._load(), self._schema)
             self._batch = self._python_scan(encode_read(partitions, self._schema)).toBatch()
@@ -167,6 +173,11 @@ class TableScan(PlannedScan):
         self._table = table
         self._stream_options = stream_options
         self._statistics: TableStatistics | None = None
+
+    def identity(self) -> str:
+        table = self._table
+        columns, options = ", ".join(self._schema.names), dict(self._stream_options)
+        return f"scan of {self._handle.store_id}/{table.definition.id} at {table.epoch} [{columns}] {options}"
 
     def description(self) -> str:
         table = self._table

@@ -149,17 +149,8 @@ class CatalogTable(Proxy):
         self._shapes = shapes
         self._scanning = scanning
 
-    def _identity(self) -> tuple[str, int, int]:
-        return self._handle.store_id, self._loaded.definition.id, self._loaded.epoch
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CatalogTable) and self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
-
-    def toString(self) -> str:
-        return self._label
+    def identity(self) -> str:
+        return f"table {self.id()} at {self.version()}"
 
     def name(self) -> str:
         return self._label
@@ -168,7 +159,8 @@ class CatalogTable(Proxy):
         return f"{self._handle.store_id}/{self._loaded.definition.id}"
 
     def version(self) -> str:
-        return str(self._loaded.epoch)
+        """Return the epoch of the table's last change: commits of other tables do not make it another one."""
+        return str(self._loaded.changed)
 
     @answer
     def columns(self) -> Any:
