@@ -76,7 +76,7 @@ class StoreCatalog(Proxy):
 
     @answer
     def tableExists(self, identifier: Any) -> bool:
-        namespace = list(identifier.namespace())
+        namespace = _path(identifier.namespace())
         return self._namespace_known(namespace) and identifier.name() in self._names(namespace)
 
     def invalidateTable(self, identifier: Any) -> None:
@@ -87,7 +87,7 @@ class StoreCatalog(Proxy):
         """Load a table for a query. context: Java's TableContext (a version or a time, the privileges of a write), and
         options.
         """
-        namespace, name = list(identifier.namespace()), identifier.name()
+        namespace, name = _path(identifier.namespace()), identifier.name()
         if not self._namespace_known(namespace):
             raise self._no_such_table(identifier)
         travel = _time_travel(context[0]) if context else None
@@ -101,7 +101,7 @@ class StoreCatalog(Proxy):
     @answer
     def loadChangelog(self, identifier: Any, context: Any, options: Any) -> TableChanges:
         """Load the changes of a table. Without an end, they end at the epoch that the query's scans choose."""
-        namespace, name = list(identifier.namespace()), identifier.name()
+        namespace, name = _path(identifier.namespace()), identifier.name()
         if namespace:
             raise InvalidInput(f"{namespace[0]} is a tag, one moment: read the changes of {self._name}.{name}")
         try:
@@ -114,7 +114,7 @@ class StoreCatalog(Proxy):
     @answer
     def createTable(self, identifier: Any, info: Any) -> CatalogTable:
         """Create a root table. info: Java's TableInfo."""
-        namespace, name = list(identifier.namespace()), identifier.name()
+        namespace, name = _path(identifier.namespace()), identifier.name()
         if namespace:
             raise NotWritable(f"{namespace[0]} is a tag: create the table in the catalog itself, {self._name}")
         if self._tables.names is not None and name not in self._tables.names:
@@ -129,7 +129,7 @@ class StoreCatalog(Proxy):
 
         Spark replaces a table by a drop and a creation, of which the second may fail, so a replacement is refused.
         """
-        namespace, name = list(identifier.namespace()), identifier.name()
+        namespace, name = _path(identifier.namespace()), identifier.name()
         if self.jvm.is_called_by("ReplaceTable"):
             raise NotWritable(
                 f"{name!r} cannot be replaced in one commit: write INSERT OVERWRITE {name}, or DROP it first"
@@ -260,6 +260,11 @@ def _refuse_write(table: str, privileges: set[str], travel: str | int | None, na
             f"{table!r} takes neither UPDATE nor MERGE: INSERT INTO {table} replaces the rows that have the key of a "
             "new row, so insert the rows with their new values"
         )
+
+
+def _path(namespace: Any) -> list[str]:
+    """Return the names in Java's array; most are empty, which takes one call to see, and a list of it three."""
+    return list(namespace) if len(namespace) else []
 
 
 def _privileges(context: Any) -> set[str]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from dataclasses import dataclass
+from functools import cached_property, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from py4j.java_gateway import JavaObject
@@ -30,6 +31,15 @@ _DATA_SOURCE = (
     'read a table there with spark.read.format("epochlog").option("path", …).option("table", …), and several tables at '
     'one epoch with .option("snapshot", token) of one store.snapshot(…)'
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ScanAnswers:
+    """Java objects with which every scan of the Python source answers Spark."""
+
+    columnar_mode: Any
+    custom_metrics: Any
+    driver_metrics: Any
 
 
 class Jvm:
@@ -72,6 +82,12 @@ class Jvm:
         self._receive_read: Any = python.PythonDataSourceReadInfo.receive
         self._data_stream: Any = self.java.io.DataInputStream
         self._byte_stream: Any = self.java.io.ByteArrayInputStream
+
+    @cached_property
+    def scan_answers(self) -> ScanAnswers:
+        """Return the answers of Spark's own scan of the Python source, which do not depend on the table."""
+        scan = self.python_table(self.spark.types.StructType()).newScanBuilder(self.no_options).build()
+        return ScanAnswers(scan.columnarSupportMode(), scan.supportedCustomMetrics(), scan.reportDriverMetrics())
 
     def python_table(self, schema: Any, read: bytes | None = None) -> Any:
         """Return Spark's table over the Python source "epochlog" with this schema.

@@ -80,7 +80,6 @@ class PlannedScan(Proxy):
         self._java_schema = java_schema
         self._query = query
         self._schema = arrow_schema(StructType.fromJson(json.loads(java_schema.json())))
-        self._inner: Any = None
         self._batch: Any = None
 
     def readSchema(self) -> Any:
@@ -97,7 +96,8 @@ class PlannedScan(Proxy):
             return first.toBatch()
         if self._batch is None:
             partitions = plan_partitions(self._handle, self._load(), self._schema)
-            self._batch = self._python_scan(encode_read(partitions, self._schema)).toBatch()
+            table = self.jvm.python_table(self._java_schema, encode_read(partitions, self._schema))
+            self._batch = table.newScanBuilder(self.jvm.no_options).build().toBatch()
         return self._batch
 
     def _load(self) -> Load:
@@ -135,23 +135,17 @@ class PlannedScan(Proxy):
         return table.newScanBuilder(java_options).build().toMicroBatchStream(checkpoint)
 
     def toContinuousStream(self, checkpoint: str) -> Any:
-        return self._python_scan().toContinuousStream(checkpoint)
+        table = self.jvm.python_table(self._java_schema)
+        return table.newScanBuilder(self.jvm.no_options).build().toContinuousStream(checkpoint)
 
     def supportedCustomMetrics(self) -> Any:
-        return self._python_scan().supportedCustomMetrics()
+        return self.jvm.scan_answers.custom_metrics
 
     def reportDriverMetrics(self) -> Any:
-        return self._python_scan().reportDriverMetrics()
+        return self.jvm.scan_answers.driver_metrics
 
     def columnarSupportMode(self) -> Any:
-        return self._python_scan().columnarSupportMode()
-
-    def _python_scan(self, read: bytes | None = None) -> Any:
-        """Return Spark's scan of a Python source; `read` gives it the planned read (see `encode_read`)."""
-        if self._inner is None or read is not None:
-            table = self.jvm.python_table(self._java_schema, read)
-            self._inner = table.newScanBuilder(self.jvm.no_options).build()
-        return self._inner
+        return self.jvm.scan_answers.columnar_mode
 
 
 class TableScan(PlannedScan):
@@ -237,10 +231,10 @@ class TableStatistics(Proxy):
     def __init__(self, jvm: Jvm, plan: ScanPlan, columns: Sequence[str]) -> None:
         super().__init__(jvm)
         self._rows = plan.rows_at_most
-        self._bytes = round(bytes_to_read(plan, ReadOptions(tuple(columns))))
+        self._bytes = jvm.optional_long(round(bytes_to_read(plan, ReadOptions(tuple(columns)))))
 
     def sizeInBytes(self) -> Any:
-        return self.jvm.optional_long(self._bytes)
+        return self._bytes
 
     def numRows(self) -> Any:
         return self.jvm.optional_long(self._rows)

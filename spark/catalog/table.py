@@ -81,13 +81,13 @@ class ChangeColumn(Proxy):
     def __init__(self, jvm: Jvm, field: pa.Field) -> None:
         super().__init__(jvm)
         self._field = field
+        self._type = jvm.spark.types.DataType.fromJson(from_arrow_type(field.type).json())
 
     def name(self) -> str:
         return self._field.name
 
     def dataType(self) -> Any:
-        text = from_arrow_type(self._field.type).json()
-        return self.jvm.spark.types.DataType.fromJson(text)
+        return self._type
 
     def isNullable(self) -> bool:
         return self._field.nullable
