@@ -16,8 +16,8 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 ALL = sorted((*GUIDE.glob("*.md"), GUIDE.parent / "testing.md"))
 LONGER = {"operating", "serving", "from-delta-change-feeds"}
 """Pages that start servers and processes, or load another library."""
-LONGEST = {"streaming", "testing"}
-"""Pages that start many queries of Spark, or cut the power at each step."""
+LONGEST = {"streaming", "testing", "declarative-pipelines"}
+"""Pages that start many queries of Spark or servers of Spark Connect, or cut the power at each step."""
 
 
 def marks_of(page: Path) -> list[pytest.MarkDecorator]:

@@ -161,8 +161,13 @@ class Names:
         return NAMED.sub(lambda name_match: self.real.get(name_match[0], name_match[0]), command)
 
 
+PIPELINES = "spark-pipelines"
+"""The command of Spark's that pages call. It lies beside the interpreter."""
+
+
 def needs_spark(path: Path) -> bool:
-    return "el.spark(" in path.read_text("utf-8")
+    text = path.read_text("utf-8")
+    return "el.spark(" in text or PIPELINES in text
 
 
 REDIS = "cache:6379/0"
@@ -195,8 +200,14 @@ def _follow(path: Path, folder: Path, replace: Mapping[str, str], *, write: bool
     tools, here = folder / "tools", folder / "here"
     for made in (tools, here):
         made.mkdir()
-    for name, command in (("python", ""), ("epochlog", " -m epochlog")):
-        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{command} "$@"\n')
+    pipelines = Path(sys.executable).parent / PIPELINES
+    commands = {
+        "python": f'"{sys.executable}"',
+        "epochlog": f'"{sys.executable}" -m epochlog',
+        PIPELINES: f'"{pipelines}"',
+    }
+    for name, command in commands.items():
+        (tools / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (tools / name).chmod(0o755)
     story = tools / f"{path.stem}.py"
     story.write_text(script(text, replace), "utf-8")
