@@ -34,6 +34,8 @@ CHANGES = (
 )
 """Options of a write that say how change events apply, by the names of Spark's AUTO CDC; and `partial`."""
 WRITE = ("txnAppId", "txnVersion", *CHANGES)
+OF_SPARK = ("checkpointLocation", "queryName", "asyncProgressTrackingEnabled")
+"""Options that Spark passes on to the sink of a stream, though they are its own."""
 TASKS = ("minPartitions", "sessionParallelism")
 READ = ("columns", *STATE, *FEED, *STREAM)
 _CANONICAL_NAMES = {name.lower(): name for name in (*LOCATION, *READ, *WRITE, *TASKS)}
@@ -140,11 +142,18 @@ def refuse_unknown_options(options: Options, names: Mapping[str, str] = _CANONIC
 
 def refuse_catalog_options(names: Iterable[str], table: str, accepted: tuple[str, ...]) -> None:
     """Raise InvalidInput for an option that a table of a catalog would ignore. accepted: the options that it takes."""
+    taken = {name.lower(): name for name in (*accepted, *OF_SPARK)}
     for name in names:
-        known = _CANONICAL_NAMES.get(name.lower())
-        if known is not None and known not in accepted:
-            takes = f"it takes {', '.join(accepted)}"
-            raise InvalidInput(f"{table}, a table of a catalog, takes no option {known}; {takes}. {CATALOG_ADVICE}")
+        if name.lower() in taken:
+            continue
+        canonical = _CANONICAL_NAMES.get(name.lower(), name)
+        similar = difflib.get_close_matches(name.lower(), taken, n=1, cutoff=0.85)
+        advice = _FOREIGN_OPTIONS.get(name.lower()) or (
+            f"Did you mean {taken[similar[0]]}?" if similar else CATALOG_ADVICE
+        )
+        raise InvalidInput(
+            f"{table}, a table of a catalog, takes no option {canonical}; it takes {', '.join(accepted)}. {advice}"
+        )
 
 
 def policy_arguments(options: Options, policy: str) -> dict[str, object]:

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from epochlog.batch.tags import list_tags
-from epochlog.errors import InvalidInput, NotWritable, TableNotFound
+from epochlog.errors import InvalidInput, NotWritable, TableNotFound, TableNotReadable
 from epochlog.store.commit.table_ddl import drop_table
 from epochlog.store.metadata.definitions import Counters
 
 from .changes import TableChanges
 from .ddl import create_from_sql
-from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer
+from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer, refuse
 from .planned_query import PlannedQueries, PlannedQuery
-from .query_epochs import CatalogTables, LoadedTable, NamedMoment
+from .query_epochs import CatalogTables, LoadedTable, NamedMoment, QueryEpochs
 from .query_group import QueryGroups
 from .table import CatalogTable, JavaShapes
 
@@ -155,16 +155,33 @@ class StoreCatalog(Proxy):
             tagged = self._tables.tagged(namespace[0])
             if tagged is None:
                 raise TableNotFound(f"there is no tag {namespace[0]!r}")
+            _require_kept(tagged, name, f"the tag {namespace[0]!r}")
             return self._tables.load(name, tagged).named(NamedMoment(name=namespace[0]))
         if travel is None:
             return self._tables.load(name, self._groups.current() if writes else self._groups.epochs(name))
         moment = self._moment(travel)
-        return self._tables.load(name, self._tables.at(moment)).named(moment)
+        chosen = self._at(moment)
+        if moment.name:
+            _require_kept(chosen, name, f"VERSION AS OF {_shortened(moment.name)}")
+        return self._tables.load(name, chosen).named(moment)
 
     def _moment(self, travel: str | int) -> NamedMoment:
         if isinstance(travel, int):
             return self._planned.moment_of(travel // 1_000)
         return NamedMoment(epoch=int(travel)) if travel.isdecimal() else NamedMoment(name=travel)
+
+    def _at(self, moment: NamedMoment) -> QueryEpochs | int:
+        """Return the epochs of a moment. Raises InvalidInput, which names the tags, for a name that is none."""
+        try:
+            return self._tables.at(moment)
+        except InvalidInput as error:
+            if not moment.name:
+                raise
+            tags = [tag.name for tag in list_tags(self._tables.handle)]
+            raise InvalidInput(
+                f"VERSION AS OF {_shortened(moment.name)} is no epoch, and no tag of the store, which has "
+                f"{', '.join(tags) or 'none'}; as the token of a snapshot: {error}"
+            ) from error
 
     def _table(self, path: Sequence[str], loaded: LoadedTable) -> CatalogTable:
         label = ".".join([self._name, *path])
@@ -232,9 +249,9 @@ class StoreCatalog(Proxy):
             "CREATE TABLE … LIKE has no primary key: write CREATE TABLE … TBLPROPERTIES (primary_key = …)"
         )
 
-    @answer
-    def alterTable(self, identifier: Any, *changes: Any) -> NoReturn:
-        raise NotWritable(f"change the options of a table with store.table({identifier.name()!r}).alter(…)")
+    def alterTable(self, identifier: Any, changes: Any) -> NoReturn:
+        kinds = {change.getClass().getSimpleName() for change in changes}
+        raise refuse(self.jvm, NotWritable(_alter_advice(identifier.name(), kinds)), unsupported=True)
 
     @answer
     def renameTable(self, old: Any, new: Any) -> NoReturn:
@@ -265,6 +282,29 @@ def _refuse_write(table: str, privileges: set[str], travel: str | int | None, na
 def _path(namespace: Any) -> list[str]:
     """Return the names in Java's array; most are empty, which takes one call to see, and a list of it three."""
     return list(namespace) if len(namespace) else []
+
+
+def _alter_advice(table: str, kinds: set[str]) -> str:
+    """Return the reason for which ALTER TABLE is refused, and what to write. kinds: the classes of Java's changes."""
+    if kinds <= {"SetProperty", "RemoveProperty"}:
+        return f"change the options of a table with store.table({table!r}).alter(…); neither it nor a comment is in SQL"
+    return (
+        f"the columns of {table!r} are fixed: CREATE TABLE another one, with the columns that you want and "
+        f"TBLPROPERTIES (primary_key = …), fill it with INSERT INTO … SELECT … FROM {table}, and DROP TABLE {table}"
+    )
+
+
+def _require_kept(chosen: QueryEpochs | int, table: str, source: str) -> None:
+    """Raise TableNotReadable for a table of the store that a tag or a token does not have."""
+    if isinstance(chosen, QueryEpochs) and table in chosen.ids and table not in chosen.epochs:
+        raise TableNotReadable(
+            f"{source} keeps {', '.join(chosen.epochs)}, and no epoch of {table!r}: read its newest rows "
+            "without it, or name another one"
+        )
+
+
+def _shortened(version: str) -> str:
+    return repr(version if len(version) <= 40 else f"{version[:37]}…")
 
 
 def _privileges(context: Any) -> set[str]:

@@ -142,11 +142,15 @@ class Refusal(Py4JJavaError):
     """Java exception that a proxy throws into Spark, and no message for this process' log."""
 
 
-def refuse(jvm: Jvm, error: EpochlogError) -> Refusal:
-    """Return the exception with which Spark fails the query; its message has the error's class and text."""
+def refuse(jvm: Jvm, error: EpochlogError, *, unsupported: bool = False) -> Refusal:
+    """Return the exception with which Spark fails the query; its message has the error's class and text.
+
+    unsupported: make an UnsupportedOperationException, where Spark wraps others into one that Python does not know.
+    """
     text = error.args[0] if error.args else ""
-    name = type(error).__name__
-    return Refusal(name, jvm.java.lang.IllegalArgumentException(f"epochlog.errors.{name}: {text}"))
+    name, kinds = type(error).__name__, jvm.java.lang
+    kind = kinds.UnsupportedOperationException if unsupported else kinds.IllegalArgumentException
+    return Refusal(name, kind(f"epochlog.errors.{name}: {text}"))
 
 
 def thrown_by_java(error: PySparkException) -> Exception:

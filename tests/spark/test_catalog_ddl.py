@@ -158,3 +158,22 @@ def test_show_create_table_prints_what_create_table_takes(spark: SparkSession, s
 
 def shown(spark: SparkSession, name: str) -> Any:
     return spark.sql(f"SHOW CREATE TABLE lake.{name}").collect()[0][0]
+
+
+ALTERED = {
+    "ADD COLUMN z INT": "fill it with INSERT INTO … SELECT … FROM t",
+    "RENAME COLUMN n TO m": "CREATE TABLE another one",
+    "DROP COLUMN n": "CREATE TABLE another one",
+    "ALTER COLUMN n TYPE BIGINT": "CREATE TABLE another one",
+    "ALTER COLUMN n COMMENT 'x'": "CREATE TABLE another one",
+    "SET TBLPROPERTIES (x = 'y')": "store.table('t').alter(…)",
+    "UNSET TBLPROPERTIES (primary_key)": "store.table('t').alter(…)",
+}
+
+
+@pytest.mark.parametrize("change", ALTERED)
+def test_an_altered_table_is_refused_with_what_to_write(spark: SparkSession, store: el.Store, change: str) -> None:
+    store.create_table("t", pa.schema([("id", pa.int64()), ("n", pa.int32())]), ["id"])
+    text = refusal(spark, f"ALTER TABLE lake.t {change}")
+    assert text.startswith("NotWritable: ")
+    assert ALTERED[change] in text
