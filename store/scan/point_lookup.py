@@ -25,6 +25,9 @@ DIRECT_KEYS, DIRECT_COLUMNS = 16, 8
 TOGETHER_ROWS = 1 << 19
 """Rows of the blocks of a file that are decoded together, to have few in memory beside the cache."""
 
+WIDE_BLOCKS = 32
+"""Neighbouring blocks that are decoded, cached and searched as one, if the needles lie in most blocks of a file."""
+
 Level = Sequence[Segment] | Sequence[RunFile] | Rows
 """Files with disjoint key ranges, in key order; or rows in memory."""
 
@@ -91,41 +94,63 @@ class PointReader:
         if not below:
             return []
         needles = needles.slice(0, below)
+        wide = 1
         if len(file.blocks) > 1:
             slots = search(self.codec.array(file.blocks), needles, "right") - 1  # the one block that may hold the key
             spans = {int(slots[low]): (low, high) for low, high in _equal_spans(slots)}
+            wide = self._width(file, len(spans))
+            if wide > 1:
+                slots = slots // wide
+                spans = {int(slots[low]): (low, high) for low, high in _equal_spans(slots)}
         else:
             spans = {0: (0, below)}
         parts = {block: needles.slice(low, high - low) for block, (low, high) in spans.items()}
         return [
             hits
-            for piece in block_pieces(list(parts), len(file.blocks), file.rows, TOGETHER_ROWS)
-            for block, rows in self._rows_of(file, {block: parts[block] for block in piece}).items()
+            for piece in block_pieces(list(parts), -(-len(file.blocks) // wide), file.rows, TOGETHER_ROWS)
+            for block, rows in self._rows_of(file, {block: parts[block] for block in piece}, wide).items()
             for hits in _find_hits(rows, parts[block], first + spans[block][0])
         ]
 
-    def _rows_of(self, file: Segment | RunFile, parts: Mapping[int, pa.Array]) -> dict[int, Rows]:
-        """Return the rows of the blocks that hold one of their needles, or may hold one. parts: the needles of each."""
+    def _width(self, file: Segment | RunFile, touched: int) -> int:
+        """Return the number of neighbouring blocks to search as one, if the needles lie in `touched` blocks."""
+        many = touched >= 2 * WIDE_BLOCKS and 2 * touched >= len(file.blocks)
+        return WIDE_BLOCKS if many and len(self.columns) <= DIRECT_COLUMNS else 1
+
+    def _rows_of(self, file: Segment | RunFile, parts: Mapping[int, pa.Array], wide: int) -> dict[int, Rows]:
+        """Return the rows of the blocks that hold one of their needles, or may hold one. parts: the needles of each.
+        wide: the number of the file's blocks in a block.
+        """
         if len(self.columns) <= DIRECT_COLUMNS:
-            return self._decoded(file, parts, self.columns)
+            return self._decoded(file, parts, self.columns, wide)
         bare = self._decoded(file, [block for block, part in parts.items() if len(part) < DIRECT_KEYS], ())
         absent = {block for block, rows in bare.items() if not (lookup(rows.keys, parts[block]) >= 0).any()}
         return self._decoded(file, [block for block in parts if block not in absent], self.columns)
 
-    def _decoded(self, file: Segment | RunFile, blocks: Collection[int], columns: tuple[str, ...]) -> dict[int, Rows]:
+    def _decoded(
+        self, file: Segment | RunFile, blocks: Collection[int], columns: tuple[str, ...], wide: int = 1
+    ) -> dict[int, Rows]:
         """Return the rows of these blocks, decoded now or earlier."""
-        name = self.files.place, file.path, file.bytes, file.crc32  # identifies the verified content
+        name = self.files.place, file.path, file.bytes, file.crc32, wide  # identifies the verified content
         rows = {block: cached for block in blocks if (cached := _blocks.get((*name, block, columns))) is not None}
         missing = [block for block in blocks if block not in rows]
-        for block, decoded in zip(missing, self._read(file, missing, columns) if missing else (), strict=True):
+        for block, decoded in zip(missing, self._read(file, missing, columns, wide) if missing else (), strict=True):
             _blocks.put((*name, block, columns), decoded)
             rows[block] = decoded
         return rows
 
-    def _read(self, file: Segment | RunFile, blocks: Sequence[int], columns: Sequence[str]) -> list[Rows]:
+    def _read(self, file: Segment | RunFile, blocks: Sequence[int], columns: Sequence[str], wide: int) -> list[Rows]:
+        if wide > 1:
+            spans = [range(block * wide, min((block + 1) * wide, len(file.blocks))) for block in blocks]
+            rows = iter(self._read(file, [block for span in spans for block in span], columns, 1))
+            return [_contiguous(joined([next(rows) for _ in span])) for span in spans]
         if isinstance(file, Segment):
             return SegmentReader(self.files, file, self.table, self.codec).read_blocks(columns, blocks)
         return read_blocks(self.files, file, self.table, self.codec, columns, blocks)
+
+
+def _contiguous(rows: Rows) -> Rows:
+    return Rows(rows.keys, rows.data.combine_chunks() if rows.data.num_columns else rows.data, rows.deleted)
 
 
 def _equal_spans(values: np.ndarray) -> list[tuple[int, int]]:

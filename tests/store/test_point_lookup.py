@@ -47,6 +47,7 @@ def test_get_finds_what_a_whole_read_holds(
 ) -> None:
     monkeypatch.setattr(point_lookup, "DIRECT_COLUMNS", direct_columns)
     monkeypatch.setattr(point_lookup, "TOGETHER_ROWS", together)
+    monkeypatch.setattr(point_lookup, "WIDE_BLOCKS", 2 if kept_bytes else 32)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 8)
     monkeypatch.setattr("epochlog.store.sst.sorted_run.ROW_GROUP_ROWS", 8)
     cache: LRUCache[Rows] = LRUCache(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
@@ -152,3 +153,34 @@ def test_a_forked_child_begins_with_nothing_kept() -> None:
             os._exit(0 if cache.get(("a",)) is None and cache.bytes == 0 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert cache.get(("a",)) == b"aaaa"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+def test_neighbouring_blocks_that_are_searched_as_one_give_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
+) -> None:
+    monkeypatch.setattr(point_lookup, "WIDE_BLOCKS", 2)
+    widths: list[int] = []
+    real = point_lookup.PointReader._width
+    monkeypatch.setattr(point_lookup.PointReader, "_width", lambda *args: widths.append(real(*args)) or widths[-1])
+    chance, schema = np.random.default_rng(5), pa.schema([pa.field("k", kind, nullable=False), ("v", pa.int64())])
+
+    def rows(ids: np.ndarray, v: int) -> pa.Table:
+        keys = pa.array([f"{n:07}" for n in ids] if pa.types.is_string(kind) else ids, kind)
+        return pa.table({"k": keys, "v": pa.array(ids + v)}, schema)
+
+    with el.open(tmp_path / "s") as store:
+        table = store.create_table("t", schema, ["k"])
+        table.upsert(rows(np.arange(0, 90_000, 2), 0))
+        store.compact("t", full=True)
+        table.upsert(rows(np.arange(0, 90_000, 30), 1))
+        store.compact("t")
+        gone = rows(np.arange(0, 90_000, 14), 0)
+        table.delete(gone.select(["k"]))
+        for count in (1, 50, 5_000):
+            ids = np.sort(chance.choice(91_000, count, replace=False))
+            there = ids[(ids < 90_000) & (ids % 2 == 0) & (ids % 14 != 0)]
+            wanted = pa.table({"k": rows(there, 0)["k"], "v": pa.array(there + (there % 30 == 0))}, schema)
+            assert table.get(rows(ids, 0).select(["k"])).equals(wanted)
+    assert set(widths) == {1, 2}
