@@ -1,7 +1,8 @@
 """A Spark driver in a process of its own, so that sessions of different settings can be measured in turns.
 
 `python spark_driver.py user|epochlog FOLDER` answers each line {"query": …, …} on standard input with a line
-{"samples": [ms]} on standard output: of a stream's micro-batches ("batches": n, "warm_up": m), or of one batch read.
+{"samples": [ms]} on standard output: of a stream's micro-batches ("batches": n, "warm_up": m), of one batch read, or of
+the calls of a query.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import epochlog as el
@@ -89,7 +90,35 @@ def load_rows(session: SparkSession, order: dict[str, Any]) -> DataFrame:
     return session.read.format("epochlog").option("path", order["store"]).option("table", "rows").load()
 
 
-WORK = {"read": read, "read_parquet": read, "write_parquet": write_parquet}
+def sql(session: SparkSession, order: dict[str, Any]) -> list[float]:
+    """Milliseconds of each of so many calls of a query; with no calls, the numbers of its answer."""
+    ask = ask_catalog if order["query"] == "sql_of_catalog" else ask_loads
+    if order["query"] == "sql_of_catalog":
+        el.catalog(session, order["store"], name="lake")
+    if not order["calls"]:
+        return [float(number) for number in ask(session, order)[0]]
+    took = []
+    for _ in range(order["calls"]):
+        start = perf_counter()
+        ask(session, order)
+        took.append((perf_counter() - start) * 1000)
+    return took
+
+
+def ask_catalog(session: SparkSession, order: dict[str, Any]) -> list[Row]:
+    return session.sql(order["text"].format(**{name: f"lake.{name}" for name in order["tables"]})).collect()
+
+
+def ask_loads(session: SparkSession, order: dict[str, Any]) -> list[Row]:
+    """Load the tables that the query names, and run it over their frames."""
+    named = [name for name in order["tables"] if f"{{{name}}}" in order["text"]]
+    frames = {
+        name: session.read.format("epochlog").option("path", order["store"]).option("table", name) for name in named
+    }
+    return session.sql(order["text"], **{name: reader.load() for name, reader in frames.items()}).collect()
+
+
+WORK = {"read": read, "read_parquet": read, "write_parquet": write_parquet, "sql_of_catalog": sql, "sql_of_loads": sql}
 
 
 def main() -> None:
