@@ -115,18 +115,19 @@ class DecisionExecutor:
         key, barrier_id = commit.job, commit.barrier_id
         try:
             epoch, finished = running.managed_job.commit(commit)
-        except OutcomeUnknown:
-            answer = partial(self.manager.unknown, key, barrier_id)
+        except OutcomeUnknown as error:
+            running.commit_error, answer = error, partial(self.manager.unknown, key, barrier_id)
         except running.managed_job.endings as error:
             with self.lock:
                 self.abandon(key, running, error)
             return
         except DEFINITE_FAILURES as error:
+            running.managed_job.failed(error)
             # The error's text is sent to the parts, so encode_error removes paths from it.
             answer = partial(self.manager.refused, key, barrier_id, by_name(*encode_error(error)) or error)
         except Exception as error:  # noqa: BLE001 (a failed sync, or a defect: the outcome is unknown)
             _log.warning("%s: the outcome of the commit is unknown, and is resolved next: %s", key, error)
-            answer = partial(self.manager.unknown, key, barrier_id)
+            running.commit_error, answer = error, partial(self.manager.unknown, key, barrier_id)
         else:
             with self.lock:
                 running.unresolved = 0
@@ -156,6 +157,8 @@ class DecisionExecutor:
                 running.unresolved += 1
                 self.closed.wait(BACKOFF.delay_s(running.unresolved))
                 continue
+            if epoch is None and running.commit_error is not None:
+                running.managed_job.failed(running.commit_error)
             with self.lock:
                 self.execute(self.manager.resolved(resolve.job, resolve.barrier_id, epoch))
             return

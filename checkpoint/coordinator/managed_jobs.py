@@ -114,6 +114,10 @@ class ManagedJob(Protocol):
         """Resolve the outcome of the last commit: return its epoch, or None if it has not landed and never will."""
         ...
 
+    def failed(self, error: BaseException) -> None:
+        """Record the error of a commit that has not landed, for those who look at the load or job."""
+        ...
+
     def state(self, index: int) -> PartRecord:
         """Return the record from which a part resumes."""
         ...
@@ -211,6 +215,9 @@ class LoadTask:
         if epoch is not None:
             self._advance_checkpoint()
         return epoch
+
+    def failed(self, error: BaseException) -> None:
+        """Do nothing: a load has no record of errors; its parts get them."""
 
     def state(self, index: int) -> PartRecord:
         name = self._request.part.name
@@ -315,6 +322,9 @@ class JobTask:
         epoch, lease.incarnation = self._handle.catalog.transact(body)
         runner.incarnation = lease.incarnation
         return epoch
+
+    def failed(self, error: BaseException) -> None:
+        self._runner.fail(error, keep_barrier=True)
 
     def state(self, index: int) -> PartRecord:
         return PartRecord(None, self._runner.record().state == "finished")

@@ -61,6 +61,7 @@ class Running:
 
     has_changes: its parts may have something to commit. inject: the newest barrier that was sent to the parts.
     unresolved: failed attempts to resolve a commit's outcome since the last successful commit.
+    commit_error: the error of the newest commit whose outcome was unknown.
     """
 
     managed_job: ManagedJob
@@ -70,6 +71,7 @@ class Running:
     has_changes: bool = False
     inject: commands.Inject | None = None
     unresolved: int = 0
+    commit_error: Exception | None = None
 
     @property
     def key(self) -> str:

@@ -227,10 +227,11 @@ class JobRunner(JobClaims):
         """Request that the next barrier, by any runner, rebuilds all outputs. Raises TableFinished."""
         request_rebuild(self.handle, self.job_id, self.name)
 
-    def fail(self, error: BaseException, plan: RefreshPlan | None = None) -> None:
+    def fail(self, error: BaseException, plan: RefreshPlan | None = None, *, keep_barrier: bool = False) -> None:
         """Record the error of a failed barrier on the job, unless this runner is fenced.
 
         A view's barrier is dropped: its query may have no valid rows at that epoch, and may have them at a later one.
+        keep_barrier: True for a refresh that is done, and whose commit has failed.
         """
         incarnation = self.incarnation if plan is None else plan.job.incarnation
 
@@ -239,7 +240,7 @@ class JobRunner(JobClaims):
             if job.incarnation == incarnation:
                 failed_ms = self.handle.catalog.now_ms() if job.failed_ms is None else job.failed_ms
                 message = f"{type(error).__name__}: {error}"
-                barrier = None if job.view is not None else job.barrier
+                barrier = job.barrier if keep_barrier or job.view is None else None
                 runner = job.runner_after_step
                 failed = replace(job, last_error=message, failed_ms=failed_ms, runner=runner, barrier=barrier)
                 tx.put(job_key(job.id), failed.to_record())

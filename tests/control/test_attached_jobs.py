@@ -32,7 +32,7 @@ from attached_fixture import (
     said,
 )
 from control_fixture import TOKEN, open_worker, settings
-from epochlog.checkpoint.coordinator import job_looker
+from epochlog.checkpoint.coordinator import job_looker, managed_jobs
 from epochlog.checkpoint.coordinator.managed_jobs import JobTask
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.pipeline.step_scheduler import JobStep, failed
@@ -280,6 +280,31 @@ def test_an_error_of_the_refresh_is_recorded_and_tried_again(tmp_path: Path) -> 
         add_orders(store, 0, 50)
         with driving(store, worker, refresh):
             wait_until(lambda: store.job("revenue").info.last_error == "ZeroDivisionError: not now")
+            assert store.job("revenue").info.committed_epoch == 0
+            bad.clear()
+            wait_until(lambda: caught_up(store))
+            assert store.job("revenue").info.last_error is None
+        check(store)
+
+
+@pytest.mark.parametrize("error", [ValueError("a defect"), el.WriteFailed("no space"), el.OutcomeUnknown("no answer")])
+def test_an_error_of_the_commit_is_recorded_and_tried_again(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody but the coordinator has seen it: the refresh has returned."""
+    bad, commit = threading.Event(), managed_jobs.JobRunner.commit
+    bad.set()
+
+    def failing(self: JobRunner, *arguments: Any, **options: Any) -> int:
+        if bad.is_set():
+            raise error
+        return commit(self, *arguments, **options)
+
+    monkeypatch.setattr(managed_jobs.JobRunner, "commit", failing)
+    with attached_world(tmp_path) as (store, _server, worker):
+        add_orders(store, 0, 50)
+        with driving(store, worker, add_changes):
+            wait_until(lambda: store.job("revenue").info.last_error == f"{type(error).__name__}: {error}")
             assert store.job("revenue").info.committed_epoch == 0
             bad.clear()
             wait_until(lambda: caught_up(store))
