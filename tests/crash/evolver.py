@@ -30,7 +30,7 @@ Rows = dict[int, list[Any]]
 
 @dataclass(slots=True)
 class State:
-    """What the store is to have: rows of the tables, rows under tags, rows of clones; epochs to restore, and theirs."""
+    """Expected content of the store: rows of the tables, rows under tags, rows of clones; epochs to restore, and theirs."""
 
     plain: Rows = field(default_factory=dict)
     late: Rows = field(default_factory=dict)

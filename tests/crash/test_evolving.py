@@ -100,5 +100,5 @@ def check(root: Path, state: State, what: str) -> None:
 
 
 def rows_of(table: el.Table | el.TableSnapshot, epoch: int | None = None) -> Rows:
-    found = table.to_arrow() if epoch is None else table.to_arrow(epoch=epoch)
-    return {row[0]: list(row[1:]) for row in zip(*found.to_pydict().values(), strict=True)}
+    rows = table.to_arrow() if epoch is None else table.to_arrow(epoch=epoch)
+    return {row[0]: list(row[1:]) for row in zip(*rows.to_pydict().values(), strict=True)}
