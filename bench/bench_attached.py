@@ -100,11 +100,14 @@ class Served(Commits):
         return driver
 
     def await_all(self, names: Sequence[str]) -> None:
-        """Make a boundary, and wait until each job has committed all rows so far."""
-        newest = self.store.table("r0").info.max_committed_epoch
+        """Make a boundary, and wait until each job has committed all changes so far of the tables that it reads."""
+        newest = {name: max(map(self._newest, self.store.job(name).info.upstreams)) for name in names}
         self.store.checkpoint()
-        while any(self.store.job(name).info.committed_epoch < newest for name in names):
+        while any(self.store.job(name).info.committed_epoch < newest[name] for name in names):
             wait_until(time() + 0.01)
+
+    def _newest(self, table: str) -> int:
+        return self.store.table(table).info.max_committed_epoch
 
     @contextmanager
     def window(self, names: Sequence[str]) -> Iterator[None]:
