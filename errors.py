@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class EpochlogError(Exception):
     """Base of all errors that epochlog raises on purpose."""
@@ -28,6 +30,21 @@ class CheckViolated(InvalidInput):
 
 class InvalidSchema(InvalidInput):
     """No table can have this schema or primary key."""
+
+
+class SchemaChanged(EpochlogError):
+    """The table was altered after this reader or writer had taken its columns; begin again, with its present columns.
+    `epoch` is the epoch of the alter, as in the message; 0 if it is not known.
+    """
+
+    @property
+    def epoch(self) -> int:
+        match = re.search(r" altered at epoch (\d+)", str(self))  # the message alone comes from another process
+        return int(match[1]) if match else 0
+
+
+class SchemaInUse(InvalidInput):
+    """A job reads the column that an alter would drop or widen; the message names the job."""
 
 
 class LimitExceeded(InvalidInput):

@@ -43,6 +43,7 @@ class StoreJobs:
         interval: int | timedelta | None = None,
         max_lag: float | timedelta | None = None,
         snapshot_rows: int | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
         exist_ok: bool = False,
     ) -> Job:
         """Create a job with its output tables {name: Output(schema, primary key)}, or pairs of both.
@@ -51,8 +52,11 @@ class StoreJobs:
         distance of two commits: a number of store boundaries (None: 1) or a timedelta, which must be a whole number of
         them. max_lag: a job further behind may merge boundaries: a number of its own boundaries (None: 30) or a
         timedelta, rounded down to whole ones. `job.info` shows both as boundaries and as time. snapshot_rows: take in
-        the upstreams' rows in chunks of at most this many rows, one chunk a step; None: in one step. exist_ok: return
-        an existing job of that name; JobExists names its differences (interval and max_lag only if passed).
+        the upstreams' rows in chunks of at most this many rows, one chunk a step; None: in one step. columns:
+        {upstream: columns} that the job reads beside the key; it reads all columns of the others. It keeps these
+        columns, their names and their types at every epoch, and prevents an alter that drops or widens one of them
+        (SchemaInUse). exist_ok: return an existing job of that name; JobExists names its differences (interval and
+        max_lag only if passed).
         """
         record = create_job(
             self._handle,
@@ -63,6 +67,7 @@ class StoreJobs:
             interval=interval,
             max_lag=max_lag,
             snapshot_rows=snapshot_rows,
+            columns=columns,
             exist_ok=exist_ok,
         )
         return Job(self._handle, record.id, record.name)

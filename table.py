@@ -12,18 +12,19 @@ import pyarrow.compute as pc
 
 from epochlog.batch.table_snapshot import TableSnapshot
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.changelog.log_plan import next_epoch, plan_changes
+from epochlog.store.changelog.log_plan import Columns, ended_by_alter, next_epoch, plan_changes
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, has_outcome
 from epochlog.store.commit.restore import restore_rows
 from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
 from epochlog.store.commit.row_checks import alter_with_checks
-from epochlog.store.commit.table_ddl import alter_table, table_bytes, truncate_log
+from epochlog.store.commit.table_ddl import alter_schema, alter_table, table_bytes, truncate_log
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.epochs.readable import require_begun
 from epochlog.store.epochs.view_reader import read_commits, read_epoch_view, table_state
 from epochlog.store.metadata.definitions import TableDef, TableOptions
 from epochlog.store.metadata.lookups import get_job, get_table, get_version
+from epochlog.store.metadata.schema_change import SchemaChange
 from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.retention.stale_reads import translate_stale_read, translate_stale_reads
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, require_complete
@@ -102,6 +103,7 @@ class Table(OneProcess):
 
     @property
     def schema(self) -> pa.Schema:
+        """Return the table's columns. They are read with the table, and again with each of its rows or changes."""
         return self._table.schema.schema
 
     @property
@@ -127,21 +129,54 @@ class Table(OneProcess):
         changelog: str | None = None,
         drop_unchanged: bool | None = None,
         checks: Mapping[str, str] | None = None,
+        add: Sequence[pa.Field] | None = None,
+        drop: Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        widen: Mapping[str, pa.DataType] | None = None,
     ) -> None:
-        """Change the settings of a root table or an output; arguments left out keep their values. The rows stay.
+        """Change the settings of a root table or an output, or the columns of a root table; arguments left out keep
+        their values. The rows stay.
 
         options: a shorter retention takes effect when retention runs next; a longer one restores nothing. changelog:
         for commits from now on; stored pre-images stay. drop_unchanged: for outputs only, for commits from now on.
-        checks: of a root table, in place of its present ones, after a test of all rows. Raises InvalidInput,
-        CheckViolated, TableDropped.
+        checks: of a root table, in place of its present ones, after a test of all rows.
+
+        The columns change at an epoch of their own; reads at earlier epochs have the earlier columns. All names are
+        those before the change. add: nullable fields, null in the rows so far. drop: columns that are not part of the
+        key. rename: {old: new}. widen: {column: type}, to a wider integer or float, or a decimal of greater precision;
+        no key column. A change that the table has already has no effect.
+
+        The columns of a table with a sequence, checks, a ttl, a tag or files that it shares with a clone cannot change.
+
+        Raises CheckViolated, InvalidInput, InvalidSchema, LimitExceeded, NotWritable, SchemaInUse, TableDropped,
+        TableFinished.
         """
         settings = Settings(options, changelog, drop_unchanged, checks)
-        if settings == Settings():
-            raise InvalidInput(f"table {self.name!r}: alter takes options=, changelog=, drop_unchanged= or checks=")
-        if checks is not None:
+        change = SchemaChange.of(self.name, add, drop, rename, widen)
+        if change:
+            self._table = alter_schema(self._handle, self._table, change, settings)
+        elif checks is not None:
             alter_with_checks(self._handle, self._handle.catalog.read(self._current), settings)
-            return
-        alter_table(self._handle, self._table, lambda _: settings)
+        elif settings != Settings():
+            alter_table(self._handle, self._table, lambda _: settings)
+        else:
+            raise InvalidInput(
+                f"table {self.name!r}: alter takes options=, changelog=, drop_unchanged= or checks=, or add=, drop=, "
+                "rename= or widen="
+            )
+
+    def schema_at(self, epoch: int) -> pa.Schema:
+        """Return the columns that the table has at an epoch. They are kept longer than the rows.
+
+        Raises EpochNotCommitted.
+        """
+        at_epoch = as_epoch("epoch", epoch)
+
+        def body(view: ReadTxn, table: TableDef) -> pa.Schema:
+            self._require_readable(view, table, at_epoch)
+            return table.schema.at(at_epoch).schema
+
+        return self._read(body)
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
@@ -198,7 +233,7 @@ class Table(OneProcess):
         committed = find_committed_epoch(self._handle, txn, [self._table.id])
         if committed is not None:
             return committed
-        writer = segment_writer(self._handle, self._table)
+        writer, self._table = segment_writer(self._handle, self._table)
         try:
             fill(writer)
             segments = tuple(writer.finish())
@@ -257,7 +292,7 @@ class Table(OneProcess):
         return self._snapshot_at(epoch).get(keys, columns=columns)
 
     def __arrow_c_schema__(self) -> object:
-        return self.schema.__arrow_c_schema__()
+        return self._snapshot_at(None).__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the rows as of the newest commit as an Arrow stream."""
@@ -280,10 +315,15 @@ class Table(OneProcess):
         upsert and delete; with them insert, update_preimage, update_postimage and delete. `filter` may name key columns
         only. Raises LogTruncated, EpochExpired (pre-images of released history, unless changelog="full" stored them),
         InvalidInput.
+
+        In mode "net" the columns are those of `until`. In mode "epochs" the reader raises SchemaChanged after the
+        changes before an alter that drops, renames or widens a column; another call after them has the new columns.
         """
-        plan = self._read(lambda view, table: plan_changes(view, table, after, until))
+        how = Columns(whole=mode == "net", cut=True)
+        plan = self._read(lambda view, table: plan_changes(view, table, after, until, columns=how))
         batches = plan.batches(self._handle.files, mode, pre_images=pre_images, options=ReadOptions(columns, filter))
-        return pa.RecordBatchReader.from_batches(plan.schema(columns), translate_stale_reads(self._handle, batches))
+        checked = ended_by_alter(plan, translate_stale_reads(self._handle, batches))
+        return pa.RecordBatchReader.from_batches(plan.schema(columns), checked)
 
     def next_epoch(self, after: int) -> int | None:
         """Return the next log epoch after `after`, labels included; None while there is none."""
@@ -322,12 +362,16 @@ class Table(OneProcess):
 
         def body(view: ReadTxn) -> ScanPlan:
             table = self._current(view)
-            epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms(), above=[table.id])
-            require_complete(table.name, at_epoch, epochs.complete_through(table.id))
-            require_begun(epochs.table(table.id), at_epoch)
+            self._require_readable(view, table, at_epoch)
             return plan_scan(view, table, at_epoch)
 
         return TableSnapshot(self._handle, self._handle.catalog.read(body))
+
+    def _require_readable(self, view: ReadTxn, table: TableDef, epoch: int) -> None:
+        """Raise EpochNotCommitted if the table is not complete through the epoch, or begins after it."""
+        epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms(), above=[table.id])
+        require_complete(table.name, epoch, epochs.complete_through(table.id))
+        require_begun(epochs.table(table.id), epoch)
 
     def _newest_plan(self, view: ReadTxn) -> tuple[int, ScanPlan]:
         """Return the catalog's version and the scan plan of the newest commit, cached until the catalog changes."""
@@ -340,7 +384,8 @@ class Table(OneProcess):
         return self._handle.catalog.read(lambda view: body(view, self._current(view)))
 
     def _current(self, view: ReadTxn) -> TableDef:
-        return get_table(view, self._table.id, self._table.name)
+        self._table = get_table(view, self._table.id, self._table.name)  # another process may have altered it
+        return self._table
 
 
 class TableWriter(OneProcess):
@@ -348,7 +393,7 @@ class TableWriter(OneProcess):
 
     def __init__(self, handle: Handle, table: TableDef) -> None:
         self._handle = handle
-        self._writer = segment_writer(handle, table, sealed=True)
+        self._writer, _ = segment_writer(handle, table, sealed=True)
         self._last_label = 0
 
     def upsert(self, data: object) -> None:
@@ -380,18 +425,21 @@ class TableWriter(OneProcess):
 
 def segment_writer(
     handle: Handle, table: TableDef, txn: TxnPair | None = None, *, sealed: bool = False
-) -> SegmentWriter:
-    """Open a writer of one root table's segments; raise at once if no commit of the table can succeed.
+) -> tuple[SegmentWriter, TableDef]:
+    """Open a writer of one root table's segments; return it with the table as it is now. Raise at once if no commit of
+    the table can succeed.
 
     Under a `txn` that already has an outcome nothing is raised: the commit returns that outcome.
     """
 
-    def check_writable(view: ReadTxn) -> None:
-        if txn is None or not has_outcome(view, txn):
-            refuse_unwritable(view, table)
+    def check_writable(view: ReadTxn) -> TableDef:
+        if txn is not None and has_outcome(view, txn):
+            return table
+        refuse_unwritable(view, table)
+        return get_table(view, table.id, table.name)  # it may have been altered since it was opened here
 
-    handle.catalog.read(check_writable)
-    return SegmentWriter(handle.write_target(table, handle.intents.store_intent(sealed=sealed)))
+    current = handle.catalog.read(check_writable)
+    return SegmentWriter(handle.write_target(current, handle.intents.store_intent(sealed=sealed))), current
 
 
 def table_info(handle: Handle, view: ReadTxn, table: TableDef) -> TableInfo:

@@ -77,5 +77,5 @@ class Transaction(OneProcess):
             raise InvalidInput(f"this transaction is {self._state}: write inside its `with` block")
         if name not in self._writers:
             table = self._handle.catalog.read(lambda view: find_table(view, name))
-            self._writers[name] = (table, segment_writer(self._handle, table, self._txn))
+            self._writers[name] = (table, segment_writer(self._handle, table, self._txn)[0])
         return self._writers[name][1]

@@ -9,9 +9,11 @@ import pyarrow as pa
 
 from epochlog.errors import DependencyMissing, EpochExpired, InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import get_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.coerce import as_table
+from epochlog.store.types.schema import TableSchema
 
 from .arrow_compat import compatible_schema, in_duckdb
 from .dataset import Relation
@@ -60,19 +62,20 @@ def check_job(
 def _pin_newest_commit(handle: Handle, job_id: int, name: str) -> tuple[int, PinnedSnapshot, PinnedSnapshot]:
     """Return the job's position, and snapshots of its upstreams and of its outputs at that epoch."""
 
-    def read_job(view: ReadTxn) -> tuple[int, list[str], list[str]]:
+    def read_job(view: ReadTxn) -> tuple[int, dict[str, TableSchema], list[str]]:
         job = get_job(view, job_id, name)
-        upstreams, outputs = (
-            [get_table(view, table, "?").name for table in tables] for tables in (job.upstreams, job.outputs)
-        )
-        return job.position, upstreams, outputs
+        tables = [get_table(view, table, "?") for table in job.upstreams]
+        outputs = [get_table(view, table, "?").name for table in job.outputs]
+        return job.position, {table.name: job_columns(job, table) for table in tables}, outputs
 
     for tries_left in reversed(range(TRIES)):
-        epoch, upstreams, outputs = handle.catalog.read(read_job)
+        epoch, columns, outputs = handle.catalog.read(read_job)
+        upstreams = list(columns)
         if not epoch:
             raise InvalidInput(f"job {name!r} has not committed yet; step or start it before checking it")
         try:
             upstream_snapshot = take_snapshot(handle, Exact(dict.fromkeys([*upstreams, *outputs], epoch)), upstreams)
+            upstream_snapshot.read_as(columns)
             try:
                 return epoch, upstream_snapshot, take_snapshot(handle, Exact(dict.fromkeys(outputs, epoch)), outputs)
             except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -138,6 +138,10 @@ class PinnedSnapshot(OneProcess, Closeable):
             refused = TableSnapshot(self._handle, ScanPlan(entry.schema, 0), lambda name=name: self._check(name))
             connection.register(name, Relation(refused, schema=compatible_schema(refused.schema, in_duckdb)))
         return connection
+
+    def read_as(self, columns: Mapping[str, TableSchema]) -> None:
+        """Read these tables in other columns than those of their epochs, as a job does."""
+        self._plans.update({name: replace(self._plans[name], table=schema) for name, schema in columns.items()})
 
     def _check_open(self) -> None:
         if not self._open:

@@ -19,13 +19,14 @@ from epochlog.errors import InvalidInput, SchemaMismatch
 from epochlog.store.catalog.keys import hold_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
-from epochlog.store.changelog.log_plan import LogPlan, plan_changes
+from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes, schema_changed
 from epochlog.store.commit.lag_marks import mark_late
 from epochlog.store.epochs.readable import require_begun
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_table, get_version
+from epochlog.store.metadata.schema_change import is_extension
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, require_complete
 from epochlog.store.session.handle import Handle
@@ -172,12 +173,14 @@ def _resolve(view: ReadTxn, handle: Handle, location: StoreLocation, options: Op
     if mode not in ("epochs", "net"):
         raise InvalidInput(f"option changeMode must be epochs or net, not {mode!r}")
     columns = names_option(options, "columns")
+    epoch = _feed_end(view, table, options) if feed else _chosen_epoch(view, handle, table, options, policy)
+    schema = table.schema.at(epoch)
     load = Load(
         location=location,
         table_id=table.id,
-        table=table.schema,
-        columns=tuple(ScanPlan(table.schema, 0).schema(columns).names),
-        epoch=_feed_end(view, table, options) if feed else _chosen_epoch(view, handle, table, options, policy),
+        table=schema,
+        columns=tuple(ScanPlan(schema, 0).schema(columns).names),
+        epoch=epoch,
         feed=feed,
         start=parse_start(text_option(options, "startingVersion")),
         mode=mode,
@@ -326,9 +329,16 @@ def plan_with_lease(handle: Handle, load: Load) -> ScanPlan | LogPlan:
 
 def _plan(view: ReadTxn, load: Load) -> ScanPlan | LogPlan:
     table = get_table(view, load.table_id, load.table.name)
+    schema = load.table.with_lineage(table.schema.lineage)
+    in_force = table.schema.at(load.epoch)
+    if not is_extension(schema, in_force):  # Spark analysed the query at another epoch than it reads
+        raise schema_changed(table.name, in_force.version)
     if not load.feed:
-        return plan_scan(view, table, load.epoch)
-    return plan_changes(view, table, _feed_start(view, load), load.epoch)
+        return plan_scan(view, table, load.epoch, schema)
+    start = _feed_start(view, load)
+    if load.mode == "epochs":
+        plan_changes(view, table, start, load.epoch)  # raises SchemaChanged for a range that an alter divides
+    return plan_changes(view, table, start, load.epoch, columns=Columns(schema, whole=True))
 
 
 def _feed_start(view: ReadTxn, load: Load) -> int:

@@ -7,7 +7,7 @@ newest commit. If other commits land meanwhile, only the keys that they changed 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,12 +15,14 @@ import pyarrow.compute as pc
 
 from epochlog.errors import DeleteConflict, EpochExpired, LogTruncated, SnapshotExpired
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.changelog.log_plan import LogPlan, plan_changes
+from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes, schema_changed
 from epochlog.store.commit.edits import CommitConflict, TableEdit
 from epochlog.store.commit.failures import DEFINITE_FAILURES
 from epochlog.store.commit.root_commit import commit_root, refuse_unwritable
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
+from epochlog.store.metadata.schema_change import is_extension
+from epochlog.store.metadata.version import TableVersion
 from epochlog.store.retention.stale_reads import translate_stale_read
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
@@ -129,7 +131,7 @@ class _Delete:
 
     def _plan_all(self) -> ScanPlan:
         handle, table = self._handle, self._table
-        newest = handle.catalog.read(lambda view: get_version(view, table.id, table.name).max_committed_epoch)
+        newest = handle.catalog.read(lambda view: self._require_same_columns(view).max_committed_epoch)
         load = Load(
             location=StoreLocation(handle.root, handle.catalog_url, table.name),
             table_id=table.id,
@@ -151,11 +153,23 @@ class _Delete:
         """Plan a scan of the rows that were committed after a selection. Raises LogTruncated."""
         # Without their intent, vacuum may have deleted the selection's files too.
         require_intents(view, self._table.name, (segment.path for segment in before.segments))
+        newest = self._require_same_columns(view).max_committed_epoch
         current = get_table(view, self._table.id, self._table.name)
-        groups = plan_changes(view, current, before.epoch, by_commit=True).groups
-        newest = get_version(view, current.id, current.name).max_committed_epoch
+        schema = self._table.schema.with_lineage(current.schema.lineage)
+        columns = Columns(schema, whole=True)
+        groups = plan_changes(view, current, before.epoch, by_commit=True, columns=columns).groups
         segments = tuple(segment for group in groups for segment in group.segments)
-        return ScanPlan(self._table.schema, newest, (), segments)
+        self._target = replace(self._target, schema=schema)
+        return ScanPlan(schema, newest, (), segments)
+
+    def _require_same_columns(self, view: ReadTxn) -> TableVersion:
+        """Return the table's version. Raises SchemaChanged if a column was dropped, renamed or widened since Spark has
+        resolved the condition.
+        """
+        current = get_table(view, self._table.id, self._table.name)
+        if not is_extension(self._table.schema, current.schema):
+            raise schema_changed(current.name, current.schema.version)
+        return get_version(view, current.id, current.name)
 
     @property
     def _columns(self) -> list[str]:

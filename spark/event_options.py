@@ -32,6 +32,11 @@ def parse_event_shape(options: Options, *, overwrite: bool) -> EventShape:
             "overwrite replaces all rows of the table, so it takes neither partial nor ignoreNullUpdates; write in "
             "mode append"
         )
+    if shape.updates and bool_option(options, "mergeSchema", False):
+        raise InvalidInput(
+            "mergeSchema takes whole rows, so it does not go with partial or ignoreNullUpdates; add the columns first "
+            "with ALTER TABLE … ADD COLUMN or table.alter(add=…), and leave mergeSchema out"
+        )
     return shape
 
 

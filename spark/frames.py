@@ -160,10 +160,16 @@ def _encode_table(table: pa.Table) -> bytes:
 
 
 def check_frame(
-    table: TableSchema, frame_schema: StructType, *, deletes: bool = False, shape: EventShape = WHOLE_ROWS
+    table: TableSchema,
+    frame_schema: StructType,
+    *,
+    deletes: bool = False,
+    shape: EventShape = WHOLE_ROWS,
+    filled: bool = False,
 ) -> None:
     """Raise SchemaMismatch, before any task runs, if a frame of this schema cannot be written to the table; with
-    `deletes`, if it does not have the table's keys, and their sequences.
+    `deletes`, if it does not have the table's keys, and their sequences. filled: missing nullable columns are filled
+    with nulls.
     """
     target_schema = pa.schema([table.schema.field(name) for name in table.delete_columns]) if deletes else table.schema
     change_columns = () if deletes else (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
@@ -179,7 +185,11 @@ def check_frame(
         raise SchemaMismatch(
             f"table {table.name}: unknown column {unknown[0]!r}; it takes {', '.join(target_schema.names)}"
         )
-    required = table.primary_key if shape.partial else target_schema.names
+    required = [
+        field.name
+        for field in target_schema
+        if field.name in table.primary_key or not (shape.partial or (filled and field.nullable))
+    ]
     missing = [name for name in required if name not in names]
     if missing:
         raise SchemaMismatch(

@@ -33,10 +33,10 @@ CHANGES = (
     *("keys", "sequenceBy", "storedAsScdType"),
 )
 """Options of a write that say how change events apply, by the names of Spark's AUTO CDC; and `partial`."""
-WRITE = ("txnAppId", "txnVersion", *CHANGES)
+WRITE = ("txnAppId", "txnVersion", "mergeSchema", *CHANGES)
 OF_SPARK = ("checkpointLocation", "queryName", "asyncProgressTrackingEnabled")
 """Options that Spark passes on to the sink of a stream, though they are its own."""
-TASKS = ("minPartitions", "sessionParallelism")
+TASKS = ("minPartitions", "sessionParallelism", "schemaVersion")
 READ = ("columns", *STATE, *FEED, *STREAM)
 _CANONICAL_NAMES = {name.lower(): name for name in (*LOCATION, *READ, *WRITE, *TASKS)}
 _START_ADVICE = "take a snapshot as of that time, and set startingVersion to its epoch + 1"
@@ -44,7 +44,9 @@ _CHANGE_ADVICE = "a stream returns every change with its _change_type; filter by
 _OVERWRITE_ADVICE = (
     "an overwrite replaces all rows of the table; append upserts rows, and deletes those whose _change_type is delete"
 )
-_SCHEMA_ADVICE = "the schema of a table is fixed; create another table, and fill it with a job"
+_SCHEMA_ADVICE = (
+    "a write never drops or changes columns: set mergeSchema to add new ones, and change others with table.alter(…)"
+)
 # Options of other table formats, with advice. Each of them would change the rows, so none is ignored.
 _FOREIGN_OPTIONS = {
     "startingtimestamp": _START_ADVICE,
@@ -56,7 +58,6 @@ _FOREIGN_OPTIONS = {
     "replacewhere": _OVERWRITE_ADVICE,
     "partitionoverwritemode": _OVERWRITE_ADVICE,
     "applyastruncates": "write the rows that are to stay in mode overwrite, or delete rows by applyAsDeletes",
-    "mergeschema": _SCHEMA_ADVICE,
     "overwriteschema": _SCHEMA_ADVICE,
 }
 

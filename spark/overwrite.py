@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from epochlog.errors import LogTruncated
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.changelog.log_plan import plan_changes
+from epochlog.store.changelog.log_plan import Columns, plan_changes
 from epochlog.store.commit.edits import CommitConflict, TableEdit
 from epochlog.store.commit.failures import DEFINITE_FAILURES
 from epochlog.store.commit.idempotency import TxnPair, find_committed_epoch
@@ -73,6 +73,7 @@ def _write_deletes(
         return _plan_existing(view, table, since)
 
     rows_plan = handle.catalog.read(plan)
+    target = replace(target, schema=rows_plan.table)
     writer = SegmentWriter(target)
     try:
         for key_range in rows_plan.splits(max(1, rows_plan.rows_at_most // BATCH_ROWS)):
@@ -86,13 +87,14 @@ def _write_deletes(
 
 def _plan_existing(view: ReadTxn, table: TableDef, since: int | None) -> ScanPlan:
     """Plan a scan of the table's newest rows; only of those committed after `since` if the log reaches back to it."""
+    current = get_table(view, table.id, table.name)
+    schema = table.schema.with_lineage(current.schema.lineage)  # the names of the key when the overwrite began
     if since is not None:
         with suppress(LogTruncated):
-            current = get_table(view, table.id, table.name)
-            groups = plan_changes(view, current, since, by_commit=True).groups
+            groups = plan_changes(view, current, since, by_commit=True, columns=Columns(schema, whole=True)).groups
             newest = plan_scan(view, current, None).epoch
-            return ScanPlan(table.schema, newest, (), tuple(segment for group in groups for segment in group.segments))
-    return plan_scan(view, get_table(view, table.id, table.name), None)
+            return ScanPlan(schema, newest, (), tuple(segment for group in groups for segment in group.segments))
+    return plan_scan(view, current, None, schema)
 
 
 def mask_of_keys_in(

@@ -196,6 +196,10 @@ def _patch_readers_and_writers(*, connect: bool) -> None:
         if not getattr(kind.format, "knows_epochlog", False):
             kind.format = _note_format(kind.format)
             setattr(kind, saving, _refuse_save(getattr(kind, saving), saving))
+    if not getattr(DataStreamWriter.start, "knows_epochlog", False):
+        DataStreamWriter.option = _note_option(DataStreamWriter.option)
+        DataStreamWriter.options = _note_options(DataStreamWriter.options)
+        DataStreamWriter.start = _fix_columns(DataStreamWriter.start)
 
 
 def _parallelism(session: SparkSession) -> int:
@@ -223,6 +227,49 @@ def _note_format(original: Callable[[Any, str], Any]) -> Callable[[Any, str], An
     def patched(self: Any, source: str) -> Any:
         self._writes_epochlog = source.lower() == FORMAT
         return original(self, source)
+
+    patched.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]: a mark
+    return patched
+
+
+def _note_option(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a stream writer's `option` so that the writer remembers it."""
+
+    @wraps(original)
+    def patched(self: Any, key: str, value: Any) -> Any:
+        self._epochlog_options = {**getattr(self, "_epochlog_options", {}), key: value}
+        return original(self, key, value)
+
+    return patched
+
+
+def _note_options(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def patched(self: Any, **options: Any) -> Any:
+        self._epochlog_options = {**getattr(self, "_epochlog_options", {}), **options}
+        return original(self, **options)
+
+    return patched
+
+
+def _fix_columns(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a stream writer's `start` so that a stream into "epochlog" keeps the columns of its start: Spark resolves
+    its sink again for each micro-batch, from the options alone.
+    """
+
+    @wraps(original)
+    def patched(self: Any, path: Any = None, format: Any = None, *args: Any, **options: Any) -> Any:
+        writes = getattr(self, "_writes_epochlog", False) if format is None else str(format).lower() == FORMAT
+        if writes:
+            from pyspark.sql.datasource import CaseInsensitiveDict
+
+            from .sink import present_version
+
+            own = {**getattr(self, "_epochlog_options", {}), **({} if path is None else {"path": path}), **options}
+            texts = {name: str(value) for name, value in own.items() if name.lower() != "checkpointlocation"}
+            with contextlib.suppress(EpochlogError):  # the sink reports it; a Connect client may not reach the store
+                self.option("schemaVersion", str(present_version(CaseInsensitiveDict(texts))))
+        return original(self, path, format, *args, **options)
 
     patched.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]: a mark
     return patched
@@ -286,14 +333,14 @@ class EpochlogSource(DataSource):
                 "the schema of this stream lacks the change columns, because Spark asked for the schema of a batch; "
                 "call epochlog.register(spark) in this process, or set .option('readChangeFeed', 'true')"
             )
-        read = StreamRead.from_options(self.options, load.location, load.table_id)
+        read = StreamRead.from_options(self.options, load.location, load.table_id, load.table)
         feed = load.as_feed()
         return LogStreamReader(read, feed.read_schema(schema), feed.predicate())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from .sink import StreamSink, resolve_save
 
-        return StreamSink(resolve_save(self.options, schema, overwrite))
+        return StreamSink(resolve_save(self.options, schema, overwrite, streaming=True))
 
     def _resolve_load(self) -> Load:
         if self._load is None:

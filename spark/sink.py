@@ -8,25 +8,31 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.errors import EpochlogError, InvalidInput, SchemaChanged
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.changelog.change_rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from epochlog.store.changelog.event_shape import WHOLE_ROWS, EventShape
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, resolve_outcome
 from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
+from epochlog.store.commit.table_ddl import alter_schema
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
+from epochlog.store.metadata.schema_change import SchemaChange, extended
+from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.session.handle import Handle, open_handle
 from epochlog.store.session.write_intents import SEALED_MS
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import WriteTarget
+from epochlog.store.types.epoch import MAX_EPOCH
+from epochlog.store.types.schema import TableSchema
 
 from .event_options import check_event_options, parse_event_shape
 from .frames import FrameWriter, check_frame
@@ -42,6 +48,7 @@ from .options import (
 )
 from .overwrite import commit_overwrite
 from .task_writer import write_batches
+from .types import arrow_schema
 from .worker_gc import freeze_loaded_objects
 
 if TYPE_CHECKING:
@@ -53,7 +60,7 @@ _log = logging.getLogger("epochlog")
 @dataclass(frozen=True, slots=True)
 class Save:
     """Resolved options of one write, on the driver: the table and the transaction. is_committed: the transaction was
-    committed before, so nothing is written.
+    committed before, so nothing is written. merge: missing nullable columns are filled with nulls.
     """
 
     location: StoreLocation
@@ -63,6 +70,7 @@ class Save:
     version: int | None
     is_committed: bool = False
     shape: EventShape = WHOLE_ROWS
+    merge: bool = False
 
     def target(self) -> WriteTarget:
         """Return the target of the tasks, under a new write intent. The intent has a long lease, since no store stays
@@ -72,7 +80,7 @@ class Save:
             return handle.write_target(self.table, handle.intents.register("spark", SEALED_MS))
 
 
-def resolve_save(options: Options, schema: StructType, overwrite: bool) -> Save:
+def resolve_save(options: Options, schema: StructType, overwrite: bool, *, streaming: bool = False) -> Save:
     """Resolve the options of a write. Raises typed errors, before any task runs, if the options or the frame's columns
     are invalid, or the transaction can no longer be committed.
     """
@@ -91,11 +99,53 @@ def resolve_save(options: Options, schema: StructType, overwrite: bool) -> Save:
             refuse_unwritable(view, table)
         return table, is_committed
 
+    merge = bool_option(options, "mergeSchema", False)
     with closing(location.open()) as handle:
         table, is_committed = handle.catalog.read(resolve)
-    check_event_options(options, table.schema, shape)
-    check_frame(table.schema, schema, shape=shape)
-    return Save(location, table, overwrite, app_id, version, is_committed, shape)
+        columns = _columns_at_start(table, int_option(options, "schemaVersion"), streaming=streaming)
+        check_event_options(options, columns, shape)
+        if merge and not is_committed:
+            table, columns = _add_columns(handle, table, columns, schema, shape)
+    check_frame(columns, schema, shape=shape, filled=merge)
+    table = replace(table, schema=columns)
+    return Save(location, table, overwrite, app_id, version, is_committed, shape, merge)
+
+
+def _columns_at_start(table: TableDef, version: int | None, *, streaming: bool) -> TableSchema:
+    """Return the table's columns in the version that it had when the write or stream began. Spark resolves the sink of
+    a stream again for each micro-batch, and by then a name may belong to another column; the commit finds columns by
+    id.
+    """
+    if version is not None:
+        return table.schema.at(version)
+    if streaming and table.schema.version:
+        raise SchemaChanged(
+            f"table {table.name!r} was altered at epoch {table.schema.version}, and this stream does not say with "
+            "which columns it began: start it in a process that can open the store, after epochlog.register(spark)"
+        )
+    return table.schema
+
+
+def _add_columns(
+    handle: Handle, table: TableDef, columns: TableSchema, schema: StructType, shape: EventShape
+) -> tuple[TableDef, TableSchema]:
+    """Add the columns that the frame writes and the table lacks, before any row is written; return the table, and the
+    columns to write.
+    """
+    known = (*columns.schema.names, CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
+    written = shape.written(schema.names)
+    fields = (field for field in arrow_schema(schema) if field.name in written)
+    added = [field.with_nullable(True) for field in fields if field.name not in known]
+    change = SchemaChange.of(table.name, added, None, None, None)
+    after = alter_schema(handle, table, change, Settings()) if change else table
+    return after, extended(after.schema, columns.version, MAX_EPOCH)
+
+
+def present_version(options: Options) -> int:
+    """Return the version of the table's columns now, for a stream that begins."""
+    location = parse_store_location(options)
+    with closing(location.open()) as handle:
+        return handle.catalog.read(lambda view: find_table(view, location.table)).schema.version
 
 
 def _refuse_options(options: Options) -> None:
@@ -152,9 +202,8 @@ class _Sink:
             for _ in batches:  # Spark kills a worker that does not read all rows.
                 pass
             return Written(())
-        return Written(
-            tuple(write_batches(self._target, batches, shape=self._save.shape)), self._target.intent, query_id
-        )
+        segments = write_batches(self._target, batches, shape=self._save.shape, fill=self._save.merge)
+        return Written(tuple(segments), self._target.intent, query_id)
 
     def _commit(self, messages: Sequence[Written], txn: TxnPair | None) -> None:
         """Commit the segments of the tasks, if there are any, and end their intents."""

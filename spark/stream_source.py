@@ -20,7 +20,7 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS, CHANGE_TYPE
 from epochlog.store.changelog.consumer import Consumer
 from epochlog.store.changelog.consumers import open_consumer
-from epochlog.store.changelog.log_plan import LogPlan, plan_backfill, plan_changes
+from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_backfill, plan_changes, schema_changed
 from epochlog.store.changelog.log_position import SNAPSHOT, reach
 from epochlog.store.metadata.consumer_record import check_consumer_name
 from epochlog.store.metadata.definitions import TableDef
@@ -28,6 +28,7 @@ from epochlog.store.metadata.lookups import get_table, get_version
 from epochlog.store.metadata.version import LogEntry
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.schema import TableSchema
 
 from .options import Options, StoreLocation, Tasks, bool_option, int_option, text_option
 from .partitions import ReadPartition, cut
@@ -40,10 +41,11 @@ _CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
 
 @dataclass(frozen=True, slots=True)
 class StreamRead:
-    """Resolved options of one stream."""
+    """Resolved options of one stream. table: the columns that it has from its start on."""
 
     location: StoreLocation
     table_id: int
+    table: TableSchema
     start: str | int | None
     limits: BatchLimits
     consumer: str | None
@@ -52,7 +54,7 @@ class StreamRead:
     tasks: Tasks
 
     @classmethod
-    def from_options(cls, options: Options, location: StoreLocation, table_id: int) -> StreamRead:
+    def from_options(cls, options: Options, location: StoreLocation, table_id: int, table: TableSchema) -> StreamRead:
         consumer = text_option(options, "consumerId")
         if consumer is not None:
             check_consumer_name(consumer)
@@ -60,6 +62,7 @@ class StreamRead:
         return cls(
             location,
             table_id,
+            table,
             parse_start(text_option(options, "startingVersion")),
             limits,
             consumer,
@@ -131,6 +134,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return Offset(table.id, newest if self._target is None else min(newest, self._target))
             after = self._require_log(view, table, begin.epoch)
             until = plan_until(_log_epochs(view, table, after), after, limits, self._target)
+            altered = self._plan(view, table, after, until, cut=True).altered if until > after else None
+            if altered is not None:  # no batch spans an alter; the stream ends with the batch before it
+                until = altered - 1
+                if until <= after or next(_log_epochs(view, table, after)).epoch >= altered:
+                    raise schema_changed(table.name, altered)
             return begin if until <= after else Offset(table.id, until)
 
         end = self._handle().catalog.read(find_end)
@@ -165,9 +173,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def make_plan(view: ReadTxn) -> LogPlan:
             table = self._table(view)
             if begin.start == SNAPSHOT:
-                return plan_backfill(view, table, until)
+                return plan_backfill(view, table, until, self._fixed(table))
             after = self._require_log(view, table, begin.epoch)
-            return plan_changes(view, table, after, max(after, until))
+            return self._plan(view, table, after, max(after, until))
 
         plan = self._handle().catalog.read(make_plan)
         if CHANGE_TYPE not in self._schema.names:
@@ -195,6 +203,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._open_handle is not None:
             self._open_handle.close()
             self._open_handle = None
+
+    def _fixed(self, table: TableDef) -> TableSchema:
+        return self._read.table.with_lineage(table.schema.lineage)
+
+    def _plan(self, view: ReadTxn, table: TableDef, after: int, until: int, *, cut: bool = False) -> LogPlan:
+        """Plan changes in the columns of the stream's start. Raises SchemaChanged if a later alter takes one away."""
+        return plan_changes(view, table, after, until, columns=Columns(self._fixed(table), cut=cut))
 
     # ---- the store -----------------------------------------------------------------------------------------------
 

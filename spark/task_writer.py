@@ -11,7 +11,7 @@ from epochlog.store.changelog.event_shape import WHOLE_ROWS, EventShape
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter, WriteTarget
 
-from .types import from_spark
+from .types import filled_from_spark, from_spark
 from .worker_gc import freeze_loaded_objects
 
 GATHER_ROWS = 1 << 18
@@ -19,17 +19,23 @@ GATHER_BYTES = 64 << 20
 
 
 def write_batches(
-    target: WriteTarget, batches: Iterable[pa.RecordBatch], *, deletes: bool = False, shape: EventShape = WHOLE_ROWS
+    target: WriteTarget,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    deletes: bool = False,
+    shape: EventShape = WHOLE_ROWS,
+    fill: bool = False,
 ) -> list[Segment]:
     """Write the rows into segments; return these, oldest first: of two rows with one key the later wins.
 
-    An optional column `_change_type` marks deletes. With `deletes` all rows are keys to delete. Raises SchemaMismatch,
-    which names table and column.
+    An optional column `_change_type` marks deletes. With `deletes` all rows are keys to delete. fill: True adds missing
+    nullable columns with nulls. Raises SchemaMismatch, which names table and column.
     """
     freeze_loaded_objects()
     writer = SegmentWriter(target)
     for table in gather_batches(batches):
-        take_rows(writer, target.schema, table, deletes=deletes, cast=from_spark, shape=shape)
+        cast = filled_from_spark if fill else from_spark
+        take_rows(writer, target.schema, table, deletes=deletes, cast=cast, shape=shape)
     return writer.finish()
 
 

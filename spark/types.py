@@ -123,6 +123,15 @@ def _cast_out(table: str, column: pa.Array | pa.ChunkedArray, field: pa.Field) -
         ) from error
 
 
+def filled_from_spark(schema: TableSchema, data: pa.Table) -> pa.Table:
+    """Run `from_spark`, and add the table's nullable columns that `data` lacks, with nulls."""
+    rows = from_spark(schema, data)
+    for field in schema.schema:
+        if field.nullable and field.name not in rows.column_names:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    return rows
+
+
 def from_spark(schema: TableSchema, data: pa.Table) -> pa.Table:
     """Cast the columns of Spark's `data` to the table's types; keep unknown columns, which `conform` refuses later.
 

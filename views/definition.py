@@ -44,7 +44,7 @@ def create_view(
     exist_ok: bool = False,
 ) -> JobRecord:
     """Create a view and its output table in one transaction. See `Store.create_view`."""
-    plan, schema = plan_view(handle, name, sql, primary_key, refresh, schema_of)
+    plan, schema, planned = plan_view(handle, name, sql, primary_key, refresh, schema_of)
     return create_job(
         handle,
         name,
@@ -54,6 +54,7 @@ def create_view(
         max_lag=max_lag,
         exist_ok=exist_ok,
         view=ViewDefinition(sql, refresh, DERIVATION),
+        planned=planned,
     )
 
 
@@ -82,9 +83,9 @@ def change_views(
     for name, (definition, table) in handle.catalog.read(read_views).items():
         refresh = refreshes.get(name, definition.refresh)
         with naming(name):
-            plan, schema = plan_view(handle, name, queries[name], table.primary_key, refresh, schema_of)
+            plan, schema, planned = plan_view(handle, name, queries[name], table.primary_key, refresh, schema_of)
         require_same_columns(name, table, TableSchema(name, schema, table.primary_key))
-        replacements[name] = Replacement(ViewDefinition(queries[name], refresh, DERIVATION), plan.tables)
+        replacements[name] = Replacement(ViewDefinition(queries[name], refresh, DERIVATION), plan.tables, planned)
     return replace_views(handle, replacements)
 
 
@@ -96,8 +97,9 @@ def plan_view(
     refresh: Any,
     schema_of: SchemaPlanner = local_engine.output_schema,
     new_tables: Mapping[str, TableSchema] = NO_TABLES,
-) -> tuple[ViewPlan, pa.Schema]:
-    """Derive the plan of a query over the store's tables, and its schema, which the engine plans.
+) -> tuple[ViewPlan, pa.Schema, dict[str, int]]:
+    """Derive the plan of a query over the store's tables. Return it with its schema, which the engine plans, and the
+    versions of the tables' columns.
 
     schema_of: plans the query on an engine. new_tables: schemas of tables by name that are not in the store yet, or are
     replaced.
@@ -115,7 +117,7 @@ def plan_view(
 
     tables = handle.catalog.read(schemas)
     plan = derive(sql, tables, primary_key, refresh)
-    return plan, schema_of(plan, tables, primary_key)
+    return plan, schema_of(plan, tables, primary_key), {name: table.version for name, table in tables.items()}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from epochlog.checkpoint.job.view_ddl import require_view
 from epochlog.errors import UnsupportedFormat
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.definitions import JobRecord, ViewDefinition
+from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
@@ -24,8 +25,10 @@ def view_plan(handle: Handle, job: JobRecord) -> ViewPlan:
     definition = require_view(job)
 
     def schemas(view: ReadTxn) -> tuple[list[TableSchema], TableSchema]:
-        upstreams = [get_table(view, table, f"upstream of {job.name}").schema for table in job.upstreams]
-        return upstreams, get_table(view, job.outputs[0], f"output of {job.name}").schema
+        upstreams = [get_table(view, table, f"upstream of {job.name}") for table in job.upstreams]
+        return [job_columns(job, table) for table in upstreams], get_table(
+            view, job.outputs[0], f"output of {job.name}"
+        ).schema
 
     upstreams, output = handle.catalog.read(schemas)
     return _derive(job.name, definition, tuple(upstreams), output.primary_key)

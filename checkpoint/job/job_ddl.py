@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from epochlog.store.epochs.global_membership import outside_by_interval
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions, ViewDefinition
+from epochlog.store.metadata.job_columns import Declared, bound_versions, checked_columns, require_versions
 from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_job, get_store, get_table, get_version
 from epochlog.store.metadata.table_differences import table_differences
 from epochlog.store.metadata.table_settings import Settings
@@ -28,6 +30,7 @@ from epochlog.store.types.schema import TableSchema, check_name
 from .pace import Interval, MaxLag, Pace, make_pace
 
 _log = logging.getLogger("epochlog")
+NO_VERSIONS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +109,14 @@ def create_job(
     snapshot_rows: int | None = None,
     exist_ok: bool = False,
     view: ViewDefinition | None = None,
+    columns: Declared | None = None,
+    planned: Mapping[str, int] = NO_VERSIONS,
 ) -> JobRecord:
     """Create a job and its output tables in one transaction. exist_ok: return an existing job with equal arguments.
-    view: the definition, if the job is a view.
+    view: the definition, if the job is a view. columns: the columns to read of some upstreams. planned: the versions of
+    the upstreams' columns for which the view was planned.
 
-    Raises JobExists, JobCycle, OutputOwned, TableNotFound, InvalidInput.
+    Raises JobExists, JobCycle, OutputOwned, TableNotFound, InvalidInput, SchemaChanged.
     """
     declared = _checked_outputs(name, upstreams, outputs)
     _check_backfill(name, backfill, snapshot_rows)
@@ -122,11 +128,11 @@ def create_job(
                 raise JobExists(f"job {name!r} exists already; get it with store.job({name!r}) or take another name")
             existing = find_job(tx, name)
             now = Pace(existing.interval, existing.max_lag, existing.max_lag_ms)
-            requested_pace = make_pace(name, interval, max_lag, handle.interval_ms, now)
-            return _require_same_job(
-                tx, existing, _JobRequest(upstreams, declared, backfill, snapshot_rows, requested_pace, view)
-            )
+            wanted_pace = make_pace(name, interval, max_lag, handle.interval_ms, now)
+            request = _JobRequest(upstreams, declared, backfill, snapshot_rows, wanted_pace, view, columns)
+            return _require_same_job(tx, existing, request)
         upstream_tables = _checked_upstreams(tx, handle, name, upstreams, [*outputs], backfill)
+        require_versions(upstream_tables, planned)
         job_id, now_ms = Counters.read(tx).next_job, handle.catalog.now_ms()
         tables = [add_table(tx, schema, settings, job_id, now_ms) for schema, settings in declared]
         job = JobRecord(
@@ -142,16 +148,21 @@ def create_job(
             progress_ms=now_ms,
             created_ms=now_ms,
             view=view,
+            bound=bound_versions(upstream_tables),
+            columns=checked_columns(name, upstream_tables, columns),
         )
-        counters = replace(Counters.read(tx), next_job=job_id + 1)
-        tx.put(HEAD, counters.to_record())
-        tx.put(job_key(job_id), job.to_record())
-        tx.put(job_name_key(name), {"id": job_id})
+        _put_new_job(tx, job)
         return job
 
     job = handle.catalog.transact(body)
     _warn_of_intervals(handle, job)
     return job
+
+
+def _put_new_job(tx: Txn, job: JobRecord) -> None:
+    tx.put(HEAD, replace(Counters.read(tx), next_job=job.id + 1).to_record())
+    tx.put(job_key(job.id), job.to_record())
+    tx.put(job_name_key(job.name), {"id": job.id})
 
 
 def _check_backfill(name: str, backfill: str, snapshot_rows: int | None) -> None:
@@ -209,6 +220,7 @@ class _JobRequest:
     snapshot_rows: int | None
     pace: Pace
     view: ViewDefinition | None
+    columns: Declared | None
 
 
 def _require_same_job(tx: Txn, job: JobRecord, request: _JobRequest) -> JobRecord:
@@ -231,6 +243,11 @@ def _require_same_job(tx: Txn, job: JobRecord, request: _JobRequest) -> JobRecor
     ):
         if current != wanted:
             differences.append(f"its {field} is {current!r}, not {wanted!r}")
+    wanted_columns = {name: list(names) for name, names in (request.columns or {}).items()}
+    by_id = dict(zip(job.upstreams, upstreams, strict=True))
+    present_columns = {by_id[table]: list(names) for table, names in job.columns}
+    if wanted_columns != present_columns:
+        differences.append(f"it reads the columns {present_columns or 'of all upstreams'}, not {wanted_columns}")
     if job.view != request.view:
         differences.append(_view_difference(job.view, request.view))
     if differences:

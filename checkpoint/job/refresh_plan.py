@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.changelog.log_plan import LogPlan, plan_backfill, plan_changes
+from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_backfill, plan_changes
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.metadata.definitions import Cursor, JobRecord, TableDef
+from epochlog.store.metadata.job_columns import read_by
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.metadata.staged_segments import list_staged
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
@@ -24,7 +25,10 @@ from .barrier import Barrier
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """Upstream of a barrier (prev, curr]: its changes within a key range, and its rows at curr and at prev."""
+    """Upstream of a barrier (prev, curr]: its changes within a key range, and its rows at curr and at prev.
+
+    table: with the columns that the job reads, in which all its rows and changes are.
+    """
 
     table: TableDef
     changes: LogPlan
@@ -97,14 +101,16 @@ def plan_barrier(view: ReadTxn, handle: Handle, job: JobRecord) -> RefreshPlan:
     prev, curr = barrier.prev, barrier.curr
     upstreams: dict[str, Upstream] = {}
     for table_id in job.upstreams:
-        table = get_table(view, table_id, f"upstream of {job.name}")
+        current = get_table(view, table_id, f"upstream of {job.name}")
+        table = read_by(job, current)
+        columns = Columns(table.schema, whole=True)
         changes = (
-            plan_backfill(view, table, curr)
+            plan_backfill(view, table, curr, table.schema)
             if job.reads_all_rows
-            else plan_changes(view, table, prev, curr, by_commit=True)
+            else plan_changes(view, current, prev, curr, by_commit=True, columns=columns)
         )
-        previous = plan_scan(view, table, prev) if prev else ScanPlan(table.schema, 0)
-        upstreams[table.name] = Upstream(table, changes, plan_scan(view, table, curr), previous)
+        previous = plan_scan(view, table, prev, table.schema) if prev else ScanPlan(table.schema, 0)
+        upstreams[table.name] = Upstream(table, changes, plan_scan(view, table, curr, table.schema), previous)
     outputs: dict[str, PlannedOutput] = {}
     for table_id in job.outputs:
         table = get_table(view, table_id, f"output of {job.name}")

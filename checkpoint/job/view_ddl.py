@@ -10,6 +10,7 @@ from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.commit.boundaries import force_within
 from epochlog.store.metadata.definitions import Counters, JobRecord, ViewDefinition
+from epochlog.store.metadata.job_columns import bound_versions, require_versions
 from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_table, get_version
 from epochlog.store.session.handle import Handle
 
@@ -18,10 +19,11 @@ from .rebuild import rebuilding
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """New definition of a view, and the names of the tables that it reads."""
+    """New definition of a view, and the names of the tables that it reads. planned: the versions of their columns."""
 
     definition: ViewDefinition
     upstreams: Sequence[str]
+    planned: Mapping[str, int]
 
 
 def require_view(job: JobRecord) -> ViewDefinition:
@@ -46,8 +48,12 @@ def replace_views(handle: Handle, replacements: Mapping[str, Replacement]) -> in
         changed: dict[int, JobRecord] = {}
         for name, replacement in replacements.items():
             require_view(jobs[name])
-            upstreams = tuple(dict.fromkeys(find_table(tx, upstream).id for upstream in replacement.upstreams))
-            changed[jobs[name].id] = replace(jobs[name], view=replacement.definition, upstreams=upstreams)
+            read = [find_table(tx, upstream) for upstream in replacement.upstreams]
+            require_versions(read, replacement.planned)
+            upstreams = tuple(dict.fromkeys(table.id for table in read))
+            changed[jobs[name].id] = replace(
+                jobs[name], view=replacement.definition, upstreams=upstreams, bound=bound_versions(read)
+            )
         _refuse_cycle(tx, changed)
         boundary = force_within(tx, handle, above=Counters.read(tx).last_epoch)  # readers may have read up to it
         for job in jobs.values():

@@ -22,7 +22,14 @@ from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import each_epoch
 from epochlog.store.changelog.consumers import KEEP, open_consumer
-from epochlog.store.changelog.log_plan import LogPlan, plan_backfill, plan_changes
+from epochlog.store.changelog.log_plan import (
+    Columns,
+    LogPlan,
+    columns_after,
+    plan_backfill,
+    plan_changes,
+    schema_changed,
+)
 from epochlog.store.changelog.log_position import SNAPSHOT, reach, require_states
 from epochlog.store.changelog.tail_cache import follow
 from epochlog.store.commit.boundaries import seal
@@ -31,6 +38,7 @@ from epochlog.store.env.clock import Deadline
 from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.metadata.definitions import JobRecord, TableDef
+from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import find_job, find_table, get_table
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.retention.stale_reads import translate_stale_reads
@@ -39,6 +47,7 @@ from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.types.epoch import as_epoch, show_epoch
 from epochlog.store.types.epoch_set import FAR
 from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.schema import TableSchema
 
 from .log_barriers import EndOfData, Stand, barrier_of_job, barrier_of_log, end_of_data
 
@@ -103,7 +112,9 @@ class UpstreamLog(OneProcess, Closeable):
     `with` block; `close` may be called from another thread, and ends the iteration.
 
     Raises TableNotFound, JobNotFound, InvalidInput, LogTruncated, TableDropped and EpochExpired (old rows are deleted)
-    at once; LogTruncated, TableDropped, JobParked, Fenced, ConsumerNotFound and StoreClosed while iterating.
+    at once; LogTruncated, TableDropped, JobParked, Fenced, ConsumerNotFound and StoreClosed while iterating, and
+    SchemaChanged before the first change after an alter that drops, renames or widens a column: open another
+    UpstreamLog after the last barrier. Columns that were added are left out until then.
     """
 
     _instead = "send store.root and the epoch of the last barrier, and make an UpstreamLog there with after=epoch"
@@ -127,7 +138,7 @@ class UpstreamLog(OneProcess, Closeable):
         start = after if after is None or after == SNAPSHOT else as_epoch("after", after)
         self._handle = handle
         self._tables = [(table.id, table.name) for table in table_defs]
-        self._columns = _checked_columns(table_defs, columns)
+        self._columns = _checked_names(table_defs, columns)
         self._pre_images = pre_images
         self._job = None if record is None else (record.id, record.name)
         self._holder = handle.new_holder("upstream")
@@ -143,9 +154,14 @@ class UpstreamLog(OneProcess, Closeable):
             start = start if self._consumer.position is None else self._consumer.position
             start = SNAPSHOT if start is None else start
         self._position = start if isinstance(start, int) else 0
+        # The columns of each table: those of the job, else from the first round on.
+        self._fixed: dict[int, TableSchema] = (
+            {} if record is None else {table.id: job_columns(record, table) for table in table_defs}
+        )
         # True if the first round reads the tables' rows, not their logs.
         self._snapshot = start == SNAPSHOT if record is None else record.backfill == "snapshot" and not self._position
         try:
+            handle.catalog.read(self._check_columns)
             if not self._snapshot:
                 self._hold(self._position)
             if self._consumer is not None and start == self._position != self._consumer.position:
@@ -262,12 +278,19 @@ class UpstreamLog(OneProcess, Closeable):
         return next_round
 
     def _iterate(self, log_round: _Round) -> Iterator[Chunk | Barrier]:
+        self._fixed = {table_id: plan.table for (table_id, _), plan in zip(self._tables, log_round.plans, strict=True)}
         chunks = [
             self._chunks(index, name, plan)
             for index, ((_, name), plan) in enumerate(zip(self._tables, log_round.plans, strict=True))
         ]
+        altered = min((plan.altered for plan in log_round.plans if plan.altered is not None), default=None)
         for _, _, chunk in merge(*chunks, key=lambda item: item[:2]):
+            if altered is not None and chunk.epoch >= altered:
+                break
             yield chunk
+        for plan in log_round.plans:
+            if altered is not None and plan.altered == altered:
+                raise schema_changed(plan.table.name, altered)
         yield log_round.barrier
 
     def _chunks(self, index: int, name: str, plan: LogPlan) -> Iterator[tuple[int, int, Chunk]]:
@@ -306,14 +329,27 @@ class UpstreamLog(OneProcess, Closeable):
         barrier = barrier_of_log(view, stand) if self._job is None else barrier_of_job(view, stand, *self._job)
         if not isinstance(barrier, Barrier):
             return barrier
-        plans: list[LogPlan] = []
-        for table in (get_table(view, table_id, name) for table_id, name in self._tables):
-            if self._snapshot:
-                plans.append(plan_backfill(view, table, barrier.curr))
-            else:
-                after = min(_readable_after(view, table, self._position), barrier.curr)
-                plans.append(plan_changes(view, table, after, barrier.curr, by_commit=True))
-        return _Round(barrier, tuple(plans))
+        tables = [get_table(view, table_id, name) for table_id, name in self._tables]
+        return _Round(barrier, tuple(self._plan_table(view, table, barrier) for table in tables))
+
+    def _plan_table(self, view: ReadTxn, table: TableDef, barrier: Barrier) -> LogPlan:
+        """Plan the changes of one table up to a barrier. A reader that has begun keeps its columns, and gets the
+        changes before an alter that takes one of them away.
+        """
+        fixed = self._fixed.get(table.id)
+        if self._job is not None and fixed is not None:  # a job keeps its columns at every epoch
+            fixed = fixed.with_lineage(table.schema.lineage)
+        if self._snapshot:
+            return plan_backfill(view, table, barrier.curr, fixed)
+        after = min(_readable_after(view, table, self._position), barrier.curr)
+        columns = Columns(fixed or columns_after(view, table, after), whole=self._job is not None, cut=True)
+        return plan_changes(view, table, after, barrier.curr, by_commit=True, columns=columns)
+
+    def _check_columns(self, view: ReadTxn) -> None:
+        """Raise InvalidInput for a column that the first changes to read do not have."""
+        for table in (get_table(view, table_id, name) for table_id, name in self._tables if name in self._columns):
+            first = table.schema if self._snapshot else columns_after(view, table, self._position)
+            LogPlan(self._fixed.get(table.id, first), None).schema(self._columns[table.name])
 
     # ---- holds ---------------------------------------------------------------------------------------------------
 
@@ -378,16 +414,15 @@ def _readable_after(view: ReadTxn, table: TableDef, after: int) -> int:
     return reachable.after
 
 
-def _checked_columns(
+def _checked_names(
     tables: Sequence[TableDef], columns: Mapping[str, Sequence[str]] | None
 ) -> Mapping[str, Sequence[str]]:
     by_name = {table.name: table for table in tables}
     if not isinstance(columns or {}, Mapping):
         raise InvalidInput(f"columns is a dict {{table: columns}}, not {columns!r}")
-    for name, names in (columns or {}).items():
+    for name in columns or {}:
         if name not in by_name:
             raise InvalidInput(f"columns names table {name!r}, which is not read here: {', '.join(by_name)}")
-        LogPlan(by_name[name].schema, None).schema(names)
     return dict(columns or {})
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from epochlog.checkpoint.job.barrier import Barrier
-from epochlog.errors import Fenced, SegmentUnknown
+from epochlog.errors import Fenced, SchemaChanged, SegmentUnknown
 
 from .attempt import Attempt, merge_segments, next_multiple
 from .checkpoint_plan import Edge, TaskState
@@ -218,7 +218,7 @@ class JobProtocol:
         reason = f"the commit was refused: {type(error).__name__}: {error}"
         if isinstance(error, Fenced):
             return self._fail_job(reason)
-        if isinstance(error, SegmentUnknown):
+        if isinstance(error, SegmentUnknown | SchemaChanged):
             decisions = self._abort(now, attempt, reason)
             self._carried = []  # without a Drop: another commit may own some of these segments
             decisions += self._roll_back(now, self._registry.tasks, reason)

@@ -168,8 +168,8 @@ class CheckpointManager:
     def refused(self, job: str, barrier_id: int, error: BaseException) -> list[Decision]:
         """Answer CommitBarrier: the commit has not landed and never will.
 
-        Fenced fails the job. SegmentUnknown rolls it back, because a deleted segment can never be committed. Other
-        errors count as a failure.
+        Fenced fails the job. SegmentUnknown and SchemaChanged roll it back, because a deleted segment, or one with a
+        column that was dropped, can never be committed. Other errors count as a failure.
         """
         return self._dispatch(job, lambda machine, now: machine.refused(now, barrier_id, error))
 

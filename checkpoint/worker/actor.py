@@ -248,12 +248,12 @@ class LoadPart(Part):
             handle = self._worker.handle
 
             def read_table(view: ReadTxn) -> TableDef:
-                table_def = find_table(view, table)
-                refuse_unwritable(view, table_def)
+                refuse_unwritable(view, table_def := find_table(view, table))
                 return table_def
 
-            table_def = handle.catalog.read(read_table)
-            self._writers[table] = PartWriter(self, lambda: SegmentWriter(handle.write_target(table_def)))
+            self._writers[table] = PartWriter(
+                self, lambda: SegmentWriter(handle.write_target(handle.catalog.read(read_table)))
+            )
         return self._writers[table]
 
     def poll(self, state: bytes | None = None) -> bool:

@@ -155,7 +155,7 @@ def _explain(handle: Handle, files: Mapping[str, ViewFile], changes: list[Change
             continue
         file = change.file
         with naming(file.name):
-            plan, schema = plan_view(handle, file.name, file.sql, file.primary_key, file.refresh, new_tables=tables)
+            plan, schema, _ = plan_view(handle, file.name, file.sql, file.primary_key, file.refresh, new_tables=tables)
             tables[file.name] = TableSchema(file.name, schema, file.primary_key)
             if change.action == "replace":
                 current = handle.catalog.read(lambda view, name=file.name: _table(view, name))

@@ -12,11 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from epochlog.store.catalog.protocol import Txn
-from epochlog.store.changelog.footprint import of_feed, of_replay, of_scan
-from epochlog.store.changelog.log_plan import LogPlan, plan_changes
+from epochlog.store.catalog.protocol import ReadTxn, Txn
+from epochlog.store.changelog.footprint import Footprint, of_feed, of_replay, of_scan
+from epochlog.store.changelog.log_plan import Columns, LogPlan, ended_by_alter, plan_changes
 from epochlog.store.changelog.plan_ranges import narrowed
 from epochlog.store.changelog.raw_replay import replay
+from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_version
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.retention.stale_reads import translate_stale_reads
@@ -80,7 +81,7 @@ class FlightPlanner:
 
         def plan_and_hold(tx: Txn) -> tuple[LogPlan, int, list[bytes]]:
             table = find_table(tx, command.table)
-            plan = plan_changes(tx, table, command.after, command.until)
+            plan = plan_flight_changes(tx, table, command)
             # Raises for bad options before anything is held.
             options = ReadOptions(command.columns)
             plan.batches(handle.files, command.mode, pre_images=command.pre_images, options=options)
@@ -90,15 +91,16 @@ class FlightPlanner:
             row_epoch = command.after if looks_up else None
             hold = Hold(holder, table.id, command.after, row_epoch, now_ms, now_ms + LEASE_MS)
             until = max(newest, command.after) if command.until is None else command.until
+            until = until if plan.altered is None else max(command.after, plan.altered - 1)
             return plan, until, put_holds(tx, [hold])
 
         plan, until, hold_keys = handle.catalog.transact(plan_and_hold)
         handle.leases.keep(holder, hold_keys)
         try:
-            parts = tuple(self._cut_log(plan, command))
+            parts = (*self._cut_log(plan, command), *_end_at_alter(plan))
             raw = command.mode == "epochs" and not command.pre_images
             exact = raw and not any(len(group.segments) > 1 for group in plan.groups)
-            rows = plan.rows if exact else None
+            rows = plan.rows if exact and plan.altered is None else None
             return LeasedFlight(plan.schema(command.columns), parts, lambda: handle.leases.release(holder), until, rows)
         except BaseException:
             handle.leases.release(holder)
@@ -143,6 +145,21 @@ class FlightPlanner:
 
         footprint = of_feed(part_plan, command.columns, images=command.pre_images)
         return FlightPart(lambda: translate_stale_reads(self.handle, batches()), footprint)
+
+
+def plan_flight_changes(view: ReadTxn, table: TableDef, command: ChangesCommand) -> LogPlan:
+    """Plan the changes of a flight: those of a net log in the columns of its end, others up to an alter that drops,
+    renames or widens a column.
+    """
+    columns = Columns(whole=command.mode == "net", cut=True)
+    return plan_changes(view, table, command.after, command.until, columns=columns)
+
+
+def _end_at_alter(plan: LogPlan) -> Iterator[FlightPart]:
+    """Yield a last part that raises SchemaChanged, if the flight ends at an alter."""
+    if plan.altered is not None:
+        nothing: list[pa.RecordBatch] = []
+        yield FlightPart(lambda: ended_by_alter(plan, iter(nothing)), Footprint(0, 0))
 
 
 def split_by_epoch(plan: LogPlan, count: int) -> list[LogPlan]:

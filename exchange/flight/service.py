@@ -31,7 +31,7 @@ from epochlog.store.session.handle import Handle
 
 from .descriptors import Read, parse_reading, parse_writing
 from .leases import FlightLeases
-from .planner import Choose, FlightPlanner
+from .planner import Choose, FlightPlanner, plan_flight_changes
 from .put import put
 from .tickets import Ticket, Tickets, new_flight, new_key
 
@@ -114,9 +114,14 @@ class FlightDesk:
     def schema(self, descriptor: flight.FlightDescriptor) -> pa.Schema:
         """Return the columns of a flight; takes no holds."""
         command = parse_reading(_path(descriptor), descriptor.command or b"")
-        table = self._handle.catalog.read(lambda view: find_table(view, command.table)).schema
-        plan = ScanPlan(table, 0) if isinstance(command, Read) else LogPlan(table, None)
-        return plan.schema(command.columns)
+
+        def read_plan(view: ReadTxn) -> ScanPlan | LogPlan:
+            table = find_table(view, command.table)
+            if isinstance(command, Read):
+                return ScanPlan(table.schema if command.epoch is None else table.schema.at(command.epoch), 0)
+            return plan_flight_changes(view, table, command) if table.schema.lineage else LogPlan(table.schema, None)
+
+        return self._handle.catalog.read(read_plan).schema(command.columns)
 
     def get(self, ticket: bytes, call: Call) -> flight.FlightDataStream:
         """Stream the rows of one endpoint. Raises TicketRefused, TicketExpired."""

@@ -16,7 +16,14 @@ from typing import Self
 
 import pyarrow as pa
 
-from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, OutcomeUnknown, ServerUnavailable
+from epochlog.errors import (
+    CatalogUnavailable,
+    EpochlogError,
+    InvalidInput,
+    OutcomeUnknown,
+    SchemaChanged,
+    ServerUnavailable,
+)
 from epochlog.exchange.stage_gate import StageGate
 from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.store.env.backoff import Backoff
@@ -79,8 +86,10 @@ class Subscription(Closeable):
 
     After a lost connection the subscription reconnects and resumes; it returns each change once. Raises
     ServerUnavailable when the server does not answer for `reconnect` seconds, ReaderTooSlow, LogTruncated,
-    SnapshotExpired, TableDropped, AccessDenied. An error is raised after all batches received before it, and by every
-    later call. Close the subscription, or use it in a `with` block; `close` and `ack` may be called from other threads.
+    SnapshotExpired, TableDropped, AccessDenied, and SchemaChanged after the changes before an alter that drops, renames
+    or widens a column; columns that were added are left out until a new subscription. An error is raised after all
+    batches received before it, and by every later call; but `ack` acknowledges what came before an alter. Close the
+    subscription, or use it in a `with` block; `close` and `ack` may be called from other threads.
     """
 
     def __init__(
@@ -174,10 +183,11 @@ class Subscription(Closeable):
         deadline = Deadline.after(self._timeout_s if timeout is None else timeout)
         with self._changed:
             self._requested_ack = max(self._requested_ack, epoch)
+            self._changed.notify_all()
             stream = self._stream
         if stream is not None and self._acked < epoch:
             stream.send(encode(Answer("ack", epoch)))
-        done = self._wait(lambda: self._acked >= epoch or self._closed, deadline)
+        done = self._wait(lambda: self._acked >= epoch or self._closed, deadline, acknowledging=True)
         if not done or self._acked < epoch:
             raise ServerUnavailable(
                 f"{self._location} has not confirmed the acknowledgement of epoch {show_epoch(epoch)}; acknowledge it "
@@ -229,13 +239,13 @@ class Subscription(Closeable):
             self._unreported_bytes = 0
         stream.send(encode(Answer("took", taken_bytes)))
 
-    def _wait(self, condition: Callable[[], object], deadline: Deadline | None) -> bool:
+    def _wait(self, condition: Callable[[], object], deadline: Deadline | None, *, acknowledging: bool = False) -> bool:
         """Wait for a condition and return False after the deadline; meanwhile abort a silent connection. Raises the
-        subscription's error.
+        subscription's error. acknowledging: wait although an alter has ended the feed.
         """
         with self._changed:
             while not condition():
-                if self._error is not None:
+                if self._error is not None and not (acknowledging and self._ended_by_alter):
                     raise self._error
                 if deadline is not None and deadline.passed:
                     return False
@@ -273,12 +283,15 @@ class Subscription(Closeable):
                 stream, self._stream = self._stream, None
                 if self._disconnected_since_s is None:
                     failures, self._disconnected_since_s = 0, monotonic_s()
-                self._error = self._fatal_error(reason)
+                error = self._fatal_error(reason)
+                self._error = error or (self._error if self._ended_by_alter else None)
                 self._changed.notify_all()
             if stream is not None:
                 stream.close()
             failures += 1
             with self._changed:
+                if self._ended_by_alter:  # the next connection is for an acknowledgement
+                    self._changed.wait_for(lambda: self._closed or self._requested_ack > self._acked)
                 if self._changed.wait_for(self._is_finished, BACKOFF.delay_s(failures)):
                     return
 
@@ -287,7 +300,12 @@ class Subscription(Closeable):
         acknowledge.
         """
         ended = self._gate.done and self._request.consumer is None
-        return self._closed or self._error is not None or ended
+        return self._closed or (self._error is not None and not self._ended_by_alter) or ended
+
+    @property
+    def _ended_by_alter(self) -> bool:
+        """Return True if an alter has ended the feed of a consumer, which can still acknowledge what came before."""
+        return isinstance(self._error, SchemaChanged) and self._request.consumer is not None
 
     def _read_connection(self) -> EpochlogError:
         """Read one connection until it ends; return the error that ended it."""
@@ -334,7 +352,15 @@ class Subscription(Closeable):
                 return self._request
             cursor = self._gate.cursor
             seqs = cursor[SNAPSHOT], cursor[CHANGES]
-            resume = Resume(welcome.store, welcome.table, self._position, seqs, self._queued_bytes, welcome.incarnation)
+            resume = Resume(
+                welcome.store,
+                welcome.table,
+                self._position,
+                seqs,
+                self._queued_bytes,
+                welcome.incarnation,
+                welcome.schema,
+            )
         return replace(self._request, resume=resume)
 
     def _handle_message(

@@ -44,7 +44,8 @@ class FeedPosition:
 @dataclass(frozen=True, slots=True)
 class Resume:
     """Position at which a subscriber resumes over a new connection. seqs: the next sequence of each channel, in the
-    order of the stages. held: the bytes that were received but not yet taken.
+    order of the stages. held: the bytes that were received but not yet taken. schema: the version of the table's schema
+    whose columns the subscriber has.
     """
 
     store: str
@@ -53,6 +54,7 @@ class Resume:
     seqs: tuple[int, int]
     held: int = 0
     incarnation: int | None = None
+    schema: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class SubscriptionWelcome:
     slow_s: float
     incarnation: int | None = None
     acked: int | None = None
+    schema: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,11 @@ class Answer:
 
 
 def encode(message: Request | SubscriptionWelcome | Mark | Notice | Answer) -> bytes:
-    return json.dumps(asdict(message), separators=(",", ":")).encode()
+    members = asdict(message)
+    for part in (members, members.get("resume") or {}):
+        if part.get("schema") == 0:  # of a table that was never altered; earlier releases do not know the field
+            del part["schema"]
+    return json.dumps(members, separators=(",", ":")).encode()
 
 
 def decode_request(data: bytes) -> Request:
@@ -190,7 +197,8 @@ def _decode_welcome(members: dict[str, Any]) -> SubscriptionWelcome:
         or not all(type(s) in (int, float) for s in times)
     ):
         raise BadMessage("a welcome has an invalid store, table or time")
-    if not all(number is None or _is_number(number) for number in (welcome.incarnation, welcome.acked)):
+    numbers = (welcome.incarnation, welcome.acked, welcome.schema)
+    if not all(number is None or _is_number(number) for number in numbers):
         raise BadMessage("a welcome has an invalid incarnation or acknowledged epoch")
     return welcome
 
@@ -201,7 +209,8 @@ def _decode_resume(members: Any) -> Resume:
     incarnation = resume.incarnation
     if type(seqs) is not list or len(seqs) != 2 or not all(_is_number(seq) for seq in seqs):
         raise BadMessage("`resume` has invalid sequences")
-    numbers = _is_number(resume.table) and _is_number(resume.held) and (incarnation is None or _is_number(incarnation))
+    numbers = all(map(_is_number, (resume.table, resume.held, resume.schema)))
+    numbers = numbers and (incarnation is None or _is_number(incarnation))
     if type(resume.store) is not str or not numbers:
         raise BadMessage("`resume` has an invalid store, table or number")
     return replace(resume, place=_decode_position(resume.place), seqs=(seqs[0], seqs[1]))

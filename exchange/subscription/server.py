@@ -139,7 +139,8 @@ class _Subscription:
         )
         position = _start_position(handle, table, request, self._consumer)
         try:
-            self._feed = TableFeed(handle, table, request.columns, position, ADVICE, self._reserve_memory)
+            version = None if resume is None else resume.schema
+            self._feed = TableFeed(handle, table, request.columns, position, ADVICE, self._reserve_memory, version)
         except BaseException:
             self._release_consumer()
             raise
@@ -155,6 +156,7 @@ class _Subscription:
             limits.slow_s,
             consumer.incarnation if consumer else None,
             consumer.position if consumer else None,
+            self._feed.version,
         )
         self._changed = threading.Condition()
         self._outstanding = 0 if resume is None else resume.held

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -16,7 +17,14 @@ from epochlog.store.catalog.keys import key_epoch, log_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import each_epoch
 from epochlog.store.changelog.footprint import Footprint, of_follow, of_scan
-from epochlog.store.changelog.log_plan import LogPlan, plan_backfill, plan_changes
+from epochlog.store.changelog.log_plan import (
+    Columns,
+    LogPlan,
+    columns_after,
+    plan_backfill,
+    plan_changes,
+    schema_changed,
+)
 from epochlog.store.changelog.log_position import reach
 from epochlog.store.changelog.tail_cache import follow
 from epochlog.store.env.clock import monotonic_s
@@ -27,6 +35,7 @@ from epochlog.store.retention.stale_reads import translate_stale_reads
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.schema import TableSchema
 
 from .messages import FeedPosition
 
@@ -87,10 +96,12 @@ class TableFeed:
         position: FeedPosition | None,
         advice: str,
         meter: Meter | None = None,
+        version: int | None = None,
     ) -> None:
         """Plan the first round and hold its epochs. position: None begins with the rows of the newest commit. advice:
         the last sentence of LogTruncated. meter: takes an iterator of batches and its memory footprint, and yields the
-        batches as memory becomes available.
+        batches as memory becomes available. version: the version of the table's schema whose columns the reader has;
+        None: it takes those of the position.
 
         Raises InvalidInput for columns, LogTruncated, SnapshotExpired.
         """
@@ -101,10 +112,12 @@ class TableFeed:
         self._advice = advice
         self._holder = handle.new_holder("subscription")
         self._hold_moved_s = monotonic_s()
-        self.schema = LogPlan(table.schema, None).schema(columns)
+        self._version, self._fixed = version, table.schema
         self._position, self.ended = position, False
         self._first_round: _FeedRound | None = handle.catalog.transact(self._plan_and_hold)
         self._position = self._first_round.position
+        self._version = self._fixed.version
+        self.schema = self._first_round.plan.schema(columns)
         handle.leases.keep(self._holder, self._keys)
 
     def close(self) -> None:
@@ -128,6 +141,11 @@ class TableFeed:
             yield from self._read_round(feed_round)
             self.ended = feed_round.ended
             self._move_hold()
+
+    @property
+    def version(self) -> int:
+        """Return the version of the table's schema whose columns the feed has."""
+        return self._fixed.version
 
     @property
     def snapshot_rows(self) -> int | None:
@@ -163,9 +181,12 @@ class TableFeed:
                 sent_epoch = epoch
                 self._position = FeedPosition(after=epoch)
             yield Slice(data, epoch, last, snapshot)
-        self._position = FeedPosition(after=feed_round.until)
-        if snapshot or sent_epoch < feed_round.until:
-            yield Passed(feed_round.until, snapshot)
+        until = feed_round.until if plan.altered is None else max(start.after, plan.altered - 1)
+        self._position = FeedPosition(after=until)
+        if snapshot or sent_epoch < until:
+            yield Passed(until, snapshot)
+        if plan.altered is not None:
+            raise schema_changed(self._name, plan.altered)
 
     # ---- planning and holds --------------------------------------------------------------------------------------
 
@@ -176,8 +197,9 @@ class TableFeed:
         if position is None:
             position = FeedPosition(snapshot=version.max_committed_epoch)
         if position.snapshot is not None:
+            self._fixed = self._columns_of(table, partial(table.schema.at, position.snapshot))
             try:
-                plan = plan_backfill(view, table, position.snapshot)
+                plan = plan_backfill(view, table, position.snapshot, self._fixed)
             except EpochExpired as error:
                 raise SnapshotExpired(
                     f"the rows of {table.name!r} at epoch {position.snapshot} expired while the subscription was "
@@ -191,11 +213,20 @@ class TableFeed:
         newest = max(version.max_committed_epoch, after)
         until = _round_end(view, table, after, newest)
         ended = version.end_epoch is not None and until >= version.end_epoch
-        return _FeedRound(plan_changes(view, table, after, until), position, until, ended)
+        self._fixed = self._columns_of(table, partial(columns_after, view, table, after))
+        plan = plan_changes(view, table, after, until, columns=Columns(self._fixed, cut=True))
+        return _FeedRound(plan, position, until, ended)
+
+    def _columns_of(self, table: TableDef, first: Callable[[], TableSchema]) -> TableSchema:
+        """Return the table's columns in the version that the reader has; `first()` in the first round of a new
+        reader.
+        """
+        return first() if self._version is None else table.schema.at(self._version)
 
     def _plan_and_hold(self, tx: Txn) -> _FeedRound:
-        """Plan the first round and hold its epochs, in one transaction."""
+        """Plan the first round and hold its epochs, in one transaction. Raises InvalidInput for unknown columns."""
         feed_round = self._plan_round(tx)
+        feed_round.plan.schema(self._columns)
         now_ms, position = self._handle.catalog.now_ms(), feed_round.position
         log = position.after if position.snapshot is None else position.snapshot
         hold = Hold(self._holder, self._id, log, position.snapshot, now_ms, now_ms + LEASE_MS)

@@ -13,8 +13,8 @@ from epochlog.store.commit.table_ddl import drop_table
 from epochlog.store.metadata.definitions import Counters
 
 from .changes import TableChanges
-from .ddl import create_from_sql
-from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer, refuse
+from .ddl import alter_from_sql, create_from_sql
+from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer, answer_unsupported
 from .planned_query import PlannedQueries, PlannedQuery
 from .query_epochs import CatalogTables, LoadedTable, NamedMoment, QueryEpochs
 from .query_group import QueryGroups
@@ -94,7 +94,8 @@ class StoreCatalog(Proxy):
         privileges = _privileges(context[0]) if context else set[str]()
         _refuse_write(name, privileges, travel, namespace)
         try:
-            return self._table([*namespace, name], self._load(namespace, name, travel, writes=bool(privileges)))
+            loaded = self._load(namespace, name, travel, writes=bool(privileges))
+            return self._table([*namespace, name], self._tables.to_write(loaded) if privileges else loaded)
         except TableNotFound:
             raise self._no_such_table(identifier) from None
 
@@ -140,6 +141,21 @@ class StoreCatalog(Proxy):
             return False
         drop_table(self._tables.handle, name)
         return True
+
+    @answer_unsupported
+    def alterTable(self, identifier: Any, changes: Any) -> CatalogTable:
+        """Add, drop, rename or widen columns. changes: Java's TableChanges. Raises InvalidInput, SchemaInUse.
+
+        Spark wraps an IllegalArgumentException of this method into an exception that PySpark does not know.
+        """
+        namespace, name = _path(identifier.namespace()), identifier.name()
+        if namespace:
+            raise NotWritable(f"{namespace[0]} is a tag, which does not change: alter {self._name}.{name}")
+        if name not in self._names([]):
+            raise self._no_such_table(identifier)
+        definition = alter_from_sql(self._tables.handle, name, changes)
+        epoch = self._tables.handle.catalog.read(lambda view: Counters.read(view).last_epoch)
+        return self._table([name], LoadedTable(definition, epoch, epoch))
 
     def purgeTable(self, identifier: Any) -> bool:
         return self.dropTable(identifier)
@@ -249,10 +265,6 @@ class StoreCatalog(Proxy):
             "CREATE TABLE … LIKE has no primary key: write CREATE TABLE … TBLPROPERTIES (primary_key = …)"
         )
 
-    def alterTable(self, identifier: Any, changes: Any) -> NoReturn:
-        kinds = {change.getClass().getSimpleName() for change in changes}
-        raise refuse(self.jvm, NotWritable(_alter_advice(identifier.name(), kinds)), unsupported=True)
-
     @answer
     def renameTable(self, old: Any, new: Any) -> NoReturn:
         raise NotWritable(f"a table of a store keeps its name: {old.name()!r} cannot be renamed")
@@ -282,16 +294,6 @@ def _refuse_write(table: str, privileges: set[str], travel: str | int | None, na
 def _path(namespace: Any) -> list[str]:
     """Return the names in Java's array; most are empty, which takes one call to see, and a list of it three."""
     return list(namespace) if len(namespace) else []
-
-
-def _alter_advice(table: str, kinds: set[str]) -> str:
-    """Return the reason for which ALTER TABLE is refused, and what to write. kinds: the classes of Java's changes."""
-    if kinds <= {"SetProperty", "RemoveProperty"}:
-        return f"change the options of a table with store.table({table!r}).alter(…); neither it nor a comment is in SQL"
-    return (
-        f"the columns of {table!r} are fixed: CREATE TABLE another one, with the columns that you want and "
-        f"TBLPROPERTIES (primary_key = …), fill it with INSERT INTO … SELECT … FROM {table}, and DROP TABLE {table}"
-    )
 
 
 def _require_kept(chosen: QueryEpochs | int, table: str, source: str) -> None:

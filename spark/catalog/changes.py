@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from epochlog.store.types.epoch import from_unix_ms
 
 from .jvm import CONNECTOR, Jvm, Proxy, answer, option_names
 from .planned_query import PlannedQuery
-from .query_epochs import LoadedTable
+from .query_epochs import LoadedTable, require_present_columns
 from .scan import PlannedScan
 
 RANGE = ("startingVersion", "endingVersion")
@@ -71,6 +71,12 @@ def _epochs_at(unix_us: int) -> range:
     return range(from_unix_ms(-(-unix_us // 1_000)), from_unix_ms(unix_us // 1_000 + 1))
 
 
+def _at_end(loaded: LoadedTable, span: ChangeRange) -> TableDef:
+    """Return the table with the columns of the end of the range, as far as the analysis of the query knows it."""
+    end = span.end_at(lambda: loaded.epoch)
+    return replace(loaded.definition, schema=loaded.definition.schema.at(end))
+
+
 def _epoch(version: str) -> int:
     if not version.isdecimal():
         raise InvalidInput(
@@ -100,10 +106,10 @@ class TableChanges(Proxy):
         super().__init__(jvm)
         self._handle = handle
         self._label = label
-        self._table = table = loaded.definition
         self._changed = loaded.changed
         self._scanning = scanning
         self._range = read_range(context)
+        self._table = table = _at_end(loaded, self._range)
         modes = jvm.spark.connector.catalog.ChangelogContext.DeduplicationMode
         self._net = context.deduplicationMode().equals(modes.NET_CHANGES)
         fields = [*(field.with_nullable(True) for field in table.schema.schema), *CHANGE_FIELDS]
@@ -112,7 +118,8 @@ class TableChanges(Proxy):
 
     def identity(self) -> str:
         """Return the identity of the changes as the frame was analysed: later commits make others."""
-        return f"changes of {self._handle.store_id}/{self._table.id} at {self._changed}: {self._range}, net={self._net}"
+        source = f"{self._handle.store_id}/{self._table.id} at {self._changed}, columns of {self._table.schema.version}"
+        return f"changes of {source}: {self._range}, net={self._net}"
 
     def name(self) -> str:
         return f"{self._label} CHANGES"
@@ -186,4 +193,5 @@ class ChangesScan(PlannedScan):
 
     @answer
     def toMicroBatchStream(self, checkpoint: str) -> Any:
+        require_present_columns(self._handle, self._definition)
         return self._stream({"startingVersion": str(self._start()), "preImages": "true"}, checkpoint)

@@ -1,15 +1,19 @@
-"""Tables that SQL creates: columns, primary key and changelog of CREATE TABLE."""
+"""Tables that SQL creates and alters: columns, primary key and changelog of CREATE TABLE, columns of ALTER TABLE."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from epochlog.errors import InvalidInput
-from epochlog.store.commit.table_ddl import create_table
+from epochlog.errors import InvalidInput, NotWritable
+from epochlog.store.commit.table_ddl import alter_schema, create_table
 from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.metadata.schema_change import SchemaChange
+from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
@@ -52,3 +56,55 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
     schema = stored_columns(name, StructType.fromJson(json.loads(info.schema().json())))
     names = tuple(part.strip() for part in key.split(","))
     return create_table(handle, TableSchema(name, schema, names, sequence_by), changelog)
+
+
+def alter_from_sql(handle: Handle, name: str, changes: Any) -> TableDef:
+    """Change the columns of a root table by Java's TableChanges, in one alter; return the table. Raises InvalidInput
+    or NotWritable for a change that a table does not have, and the errors of `alter`.
+    """
+    table = handle.catalog.read(lambda view: find_table(view, name))
+    added: list[pa.Field] = []
+    dropped: list[str] = []
+    renamed: dict[str, str] = {}
+    widened: dict[str, pa.DataType] = {}
+    for change in changes:
+        kind = change.getClass().getSimpleName()
+        if kind not in ("AddColumn", "DeleteColumn", "RenameColumn", "UpdateColumnType"):
+            raise NotWritable(_advice(name, kind))
+        path = [str(part) for part in change.fieldNames()]
+        if len(path) > 1:
+            raise InvalidInput(f"ALTER TABLE {name}: {'.'.join(path)} is inside of a column, which keeps its type")
+        column = path[0]
+        if kind == "AddColumn":
+            if change.position() is not None or change.defaultValue() is not None:
+                raise InvalidInput(
+                    f"ALTER TABLE {name}: a new column is the last one, and null in the rows so far; leave out FIRST, "
+                    "AFTER and DEFAULT"
+                )
+            added.append(_field(name, column, change.dataType(), change.comment(), nullable=bool(change.isNullable())))
+        elif kind == "DeleteColumn":
+            if column in table.schema.schema.names or not change.ifExists():
+                dropped.append(column)
+        elif kind == "RenameColumn":
+            renamed[column] = str(change.newName())
+        else:
+            widened[column] = _field(name, column, change.newDataType()).type
+    requested = SchemaChange.of(name, added, dropped, renamed, widened)
+    return alter_schema(handle, table, requested, Settings()) if requested else table
+
+
+def _field(table: str, column: str, java_type: Any, comment: str | None = None, *, nullable: bool = True) -> pa.Field:
+    """Return the column as a table keeps it. Raises InvalidSchema for a type that a table would change."""
+    metadata = {} if comment is None else {"comment": comment}
+    field = {"name": column, "type": json.loads(java_type.json()), "nullable": nullable, "metadata": metadata}
+    return stored_columns(table, StructType.fromJson({"type": "struct", "fields": [field]})).field(0)
+
+
+def _advice(table: str, kind: str) -> str:
+    """Return the reason for which a change is refused, and what to write. kind: the class of Java's change."""
+    if kind in ("SetProperty", "RemoveProperty"):
+        return f"change the options of a table with store.table({table!r}).alter(…); neither it nor a comment is in SQL"
+    return (
+        f"ALTER TABLE {table}: {kind} is not supported; it can add, drop, rename and widen columns, which keep their "
+        "comments, places and nullability"
+    )

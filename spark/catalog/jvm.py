@@ -173,6 +173,20 @@ def answer(method: Callable[P, R]) -> Callable[P, R]:
     return answering
 
 
+def answer_unsupported(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorate like `answer`, with the exception that Spark does not wrap when it alters a table."""
+
+    @wraps(method)
+    def answering(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return method(*args, **keywords)
+        except EpochlogError as error:
+            proxy: Any = args[0]
+            raise refuse(proxy.jvm, error, unsupported=True) from error
+
+    return answering
+
+
 class Proxy:
     """Base class of Python objects behind a Java interface, with the three methods that Java asks of all objects."""
 

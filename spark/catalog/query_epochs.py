@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from epochlog.batch.policy import AsOf, Exact, Global, Latest, Policy, choose_epochs, left_out_of
 from epochlog.batch.tags import list_tags
 from epochlog.batch.waiting import until_chosen
-from epochlog.errors import EpochExpired, EpochNotCommitted, InvalidInput, TableNotFound, TableNotReadable
+from epochlog.errors import (
+    EpochExpired,
+    EpochNotCommitted,
+    InvalidInput,
+    SchemaChanged,
+    TableNotFound,
+    TableNotReadable,
+)
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.lag_marks import mark_late
 from epochlog.store.epochs.readable import require_begun
@@ -76,6 +83,16 @@ class LoadedTable:
         return replace(self, changed=self.epoch, moment=moment)
 
 
+def require_present_columns(handle: Handle, definition: TableDef) -> None:
+    """Raise SchemaChanged if a stream or a write would have the columns of an epoch before the table's newest alter."""
+    current = handle.catalog.read(lambda view: get_table(view, definition.id, definition.name))
+    if current.schema.version != definition.schema.version:
+        raise SchemaChanged(
+            f"table {current.name!r} was altered at epoch {current.schema.version}, after the epoch at which the "
+            "catalog reads it: use format('epochlog') with the table's path, or a catalog with consistency='latest'"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogTables:
     """Tables of a catalog, and the policy that chooses their epochs. names: None for all tables of the store."""
@@ -116,14 +133,20 @@ class CatalogTables:
         def read(view: ReadTxn) -> LoadedTable:
             definition = find_table(view, table)
             if isinstance(chosen, QueryEpochs):
-                pinned, epoch = get_table(view, chosen.ids.get(table, definition.id), table), chosen.epoch(table)
-                return LoadedTable(pinned, epoch, _changed(view, pinned, epoch), chosen=chosen)
+                pinned = get_table(view, chosen.ids.get(table, definition.id), table)
+                return _loaded(view, pinned, chosen.epoch(table), chosen)
             epochs = self._view(view)
             require_complete(table, chosen, epochs.complete_through(definition.id))
             require_begun(epochs.table(definition.id), chosen)
-            return LoadedTable(definition, chosen, _changed(view, definition, chosen))
+            return _loaded(view, definition, chosen)
 
         return self.handle.catalog.read(read)
+
+    def to_write(self, loaded: LoadedTable) -> LoadedTable:
+        """Return a table that a query writes: with its present columns, whatever epoch its policy chooses for reads."""
+        definition = loaded.definition
+        current = self.handle.catalog.read(lambda view: get_table(view, definition.id, definition.name))
+        return replace(loaded, definition=current)
 
     def _choose(self, policy: Policy) -> QueryEpochs:
         def choose() -> QueryEpochs:
@@ -138,8 +161,10 @@ class CatalogTables:
         return read_epoch_view(view, self.handle.memory, self.handle.catalog.now_ms(), self.handle.store_id)
 
 
-def _changed(view: ReadTxn, table: TableDef, epoch: int) -> int:
-    return min(epoch, get_version(view, table.id, table.name).max_committed_epoch)
+def _loaded(view: ReadTxn, table: TableDef, epoch: int, chosen: QueryEpochs | None = None) -> LoadedTable:
+    """Return the table with the columns that it has at the epoch."""
+    changed = min(epoch, get_version(view, table.id, table.name).max_committed_epoch)
+    return LoadedTable(replace(table, schema=table.schema.at(epoch)), epoch, changed, chosen=chosen)
 
 
 def choose_query_epochs(policy: Policy, view: EpochView, names: Sequence[str] | None) -> QueryEpochs:

@@ -32,7 +32,7 @@ from epochlog.store.types.read_options import ReadOptions
 
 from .jvm import CONNECTOR, Jvm, Proxy, answer
 from .planned_query import PlannedQuery
-from .query_epochs import LoadedTable
+from .query_epochs import LoadedTable, require_present_columns
 
 FORMAT = "epochlog"
 
@@ -171,7 +171,10 @@ class TableScan(PlannedScan):
     def identity(self) -> str:
         table = self._table
         columns, options = ", ".join(self._schema.names), dict(self._stream_options)
-        return f"scan of {self._handle.store_id}/{table.definition.id} at {table.epoch} [{columns}] {options}"
+        version = table.definition.schema.version
+        return (
+            f"scan of {self._handle.store_id}/{table.definition.id} at {table.epoch}, {version} [{columns}] {options}"
+        )
 
     def description(self) -> str:
         table = self._table
@@ -192,7 +195,8 @@ class TableScan(PlannedScan):
             definition, epoch = self._table.definition, self._table.epoch
 
             def plan(view: Any) -> ScanPlan:
-                return plan_scan(view, get_table(view, definition.id, definition.name), epoch)
+                current = get_table(view, definition.id, definition.name)
+                return plan_scan(view, current, epoch, definition.schema.with_lineage(current.schema.lineage))
 
             self._statistics = TableStatistics(self.jvm, self._handle.catalog.read(plan), self._schema.names)
         return self._statistics
@@ -219,6 +223,7 @@ class TableScan(PlannedScan):
                 f"table {self._table.definition.name}: a stream reads changes, not one moment; leave out "
                 "VERSION, TIMESTAMP and the tag, and set startingVersion"
             )
+        require_present_columns(self._handle, self._table.definition)
         return self._stream(self._stream_options, checkpoint)
 
 

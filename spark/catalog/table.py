@@ -33,6 +33,8 @@ TRAVEL = ("versionAsOf", "timestampAsOf")
 """Options of a read that Spark itself turns into VERSION AS OF and TIMESTAMP AS OF."""
 OF_STREAMS = ("startingVersion", "preImages", *STREAM)
 """Options of `spark.readStream.table`."""
+WRITE_OF_CATALOG = tuple(name for name in WRITE if name != "mergeSchema")
+"""Options of a write by the catalog. Spark itself compares the columns, so `mergeSchema` would have no effect."""
 _STREAM_NAMES = {name.lower(): name for name in OF_STREAMS}
 
 
@@ -150,7 +152,7 @@ class CatalogTable(Proxy):
         self._scanning = scanning
 
     def identity(self) -> str:
-        return f"table {self.id()} at {self.version()}"
+        return f"table {self.id()} at {self.version()}, columns of {self._loaded.definition.schema.version}"
 
     def name(self) -> str:
         return self._label
@@ -209,10 +211,12 @@ class CatalogTable(Proxy):
     @answer
     def newWriteBuilder(self, info: Any) -> Any:
         """Return the builder of a write by the sink of `format("epochlog")`, which upserts, or overwrites."""
-        refuse_catalog_options(option_names(info.options()), self._label, WRITE)
+        refuse_catalog_options(option_names(info.options()), self._label, WRITE_OF_CATALOG)
         options = self.jvm.map({})
         options.putAll(info.options().asCaseSensitiveMap())
-        options.putAll(self.jvm.map({**location_options(self._handle), "table": self._loaded.definition.name}))
+        definition = self._loaded.definition
+        own = {"table": definition.name, "schemaVersion": str(definition.schema.version)}
+        options.putAll(self.jvm.map({**location_options(self._handle), **own}))
         nothing = self.jvm.java.util.Optional.empty()
         located = self.jvm.spark.connector.write.LogicalWriteInfoImpl(
             info.queryId(), info.schema(), self.jvm.spark.util.CaseInsensitiveStringMap(options), nothing, nothing

@@ -4,6 +4,7 @@
     meta/exchange                           the newest server that keeps end marks in a coordinator
     name/<table>, jobname/<job>             names to ids
     table/<id>, head/<id>, runs/<id>        a table's definition; its TableVersion; its sorted runs
+    schema/<id>/<epoch>                     a version of an altered table's schema, by the epoch of the alter
     log/<id>/<epoch>, hist/<id>/<epoch>     log entries with segments; permanent record of a commit
     job/<id>                                a job: lineage, position, incarnation, recorded barrier
     load/<load>, load/<load>/<n>            a load: its tables, incarnation and checkpoint; the state of its n-th part
@@ -44,6 +45,7 @@ LOAD_PREFIX = b"load/"
 LOG_PREFIX = b"log/"
 MADE_PREFIX = b"made/"
 RUNS_PREFIX = b"runs/"
+SCHEMA_PREFIX = b"schema/"
 SHARE_PREFIX = b"share/"
 TABLE_PREFIX = b"table/"
 TRACE_PREFIX = b"trace/"
@@ -72,6 +74,10 @@ def table_key(table_id: int) -> bytes:
 
 def head_key(table_id: int) -> bytes:
     return b"head/%08x" % table_id
+
+
+def schema_key(table_id: int, epoch: int) -> bytes:
+    return b"schema/%08x/%016x" % (table_id, epoch)
 
 
 def log_key(table_id: int, epoch: int) -> bytes:

@@ -140,7 +140,7 @@ class ChangeReader:
         excluded = key_prunes(self.table, self.options.filter)
 
         def read(place: int) -> Rows | None:
-            segments = [segment for segment in self.groups[place].segments if not excluded(segment.stats)]
+            segments = [segment for segment in self.groups[place].segments if not excluded(segment)]
             return read_epoch(self.files, self.table, segments, names, unit.keys)
 
         places = range(unit.first, unit.end)

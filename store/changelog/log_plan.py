@@ -7,28 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochlog.errors import EpochExpired, InvalidInput, LogTruncated
+from epochlog.errors import EpochExpired, InvalidInput, LogTruncated, SchemaChanged
 from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, log_key, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.files import Files
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_version
+from epochlog.store.metadata.schema_change import extended, first_unreadable
 from epochlog.store.metadata.version import LabelGroup, LogEntry
 from epochlog.store.scan.key_ranges import key_pieces
 from epochlog.store.scan.pruning import check_filter, passed
 from epochlog.store.scan.scan_plan import READ_BYTES, ScanPlan, plan_scan
-from epochlog.store.types.epoch import as_epoch, show_epoch
+from epochlog.store.types.epoch import MAX_EPOCH, as_epoch, show_epoch
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.read_options import ALL_ROWS, ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 from .change_reader import ChangeReader
 from .change_rows import CHANGE_FIELDS, INSERT, change_columns
+
+T = TypeVar("T")
 
 BATCH_ROWS = 1 << 19
 
@@ -39,7 +43,8 @@ class LogPlan:
 
     before: the state before the range, in which pre-images are looked up unless they are `stored` with the log; None if
     history does not reach back so far. backfill: the first read of an upstream by a job, which returns the rows of
-    `before` as inserts and reads no log.
+    `before` as inserts and reads no log. altered: the alter at which the plan ends before its range does, because the
+    table's columns cannot be continued past it; None: it has the whole range.
     """
 
     table: TableSchema
@@ -47,6 +52,7 @@ class LogPlan:
     groups: tuple[LabelGroup, ...] = ()
     backfill: bool = False
     stored: bool = False
+    altered: int | None = None
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Return the schema: the table's columns (or `columns`), all nullable, then the three change columns."""
@@ -152,14 +158,36 @@ class LogPlan:
 # ---- planning ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns of a read of the log of a table that was altered.
+
+    A read ends where an alter drops, renames or widens one of its columns. schema: the columns of a reader that keeps
+    them, found by field id and null where a change lacks them; None: those of the range. whole: True reads the whole
+    range, in these columns or those of its end. cut: True returns the part of the range before such an alter; else the
+    range is refused.
+    """
+
+    schema: TableSchema | None = None
+    whole: bool = False
+    cut: bool = False
+
+
 def plan_changes(
-    view: ReadTxn, table: TableDef, after: int, until: int | None = None, *, by_commit: bool = False
+    view: ReadTxn,
+    table: TableDef,
+    after: int,
+    until: int | None = None,
+    *,
+    by_commit: bool = False,
+    columns: Columns = Columns(),
 ) -> LogPlan:
     """Plan a read of the log of (after, until]; until=None is the newest commit, or `after` when that is newer.
 
     Bounds are log epochs: a bound can separate the non-checkpoint epochs of one commit. With `by_commit` they are
     epochs of visibility: a commit is in the range with all its log epochs, or not at all.
-    Raises LogTruncated below the truncation mark and InvalidInput for an inverted range.
+    Raises LogTruncated below the truncation mark, InvalidInput for an inverted range, and SchemaChanged for one that an
+    alter divides (see Columns).
     """
     version = get_version(view, table.id, table.name)
     after = as_epoch("after", after)
@@ -175,6 +203,11 @@ def plan_changes(
             "was truncated. Read a snapshot and continue from its epoch"
         )
     entries = _entries(view, table, after, end)
+    schema, altered = _columns_of(table.schema, entries, end, columns)
+    if altered is not None:
+        if not columns.cut:
+            raise schema_changed(table.name, altered)
+        entries = [entry for entry in entries if entry.epoch < altered]
     groups = [
         group
         for entry in entries
@@ -192,10 +225,53 @@ def plan_changes(
     if stored:
         before = None
     elif after == 0:  # before its first entry a table is empty, also when retention has removed history
-        before = ScanPlan(table.schema, 0)
+        before = ScanPlan(schema, 0)
     else:
-        before = plan_scan(view, table, after).extended(earlier) if version.keeps(after) else None
-    return LogPlan(table.schema, before, tuple(groups), stored=stored)
+        before = plan_scan(view, table, after, schema).extended(earlier) if version.keeps(after) else None
+    return LogPlan(schema, before, tuple(groups), stored=stored, altered=altered)
+
+
+def _columns_of(
+    current: TableSchema, entries: Sequence[LogEntry], end: int, columns: Columns
+) -> tuple[TableSchema, int | None]:
+    """Return the columns of a read, and the epoch of the alter at which it must end; None if it has the whole range."""
+    if columns.whole or not current.lineage:
+        return columns.schema or current.at(end), None
+    changed = [entry.epoch for entry in entries if entry.segments]
+    if columns.schema is None:
+        schema = current if not changed else extended(current, changed[0], max(end, changed[-1]))
+    else:
+        schema = columns.schema.with_lineage(current.lineage)
+    return schema, first_unreadable(schema, changed)
+
+
+def columns_after(view: ReadTxn, table: TableDef, after: int) -> TableSchema:
+    """Return the columns for a reader of the log after an epoch that keeps them: those of the first change that it
+    reads, and what later alters add until one drops, renames or widens a column.
+    """
+    current = table.schema
+    if not any(version.version > after for version in current.lineage):
+        return current
+    for _, record in view.scan(log_key(table.id, after + 1), after_prefix(table_prefix(LOG_PREFIX, table.id))):
+        entry = LogEntry.from_record(record)
+        if entry.segments:
+            return extended(current, entry.epoch, MAX_EPOCH)
+    return current
+
+
+def ended_by_alter(plan: LogPlan, items: Iterator[T]) -> Iterator[T]:
+    """Yield the items that were read by the plan; then raise SchemaChanged if it ends at an alter."""
+    yield from items
+    if plan.altered is not None:
+        raise schema_changed(plan.table.name, plan.altered)
+
+
+def schema_changed(table: str, epoch: int) -> SchemaChanged:
+    """Return the error of a reader that an alter at this epoch ends."""
+    return SchemaChanged(
+        f"table {table!r} was altered at epoch {epoch}: a column was dropped, renamed or widened, so its changes from "
+        f"then on have other columns. All changes before are returned: begin again after epoch {epoch - 1}"
+    )
 
 
 def _stores_images(table: TableDef, group: LabelGroup) -> bool:
@@ -204,9 +280,10 @@ def _stores_images(table: TableDef, group: LabelGroup) -> bool:
     return group.stores_images
 
 
-def plan_backfill(view: ReadTxn, table: TableDef, epoch: int) -> LogPlan:
-    """Plan a read of a table's rows at an epoch, for the backfill of a job."""
-    return LogPlan(table.schema, plan_scan(view, table, epoch), (), backfill=True)
+def plan_backfill(view: ReadTxn, table: TableDef, epoch: int, schema: TableSchema | None = None) -> LogPlan:
+    """Plan a read of a table's rows at an epoch, for the backfill of a job. schema: as in `plan_scan`."""
+    rows = plan_scan(view, table, epoch, schema)
+    return LogPlan(rows.table, rows, (), backfill=True)
 
 
 def next_epoch(view: ReadTxn, table: TableDef, after: int) -> int | None:

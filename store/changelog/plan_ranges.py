@@ -27,7 +27,7 @@ def spans_of(plan: ScanPlan | LogPlan, options: ReadOptions) -> list[Span]:
     """List the blocks of the files that the filter does not exclude by their keys, with the bytes of the columns."""
     excluded = key_prunes(plan.table, options.filter)
     return estimate_sizes(
-        plan.table, [file for file in sources_of(plan) if not excluded(file.stats)], options.column_names(plan.table)
+        plan.table, [file for file in sources_of(plan) if not excluded(file)], options.column_names(plan.table)
     )
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from epochlog.store.env.files import Files
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.metadata.version import LabelGroup
+from epochlog.store.sst.file_columns import signature
 
 from .log_plan import LogPlan
 from .raw_replay import replay
@@ -56,7 +57,7 @@ def is_near(plan: LogPlan) -> bool:
 
 def _decode_epoch(plan: LogPlan, files: Files, columns: Sequence[str] | None) -> tuple[pa.RecordBatch, ...]:
     """Return the changes of one log epoch. One reader decodes it, and all readers that need it meanwhile wait."""
-    name = _name(files, plan.groups[0], columns)
+    name = (*_name(files, plan.groups[0], columns), signature(plan.table, columns or plan.table.schema.names))
     with _locks[hash(name) % len(_locks)]:
         batches = tail.get(name)
         if batches is None:

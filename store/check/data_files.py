@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from epochlog.errors import Corrupt
+from epochlog.errors import Corrupt, SchemaChanged
 from epochlog.store.env.files import Files
 from epochlog.store.sst.data_file import Stats, key_stats, verified
+from epochlog.store.sst.file_columns import file_schema
 from epochlog.store.sst.merge import Rows, lookup
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import EPOCH, UNTIL, RunFile, SortedRun, read_part
@@ -22,24 +23,30 @@ from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 
-def check_segment(files: Files, schema: TableSchema, codec: KeyCodec, segment: Segment) -> Iterator[str]:
+def check_segment(files: Files, table: TableSchema, segment: Segment) -> Iterator[str]:
     """Yield the problems of a segment's file: a wrong checksum, or a difference from its descriptor."""
-    reader = SegmentReader(files, segment, schema, codec)
     try:
+        schema = file_schema(table, segment)
+        codec = KeyCodec(schema.schema, schema.primary_key)
+        reader = SegmentReader(files, segment, schema, codec)
         data = verified(files, segment.path, segment.bytes, segment.crc32, recheck=True)
         walk = Walk(codec, _batch_starts(data))
         for key_range in _ranges(segment.blocks):
             yield from walk.take(reader.read(None, key_range))
         yield from walk.end(segment, repeats=False)
+    except SchemaChanged:
+        yield f"is of a version of the table's schema that has no record: {segment.schema_version}"
     except Corrupt as error:
         yield error.what
 
 
-def check_part(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRun, part: RunFile) -> Iterator[str]:
+def check_part(files: Files, table: TableSchema, run: SortedRun, part: RunFile) -> Iterator[str]:
     """Yield the problems of a run file: a wrong checksum, or a difference from its descriptor."""
     hidden = [EPOCH, UNTIL] if part.history else [EPOCH]
     last_until = 0
     try:
+        schema = file_schema(table, part)
+        codec = KeyCodec(schema.schema, schema.primary_key)
         data = verified(files, part.path, part.bytes, part.crc32, recheck=True)
         walk = Walk(codec, _row_group_starts(data))
         for key_range in _ranges(part.blocks):
@@ -50,6 +57,9 @@ def check_part(files: Files, schema: TableSchema, codec: KeyCodec, run: SortedRu
                 last_until = max(last_until, pc.max(rows.data.column(UNTIL)).as_py())
         yield from walk.end(part, repeats=part.history)
         yield from _check_parquet_statistics(data)
+    except SchemaChanged:
+        yield f"is of a version of the table's schema that has no record: {part.schema_version}"
+        return
     except Corrupt as error:
         yield error.what
         return

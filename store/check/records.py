@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from epochlog.errors import EpochlogError
@@ -35,7 +35,9 @@ from epochlog.store.metadata.shared_files import SharedFile, list_shared, owner_
 from epochlog.store.metadata.staged_segments import list_staged
 from epochlog.store.metadata.version import Commit, LogEntry, Runs, TableVersion, broken_invariants, broken_runs
 from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.sorted_run import RunFile
 from epochlog.store.types.epoch import show_epoch
+from epochlog.store.types.schema import TableSchema
 
 from .job_state import upstream_findings
 
@@ -43,12 +45,27 @@ Finding = tuple[str, str]
 """Name of the file or record, and the problem there."""
 
 KINDS = (
-    *("meta", "name", "jobname", "table", "head", "runs", "log", "hist", "job", "load", "bound", "hold", "used"),
+    *(
+        "meta",
+        "name",
+        "jobname",
+        "table",
+        "schema",
+        "head",
+        "runs",
+        "log",
+        "hist",
+        "job",
+        "load",
+        "bound",
+        "hold",
+        "used",
+    ),
     *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "kept", "consumer", "lease"),
     "share",
     *("xq", "xu", "xc", "xp", "xd", "xk"),
 )
-OF_TABLES = ("head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made", "kept")
+OF_TABLES = ("schema", "head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made", "kept")
 """Kinds of records that are deleted with their table. (Those in gone/ stay until vacuum has deleted the files, leases
 until they end.)
 """
@@ -270,6 +287,7 @@ def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
         for s in (*files.segments, *files.kept)
         if s.table_id != (owner_of(s.path, table.id) if s.path in foreign else table.id)
     ]
+    problems += _check_columns(table, version, files)
     return replace(files, problems=tuple((f"table {table.name}", problem) for problem in problems))
 
 
@@ -287,6 +305,34 @@ def _shares(view: ReadTxn, table_id: int, path: str) -> bool:
     """Return True if the record of a shared file names the table."""
     record = view.get(share_key(owner_of(path, table_id), path))
     return record is not None and table_id in SharedFile.from_record(record).tables
+
+
+def _check_columns(table: TableDef, version: TableVersion, files: TableFiles) -> Iterator[str]:
+    """Check the versions of an altered table's columns, and that files have the columns that readable epochs need."""
+    lineage = table.schema.lineage or (table.schema,)
+    epochs, known = [schema.version for schema in lineage], {schema.version for schema in lineage}
+    if epochs != sorted(known) or epochs[0] != 0 or epochs[-1] > version.max_committed_epoch:
+        yield f"has versions of its columns at {epochs}, and its newest commit at {version.max_committed_epoch}"
+    oldest = min((version.safe_epoch, *version.kept))
+    parts = [part for run in files.runs for part in (*run.parts, *run.history)]
+    for file in (*files.segments, *parts):
+        if file.schema_version not in known:
+            yield f"reaches {file.path}, whose columns are of an unknown version {file.schema_version}"
+    for part in parts:
+        if part.schema_version in known:
+            written = table.schema.at(part.schema_version)
+            needed = {id_ for schema in _readable(lineage, oldest, part) for id_ in schema.ids}
+            missing = needed.difference(written.ids, part.dropped)
+            if missing:
+                yield f"reaches {part.path}, which lacks the columns {sorted(missing)} of epochs that can be read"
+
+
+def _readable(lineage: Sequence[TableSchema], oldest: int, part: RunFile) -> Iterator[TableSchema]:
+    """Yield the versions up to a part's own that are in force at or after the oldest readable epoch."""
+    ends = [*(schema.version for schema in lineage[1:]), part.schema_version + 1]
+    for schema, end in zip(lineage, ends, strict=True):
+        if schema.version <= part.schema_version and end > oldest:
+            yield schema
 
 
 def _check_counts(version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:

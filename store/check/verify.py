@@ -140,15 +140,15 @@ def _each_file(handle: Handle, table: TableDef, files: TableFiles) -> Iterator[P
     schema = table.schema
     codec = KeyCodec(schema.schema, schema.primary_key)
     for segment in files.segments:
-        yield from _problems(segment.path, check_segment(handle.files, schema, codec, segment)) or [None]
+        yield from _problems(segment.path, check_segment(handle.files, schema, segment)) or [None]
     if files.kept:
         deletes = kept_schema(schema)
         for file in files.kept:
-            yield from _problems(file.path, check_segment(handle.files, deletes, codec, file)) or [None]
+            yield from _problems(file.path, check_segment(handle.files, deletes, file)) or [None]
     for run in files.runs:
         intact = True
         for part in (*run.parts, *run.history):
-            problems = _problems(part.path, check_part(handle.files, schema, codec, run, part))
+            problems = _problems(part.path, check_part(handle.files, schema, run, part))
             intact = intact and not problems
             yield from problems or [None]
         if intact:

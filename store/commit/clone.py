@@ -40,7 +40,7 @@ def clone_table(handle: Handle, source: str, name: str, epoch: int | None = None
     """Create a root table with the rows of `source` at an epoch (None: its newest commit) and its settings.
 
     Raises TableNotFound, TableExists, InvalidName, EpochExpired, EpochNotCommitted, InvalidInput (a table with a
-    sequence).
+    sequence, or one that was altered).
     """
     at = None if epoch is None else as_epoch("as_of", epoch)
     clone = handle.catalog.transact(lambda tx: _clone(handle, tx, source, name, at))
@@ -57,6 +57,11 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
         raise InvalidInput(
             f"{source_name!r} orders its changes by a sequence and keeps deletes for late ones, which a clone would "
             f"lack: create {name!r} with sequence_by={source.schema.sequence_by!r} and write the rows into it"
+        )
+    if source.schema.version:
+        raise InvalidInput(
+            f"the columns of {source_name!r} were altered, and its files have those of several versions, which a clone "
+            f"would not know: create {name!r} with the columns that you want and write the rows into it"
         )
     now_ms = handle.catalog.now_ms()
     version = get_version(tx, source.id, source.name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
-from epochlog.errors import EpochlogError, InvalidInput, SegmentUnknown
+from epochlog.errors import EpochlogError, InvalidInput, SchemaChanged, SegmentUnknown
 from epochlog.store.catalog.keys import gone_key, head_key, hist_key, log_key, used_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.pre_images import Images
@@ -18,6 +18,7 @@ from epochlog.store.metadata.lookups import get_version
 from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import Commit, LabelGroup, LogEntry, TableVersion, apply_commit
 from epochlog.store.session.write_intents import require_intents
+from epochlog.store.sst.file_columns import file_schema
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.epoch import show_epoch
 
@@ -157,6 +158,39 @@ def check_unused(view: ReadTxn, edit: TableEdit) -> None:
             )
 
 
+def require_writable_columns(table: TableDef, segments: Iterable[Segment]) -> None:
+    """Raise SchemaChanged unless the table still takes all that segments of an older schema have to say.
+
+    Columns that were added since are null in their rows; renamed and widened ones are found by their ids.
+    """
+    for segment in segments:
+        _require_columns(table, segment)
+
+
+def refuse_old_updates(table: TableDef, segment: Segment) -> None:
+    """Raise SchemaChanged for updates of some columns that were written before the table was altered."""
+    if segment.updates is not None and segment.schema_version != table.schema.version:
+        raise SchemaChanged(
+            f"table {table.name!r} was altered at epoch {table.schema.version}, after these updates of some columns "
+            "were written; retry: get the table again with store.table(name), and write the updates again"
+        )
+
+
+def _require_columns(table: TableDef, segment: Segment) -> None:
+    refuse_old_updates(table, segment)
+    written = file_schema(table.schema, segment)
+    if written.version == table.schema.version or segment.deletes == segment.rows:
+        return
+    present = dict(zip(table.schema.ids, table.schema.schema, strict=True))
+    reason = f"the table was altered at epoch {table.schema.version}, after the rows were written; write them again"
+    for id_, field in zip(written.ids, written.schema, strict=True):
+        if id_ not in present:
+            raise SchemaChanged(f"table {table.name!r}: column {field.name!r} of this commit was dropped: {reason}")
+    for id_, field in present.items():
+        if not field.nullable and id_ not in written.ids:
+            raise SchemaChanged(f"table {table.name!r}: column {field.name!r} of NOT NULL was added: {reason}")
+
+
 def append_entry(
     tx: Txn,
     table: TableDef,
@@ -172,6 +206,7 @@ def append_entry(
     become unreachable.
     """
     use_up(tx, edit)
+    require_writable_columns(table, edit.written)
     before = get_version(tx, table.id, table.name)
     if edit.base is not None and edit.base != before.max_committed_epoch:
         raise CommitConflict(

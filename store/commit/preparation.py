@@ -29,7 +29,7 @@ from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import from_unix_ms, show_epoch
 from epochlog.store.types.key_codec import KeyCodec
 
-from .edits import CommitConflict, TableEdit, check_unused, log_epochs
+from .edits import CommitConflict, TableEdit, check_unused, log_epochs, refuse_old_updates
 from .merged_updates import UpdateMerge
 from .row_checks import check_committed
 from .unchanged_rows import rewrite_segment, without_unchanged
@@ -208,6 +208,8 @@ def _merged(
     if edit.sequence == "replace" or state.table.schema.sequence_by is not None:
         why = "an overwrite" if edit.sequence == "replace" else "a table with a sequence"
         raise InvalidInput(f"table {state.table.name!r}: {why} takes whole rows, no updates of some columns")
+    for segment in edit.segments:
+        refuse_old_updates(state.table, segment)
     intent = _write_intent(handle, edit, edit.segments[0])
 
     def new_path() -> str:

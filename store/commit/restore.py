@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epochlog.store.catalog.protocol import ReadTxn, Txn
-from epochlog.store.changelog.log_plan import LogPlan, plan_changes
+from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes
 from epochlog.store.env.failpoints import hit
 from epochlog.store.epochs.readable import require_begun
 from epochlog.store.epochs.view_reader import read_epoch_view
@@ -89,8 +89,11 @@ def _with_difference(handle: Handle, table: TableDef, target: ScanPlan, edit: Ta
     """
     base = edit.base
     assert base is not None
-    newest, log = handle.catalog.read(lambda view: _plan_since(view, table, base))
-    write_target = handle.write_target(table)
+    newest, log, current = handle.catalog.read(lambda view: _plan_since(view, table, base))
+    write_target, target = handle.write_target(current), replace(target, table=current.schema)
+    if any(segment.schema_version != current.schema.version for segment in edit.segments):
+        remove_segments(handle.files, edit.segments)  # the table was altered meanwhile
+        edit, log = replace(edit, segments=()), None
     if log is None or log.rows > newest.rows_at_most:
         segments = difference(write_target, newest, target)
     else:
@@ -98,9 +101,13 @@ def _with_difference(handle: Handle, table: TableDef, target: ScanPlan, edit: Ta
     return replace(edit, segments=(*edit.segments, *segments), base=newest.epoch)
 
 
-def _plan_since(view: ReadTxn, table: TableDef, base: int) -> tuple[ScanPlan, LogPlan | None]:
-    """Plan the newest rows and the changes of the commits after `base`; None where the log does not reach back."""
+def _plan_since(view: ReadTxn, table: TableDef, base: int) -> tuple[ScanPlan, LogPlan | None, TableDef]:
+    """Plan the newest rows and the changes of the commits after `base`; None where the log does not reach back. Return
+    the table too, as it is now.
+    """
     current = get_table(view, table.id, table.name)
     newest = plan_scan(view, current, None)
     reaches = base >= get_version(view, table.id, table.name).log_start
-    return newest, plan_changes(view, current, base, by_commit=True) if reaches else None
+    if not reaches:
+        return newest, None, current
+    return newest, plan_changes(view, current, base, by_commit=True, columns=Columns(whole=True)), current

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from epochlog.errors import InvalidInput, LogHeld, TableExists, TableInUse
+from epochlog.errors import InvalidInput, LogHeld, NotWritable, SchemaInUse, TableExists, TableInUse
 from epochlog.store.catalog.keys import (
     HEAD,
     compact_key,
@@ -13,6 +13,7 @@ from epochlog.store.catalog.keys import (
     job_key,
     name_key,
     runs_key,
+    schema_key,
     table_key,
     trouble_key,
 )
@@ -21,18 +22,22 @@ from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.consumer_record import mark_table_dropped
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions
+from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import all_jobs, find_table, get_job, get_table, get_version
 from epochlog.store.metadata.reachable_files import files_of
+from epochlog.store.metadata.schema_change import SchemaChange, next_version
 from epochlog.store.metadata.table_differences import table_differences
 from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.metadata.unreachable_files import mark_unreachable
-from epochlog.store.metadata.version import TableVersion
+from epochlog.store.metadata.version import TableVersion, require_open
 from epochlog.store.retention.holds import holds_of
 from epochlog.store.retention.retention import truncate
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
 from epochlog.store.types.schema import TableSchema
 
+from .boundaries import force_within
+from .edits import TableEdit, append_entry
 from .loads import all_loads
 
 
@@ -109,6 +114,79 @@ def altered(tx: Txn, table_id: int, name: str, settings: Settings) -> TableDef:
     if after != table:
         tx.put(table_key(table_id), after.to_record())
     return after
+
+
+def alter_schema(handle: Handle, table: TableDef, change: SchemaChange, settings: Settings) -> TableDef:
+    """Change a root table's columns and settings in one transaction, at an epoch of its own; return the table.
+
+    A change that the table has already has no effect. Raises TableDropped, NotWritable, TableFinished, InvalidInput,
+    SchemaInUse, ClockSkew.
+    """
+    after = handle.catalog.transact(lambda tx: _alter_columns(tx, handle, table, change, settings))
+    note_altered(handle)
+    return after
+
+
+def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChange, settings: Settings) -> TableDef:
+    current = altered(tx, table.id, table.name, settings)
+    if current.derived:
+        raise NotWritable(
+            f"table {table.name!r} is an output of a job, which decides its columns: create a job with another output, "
+            "or adopt the table first"
+        )
+    require_open(table.name, get_version(tx, table.id, table.name))
+    changed = change.applied(current.schema)
+    if changed is None:
+        return current
+    refuse_fixed(current)
+    refuse_bound(tx, current, change)
+    boundary = force_within(tx, handle)  # a reader of the log can stop there, with all changes before the alter
+    counters, now_ms, epoch = Counters.read(tx), handle.catalog.now_ms(), boundary + 1
+    lineage = current.schema.lineage or (current.schema,)
+    after = replace(current, schema=next_version(changed, lineage, epoch))
+    for version in lineage[:1] if len(lineage) == 1 else ():  # the first alter records the first version too
+        tx.put(schema_key(table.id, version.version), {"schema": version.to_bytes()})
+    tx.put(schema_key(table.id, epoch), {"schema": after.schema.to_bytes()})
+    tx.put(table_key(table.id), after.to_record())
+    edit = TableEdit(table.id, table.name, operation="alter")  # no change: it wakes no reader and no job
+    append_entry(tx, after, edit, epoch, {}, now_ms, txn=None, job=None)
+    move_counters(tx, counters, epoch)
+    return after
+
+
+def refuse_fixed(table: TableDef) -> None:
+    """Raise InvalidInput if the table uses what is kept by the names of its columns, or by other tables."""
+    copy = "create a table with the columns that you want, and write the rows into it"
+    reasons = (
+        (table.schema.sequence_by is not None, "it orders its changes by a sequence", copy),
+        (bool(table.checks), "it has checks", f"remove them first with store.table({table.name!r}).alter(checks={{}})"),
+        (
+            table.options.ttl is not None,
+            "it has a ttl",
+            f"remove it first with store.table({table.name!r}).alter(options=…) without ttl=",
+        ),
+        (table.tagged, "epochs of it were tagged", copy),
+        (table.shares, "it shares files with a clone, or did", copy),
+    )
+    for applies, reason, remedy in reasons:
+        if applies:
+            raise InvalidInput(f"table {table.name!r}: its columns cannot change, because {reason}; {remedy}")
+
+
+def refuse_bound(view: ReadTxn, table: TableDef, change: SchemaChange) -> None:
+    """Raise SchemaInUse if a job reads a column that the change drops or widens."""
+    changed = change.changed_ids(table.schema)
+    for job in all_jobs(view) if changed else ():
+        if table.id not in job.upstreams or job.state == "finished":
+            continue
+        columns = job_columns(job, table)
+        for id_, name in zip(columns.ids, columns.schema.names, strict=True):
+            if id_ in changed:
+                raise SchemaInUse(
+                    f"table {table.name!r}: column {name!r} cannot be {changed[id_]}: job {job.name!r} reads it; "
+                    f"drop that job first with store.drop_job({job.name!r}), or declare the columns that it reads with "
+                    "create_job(…, columns={…})"
+                )
 
 
 def issue_epoch(tx: Txn, handle: Handle) -> None:
@@ -198,7 +276,7 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     _forget_former_reads(tx, table_id)
     mark_unreachable(tx, table_id, files_of(tx, table_id).items(), now_ms)
     move_counters(tx, Counters.read(tx))
-    for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made", b"kept"):
+    for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made", b"kept", b"schema"):
         prefix = kind + b"/%08x/" % table_id
         for key, child in list(scan_prefix(tx, prefix)):
             if kind != b"hold" or child["expires_ms"] is None:

@@ -19,7 +19,7 @@ from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
-from epochlog.store.metadata.lookups import get_runs, get_version
+from epochlog.store.metadata.lookups import get_runs, get_table, get_version
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import apply_runs, runs_to_record
@@ -115,12 +115,14 @@ def _run_pieces(
     *,
     claimed: bool,
 ) -> CompactionOutcome:
-    inputs = handle.catalog.read(lambda view: read_inputs(view, table, work.task))
+    inputs, current = handle.catalog.read(
+        lambda view: (read_inputs(view, table, work.task), get_table(view, table.id, table.name))
+    )
     if inputs is None:
         return _abandon(handle, table, work, claimed=claimed)
     started, todo = monotonic_s(), _todo(work, budget if claimed else None)
     runs, entries = inputs
-    rewriter = PieceRewriter(handle.files, table, work, runs, tuple(entries))
+    rewriter = PieceRewriter(handle.files, current, work, runs, tuple(entries))
     with closing(_new_parts(handle, work, todo, rewriter, rewrite)) as new_parts:
         for number, parts in new_parts:
             work = replace(work, done={**work.done, number: parts})

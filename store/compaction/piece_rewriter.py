@@ -17,6 +17,7 @@ from epochlog.store.env.files import Files
 from epochlog.store.env.paths import RUN_ENDING
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.version import LogEntry, Runs
+from epochlog.store.sst.file_columns import compaction_schema
 
 from .rewriter import Rewriter
 from .work import Parts, Work
@@ -41,7 +42,8 @@ class PieceRewriter:
     def rewrite(self, number: int, new_path: Callable[[], str]) -> Parts:
         """Write the files of a piece, at these paths, and return its parts. Raises FileGone, Corrupt, WriteFailed."""
         task, piece = self.work.task, self.work.pieces[number]
-        rewriter = Rewriter(self.files, self.table.schema, new_path, task.safe_epoch, task.kept_epochs)
+        schema = compaction_schema(self.table.schema, min((task.safe_epoch, *task.kept_epochs)))
+        rewriter = Rewriter(self.files, schema, new_path, task.safe_epoch, task.kept_epochs)
         if task.past_only:
             return (), tuple(rewriter.copy_past(self.runs[0], piece.key_range, frozenset(task.rewritten)))
         live, history = rewriter.rewrite(

@@ -187,7 +187,8 @@ class TableDef:
     @property
     def format(self) -> int:
         """Return the format of the record: 1, which every version reads, unless the table uses what is newer."""
-        return 2 if self.tagged or self.shares or self.checks or self.options.ttl is not None else 1
+        newer = self.tagged or self.shares or self.checks or self.options.ttl is not None
+        return 2 if newer or self.schema.sequence_by is not None or self.schema.version else 1
 
     def to_record(self) -> Record:
         """Return the catalog's record; only a table that uses them has the fields of format 2."""
@@ -212,7 +213,7 @@ class TableDef:
     def from_record(cls, record: Record) -> TableDef:
         return cls(
             id=record["id"],
-            schema=_schema(record["schema"]),
+            schema=decoded_schema(record["schema"]),
             changelog=record["changelog"],
             options=TableOptions.from_record(record["options"]),
             job_id=record["job_id"],
@@ -294,7 +295,9 @@ class JobRecord:
     the definition, if the job is a view. superseded: of a view, the epochs of replacements and rebuilds before whose
     commit came another request, or parking, or another boundary: from each of them until its next commit the view has
     no valid epoch. former: of a view, the tables that its earlier queries read, as (until, tables), ascending: commits
-    below `until` are of these. traced_from: the commits below it are of tables that were dropped.
+    below `until` are of these. traced_from: the commits below it are of tables that were dropped. bound: the versions
+    of the upstreams' columns that the job reads, by table id; a table that is not named has its first version. columns:
+    declared columns of upstreams, by table id; None of a table: all of that version.
     """
 
     id: int
@@ -326,6 +329,8 @@ class JobRecord:
     superseded: tuple[int, ...] = ()
     former: tuple[tuple[int, tuple[int, ...]], ...] = ()
     traced_from: int = 0
+    bound: tuple[tuple[int, int], ...] = ()
+    columns: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     @property
     def rebuilding(self) -> bool:
@@ -388,11 +393,11 @@ class JobRecord:
         return replace(self, rebuild=None, superseded=(*self.superseded, self.rebuild))
 
     def to_record(self) -> Record:
-        """Return the catalog's record; only a view's has its definition, and the fields of earlier ones."""
+        """Return the catalog's record, without fields of later releases that are empty."""
         record = asdict(self)
         if self.view is None:
             del record["view"]
-        for name in ("superseded", "former", "traced_from"):
+        for name in ("superseded", "former", "traced_from", "bound", "columns"):
             if not record[name]:
                 del record[name]
         return record
@@ -407,10 +412,12 @@ class JobRecord:
         view = ViewDefinition(**record["view"]) if record.get("view") else None
         fixed["superseded"] = tuple(record.get("superseded", ()))
         fixed["former"] = tuple((until, tuple(tables)) for until, tables in record.get("former", ()))
+        fixed["bound"] = tuple((table, version) for table, version in record.get("bound", ()))
+        fixed["columns"] = tuple((table, tuple(names)) for table, names in record.get("columns", ()))
         return cls(**{**record, **fixed, "barrier": barrier, "cursor": cursor, "runner": runner, "view": view})
 
 
 @lru_cache(maxsize=4096)
-def _schema(data: bytes) -> TableSchema:
+def decoded_schema(data: bytes) -> TableSchema:
     """Decode a schema, with a cache: views over many tables are read often."""
     return TableSchema.from_bytes(data)

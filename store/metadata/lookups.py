@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from epochlog.errors import Corrupt, EpochlogError, JobNotFound, TableDropped, TableNotFound
 from epochlog.store.catalog.keys import (
     JOB_PREFIX,
+    SCHEMA_PREFIX,
     STORE,
     TABLE_PREFIX,
     head_key,
@@ -16,11 +18,12 @@ from epochlog.store.catalog.keys import (
     name_key,
     runs_key,
     table_key,
+    table_prefix,
 )
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.types.schema import is_name
 
-from .definitions import JobRecord, StoreRecord, TableDef
+from .definitions import JobRecord, StoreRecord, TableDef, decoded_schema
 from .version import LogEntry, Runs, TableVersion, runs_from_record
 
 
@@ -37,7 +40,7 @@ def find_table(view: ReadTxn, name: str) -> TableDef:
     entry = view.get(name_key(name)) if is_name(name) else None
     record = view.get(table_key(entry["id"])) if entry else None
     if record is not None:
-        return TableDef.from_record(record)
+        return _with_lineage(view, TableDef.from_record(record))
     names = sorted(table.name for table in all_tables(view))
     if entry is not None or name in names:  # one of the two records is missing: its key was damaged
         raise Corrupt(f"catalog record of table {name!r}", "it is missing")
@@ -49,7 +52,18 @@ def get_table(view: ReadTxn, table_id: int, name: str) -> TableDef:
     record = view.get(table_key(table_id))
     if record is None:
         raise _missing_table_error(view, table_id, name)
-    return TableDef.from_record(record)
+    return _with_lineage(view, TableDef.from_record(record))
+
+
+def _with_lineage(view: ReadTxn, table: TableDef) -> TableDef:
+    """Return the table with all versions of its schema; those of a table that was never altered have no records."""
+    if not table.schema.version:
+        return table
+    records = scan_prefix(view, table_prefix(SCHEMA_PREFIX, table.id))
+    lineage = tuple(decoded_schema(record["schema"]) for _, record in records)
+    if not lineage or lineage[-1] != table.schema:
+        raise Corrupt(f"catalog records schema/{table.id:08x}", f"the newest is not the schema of table {table.name!r}")
+    return replace(table, schema=table.schema.with_lineage(lineage))
 
 
 def get_version(view: ReadTxn, table_id: int, name: str) -> TableVersion:
@@ -82,7 +96,7 @@ def _missing_table_error(view: ReadTxn, table_id: int, name: str) -> EpochlogErr
 
 def all_tables(view: ReadTxn) -> Iterator[TableDef]:
     for _, record in scan_prefix(view, TABLE_PREFIX):
-        yield TableDef.from_record(record)
+        yield _with_lineage(view, TableDef.from_record(record))
 
 
 def find_job(view: ReadTxn, name: str) -> JobRecord:

@@ -89,7 +89,7 @@ class LevelReader:
         segments = [
             segment
             for segment in self.segments
-            if not excluded(segment.stats) and options.key_range.overlaps(segment.key_min, segment.key_max)
+            if not excluded(segment) and options.key_range.overlaps(segment.key_min, segment.key_max)
         ]
         return parallel_map(
             lambda segment: SegmentReader(self.files, segment, self.table, self.codec).read(

@@ -12,6 +12,7 @@ import pyarrow as pa
 from epochlog.store.env.files import Files
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.sst.data_file import block_pieces
+from epochlog.store.sst.file_columns import signature
 from epochlog.store.sst.merge import Rows, joined, lookup
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_blocks
@@ -131,7 +132,8 @@ class PointReader:
         self, file: Segment | RunFile, blocks: Collection[int], columns: tuple[str, ...], wide: int = 1
     ) -> dict[int, Rows]:
         """Return the rows of these blocks, decoded now or earlier."""
-        name = self.files.place, file.path, file.bytes, file.crc32, wide  # identifies the verified content
+        # the verified content, and the columns that it was decoded for
+        name = self.files.place, file.path, file.bytes, file.crc32, signature(self.table, columns), wide
         rows = {block: cached for block in blocks if (cached := _blocks.get((*name, block, columns))) is not None}
         missing = [block for block in blocks if block not in rows]
         for block, decoded in zip(missing, self._read(file, missing, columns, wide) if missing else (), strict=True):

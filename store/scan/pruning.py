@@ -16,10 +16,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.fs
 
 from epochlog.errors import InvalidInput
+from epochlog.store.sst.file_columns import Described, stats_of
+from epochlog.store.sst.guarantees import passing_guarantees
 from epochlog.store.types.key_codec import Key, KeyCodec
 from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.schema import TableSchema
@@ -121,15 +121,15 @@ def conjunction(*filters: pc.Expression | None) -> pc.Expression | None:
     return reduce(and_, present) if present else None
 
 
-def key_prunes(table: TableSchema, filter: pc.Expression | None) -> Callable[[Stats], bool]:
-    """Return a test of a file's key statistics: True when no row of the file can pass the filter."""
+def key_prunes(table: TableSchema, filter: pc.Expression | None) -> Callable[[Described], bool]:
+    """Return a test of a file by its key statistics: True when no row of the file can pass the filter."""
     if filter is None:
         return lambda _: False
     schema = table.schema
 
-    def ruled_out(stats: Stats) -> bool:
-        guarantee = key_guarantee(schema, stats)
-        return guarantee is not None and not _passing(schema, filter, [guarantee])
+    def ruled_out(file: Described) -> bool:
+        guarantee = key_guarantee(schema, stats_of(table, file))
+        return guarantee is not None and not passing_guarantees(schema, filter, [guarantee])
 
     return ruled_out
 
@@ -153,7 +153,9 @@ def key_ranges(
         spans = [part for span in spans for part in _cut(span)]
         spans = [
             spans[place]
-            for place in _passing(table.schema, filter, [_between(codec, first, values, span) for span in spans])
+            for place in passing_guarantees(
+                table.schema, filter, [_between(codec, first, values, span) for span in spans]
+            )
         ]
     edges: list[Key | None] = [*starts, None]
     return [
@@ -193,24 +195,6 @@ def _touching(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((low, end))
     return merged
-
-
-def _passing(schema: pa.Schema, filter: pc.Expression, guarantees: Sequence[pc.Expression]) -> list[int]:
-    """Return the indices of the guarantees under which rows may pass the filter. Arrow's datasets decide it, but for
-    NaN: they take `not (x < NaN)` for false where bounds of x are known.
-    """
-    if any(pa.types.is_floating(kind) for kind in schema.types) and "nan" in str(filter).lower():
-        return list(range(len(guarantees)))
-    form, filesystem = ds.IpcFileFormat(), pa.fs.LocalFileSystem()
-    fragments = [
-        form.make_fragment(str(place), filesystem, partition_expression=guarantee)
-        for place, guarantee in enumerate(guarantees)
-    ]
-    dataset = ds.FileSystemDataset(fragments, schema, form, filesystem=filesystem)
-    try:
-        return [int(fragment.path) for fragment in dataset.get_fragments(filter)]
-    except pa.ArrowInvalid:  # a value of the filter has no place among the guarantee's
-        return list(range(len(guarantees)))
 
 
 def key_guarantee(schema: pa.Schema, stats: Stats) -> pc.Expression | None:

@@ -223,10 +223,12 @@ class ScanPlan:
         return replace(self, segments=(*self.segments, *segments))
 
 
-def plan_scan(view: ReadTxn, table: TableDef, epoch: int | None) -> ScanPlan:
+def plan_scan(view: ReadTxn, table: TableDef, epoch: int | None, schema: TableSchema | None = None) -> ScanPlan:
     """Plan the read of a table at an epoch; None is its newest commit. Raises EpochExpired below its safe epoch.
 
     The read returns the state as of the newest commit at or below the epoch. Callers check completeness (EpochView).
+    schema: the columns of the result, found by field id and null where the epoch lacks them; None: those in force at
+    the epoch.
     """
     version = get_version(view, table.id, table.name)
     at = version.max_committed_epoch if epoch is None else as_epoch("epoch", epoch)
@@ -240,7 +242,7 @@ def plan_scan(view: ReadTxn, table: TableDef, epoch: int | None) -> ScanPlan:
     entries = get_entries(view, table.id, start - 1, at) if at >= start else []
     runs = tuple(run for run in get_runs(view, table.id) if run.lo < at) if version.runs else ()
     segments = tuple(segment for entry in entries for segment in entry.segments)
-    return ScanPlan(table.schema, at, runs, segments)
+    return ScanPlan(table.schema.at(at) if schema is None else schema, at, runs, segments)
 
 
 def require_complete(name: str, epoch: int | None, complete_through: int) -> None:

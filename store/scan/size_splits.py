@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
+from epochlog.store.sst.file_columns import column_map
 from epochlog.store.sst.segment import BATCH_ROWS, Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_blocks
 from epochlog.store.types.key_codec import Key, KeyCodec
@@ -92,7 +93,13 @@ class SizeHistogram:
 def estimate_sizes(table: TableSchema, sources: Iterable[Source], columns: Sequence[str]) -> list[Span]:
     """List the blocks of these files with their bytes in memory, of these columns and the key."""
     fixed, varying = split_widths(_fields(table, columns))
-    return [span for source in sources for span in _blocks(source, fixed, varying)]
+    return [span for source in sources for span in _blocks(source, fixed, _names_in(table, source, varying))]
+
+
+def _names_in(table: TableSchema, source: Source, names: Sequence[str]) -> Sequence[str]:
+    """Return the names that these columns have in a file, without those that it lacks."""
+    columns = column_map(table, source)
+    return names if columns is None else sorted(columns.physical(names))
 
 
 def split_evenly(

@@ -122,6 +122,11 @@ def key_stats(codec: KeyCodec, data: pa.Table) -> Stats:
     return stats
 
 
+def without(record: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the record without these fields, which have their defaults: records of earlier releases lack them."""
+    return {name: value for name, value in record.items() if name not in names}
+
+
 def block_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     """Decode the fields `stats`, `blocks` and `sizes` of a descriptor's record; raise ValueError if they disagree."""
     stats = {name: tuple(bounds) for name, bounds in record["stats"].items()}

@@ -33,7 +33,9 @@ from .data_file import (
     row_span,
     tombstones,
     verified,
+    without,
 )
+from .file_columns import ColumnMap, column_map
 from .merge import Rows
 
 BATCH_ROWS = 65_536
@@ -59,7 +61,8 @@ class Segment:
     key_max, blocks (the first key of each record batch): encoded keys. label: the epoch at which a root writer sealed
     it, or None. sizes: bytes of each block in memory, in the columns of varying width. updates: of a segment of
     updates, which a commit merges with the table's rows, the columns that it has beside the key; None for whole rows.
-    ignore_nulls: a null in an update leaves the value as it is.
+    ignore_nulls: a null in an update leaves the value as it is. schema_version: of the
+    table's schema whose columns it has; 0: the first.
     """
 
     path: str
@@ -76,16 +79,24 @@ class Segment:
     sizes: Sizes = field(default_factory=dict)
     updates: tuple[str, ...] | None = None
     ignore_nulls: bool = False
+    schema_version: int = 0
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Return the dropped columns that the file keeps: none, for it was written in one version."""
+        return ()
 
     def labelled(self, label: int | None) -> Segment:
         return replace(self, label=label)
 
     def to_record(self) -> dict[str, Any]:
-        """Return plain values for msgpack; only a segment of updates, which no commit has, has the last two fields."""
+        """Return plain values for msgpack, without the version of the first schema; only a segment of updates, which no
+        commit has, has the two fields of updates.
+        """
         record = asdict(self)
         if self.updates is None:
-            del record["updates"], record["ignore_nulls"]
-        return record
+            record = without(record, "updates", "ignore_nulls")
+        return record if self.schema_version else without(record, "schema_version")
 
     @classmethod
     @checked
@@ -128,6 +139,7 @@ def write_segment(
         label=label,
         blocks=tuple(rows.keys.take(pa.array(starts)).to_pylist()),
         sizes=block_sizes(table, starts.tolist()),
+        schema_version=schema.version,
     )
     files.write(path, data)
     return segment
@@ -197,10 +209,13 @@ class SegmentReader:
         there are deletes. Arrow's threads decode the columns. Raises Corrupt.
         """
         data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        mapped = column_map(self.schema, self.segment)
+        physical = set(columns) if mapped is None else mapped.physical(columns)
         try:
-            reader, _ = self._open_reader(data, {*columns, *self._op_columns}, use_threads=True)
+            reader, _ = self._open_reader(data, {*physical, *self._op_columns}, use_threads=True)
             for index in range(reader.num_record_batches):
-                yield _copy_if_mapped(reader.get_batch(index), data)
+                batch = _copy_if_mapped(reader.get_batch(index), data)
+                yield batch if mapped is None else mapped.read_as(batch, columns)
         except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
             raise undecodable(self.segment.path, error) from error
 
@@ -213,17 +228,27 @@ class SegmentReader:
     ) -> tuple[list[pa.RecordBatch], pa.Schema]:
         """Decode these blocks, with these columns, those of the keys, and `_op` if there are deletes."""
         data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        needed = {*names, *key_columns(self.codec)}
+        mapped = column_map(self.schema, self.segment)
         try:
-            return self._decode_from(data, names, blocks, borders)
+            return self._decode_from(data, needed, mapped, blocks, borders)
         except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
             raise undecodable(self.segment.path, error) from error
 
     def _decode_from(
-        self, data: pa.Buffer, names: Sequence[str], blocks: Sequence[int], borders: Borders | None
+        self,
+        data: pa.Buffer,
+        needed: set[str],
+        mapped: ColumnMap | None,
+        blocks: Sequence[int],
+        borders: Borders | None,
     ) -> tuple[list[pa.RecordBatch], pa.Schema]:
-        first, options = self._open_reader(
-            data, {*names, *key_columns(self.codec), *self._op_columns}, use_threads=False
-        )
+        physical = needed if mapped is None else mapped.physical(needed)
+        first, options = self._open_reader(data, {*physical, *self._op_columns}, use_threads=False)
+
+        def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+            return batch if mapped is None else mapped.read_as(batch, needed)
+
         path = self.segment.path
         border = borders.get(path) if borders else None
 
@@ -233,7 +258,7 @@ class SegmentReader:
             return [
                 border[1]
                 if border is not None and border[0] == index
-                else _copy_if_mapped(reader.get_batch(index), data)
+                else decoded(_copy_if_mapped(reader.get_batch(index), data))
                 for index in indices
             ]
 
@@ -243,7 +268,7 @@ class SegmentReader:
         batches = [batch for piece in read_pieces for batch in piece]
         if borders is not None and batches:
             borders[path] = blocks[-1], batches[-1]
-        return batches, first.schema
+        return batches, first.schema if mapped is None else decoded(_no_rows(first.schema)).schema
 
     def _open_reader(
         self, data: pa.Buffer, needed: set[str], *, use_threads: bool
@@ -263,6 +288,10 @@ class SegmentReader:
         if reader.num_record_batches != len(self.segment.blocks):
             raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
         return reader, options
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema)
 
 
 def _copy_if_mapped(batch: pa.RecordBatch, data: pa.Buffer) -> pa.RecordBatch:

@@ -38,7 +38,10 @@ from .data_file import (
     row_span,
     tombstones,
     verified,
+    without,
 )
+from .file_columns import ColumnMap, column_map, dropped_ids
+from .guarantees import passing_guarantees
 from .merge import Rows
 
 ROW_GROUP_ROWS = 8_192
@@ -64,7 +67,8 @@ class RunFile:
     history: True for older versions of rows (columns `_epoch`, `_until`; a key may repeat), False for live rows
     (`_epoch`). deletes: the number of tombstones, in runs above others. until: the greatest `_until`; reads at or above
     it do not need the file. since: a lower bound of `_epoch`. kept: of a history file that has only rows which tags
-    keep, the epochs of these tags that see one of its rows.
+    keep, the epochs of these tags that see one of its rows. schema_version: of the table's schema whose
+    columns it has; 0: the first. dropped: field ids of columns that this version has no more.
     """
 
     path: str
@@ -81,6 +85,8 @@ class RunFile:
     sizes: Sizes = field(default_factory=dict)
     since: int = 0
     kept: tuple[int, ...] = ()
+    schema_version: int = 0
+    dropped: tuple[int, ...] = ()
 
     def seen_at(self, epoch: int) -> bool:
         """Return True if a read of a history file at the epoch may find a row in it."""
@@ -95,9 +101,13 @@ class RunFile:
         return any(epoch in kept for epoch in self.kept) if self.kept else any(map(self.seen_at, kept))
 
     def to_record(self) -> dict[str, Any]:
-        """Return plain values for msgpack; only files of a table with tags have `since` and `kept`."""
+        """Return plain values for msgpack; only files of a table with tags have `since` and `kept`, only those of a
+        later schema than the first its version, and `dropped`.
+        """
         record = asdict(self)
-        return {name: value for name, value in record.items() if value or name not in ("since", "kept")}
+        if not self.schema_version:
+            record = without(record, "schema_version", "dropped")
+        return without(record, *(name for name in ("since", "kept") if not record[name]))
 
     @classmethod
     @checked
@@ -188,14 +198,8 @@ def write_part(
         "compression": _choose_compression(table, codec, codec_name),
         "write_statistics": [field.name for field in table.schema if not _may_hold_nan(field.type)],
     }
-    pq.write_table(
-        table,
-        sink,
-        row_group_size=group_rows,
-        version="2.6",
-        write_page_checksum=True,
-        **per_column,
-    )
+    fixed: dict[str, Any] = {"version": "2.6", "write_page_checksum": True}
+    pq.write_table(table, sink, row_group_size=group_rows, **fixed, **per_column)
     data = sink.getvalue()
     starts = np.arange(0, len(rows), group_rows)
     part = RunFile(
@@ -213,6 +217,8 @@ def write_part(
         sizes=block_sizes(table, starts.tolist()),
         since=since,
         kept=kept,
+        schema_version=schema.version,
+        dropped=dropped_ids(schema),
     )
     files.write(path, data)
     return part
@@ -307,7 +313,7 @@ def read_part(
     groups = blocks_of(part.blocks, options.key_range, passing, repeated=part.history)
     needed = {*names, *(key_columns(codec) if keyed else ())}
     if_present = {OP} if at is None else {OP, EPOCH, UNTIL}
-    tables = _decode(files, part, schema, needed, if_present, groups, options.filter, together=SCAN_ROWS)
+    tables = _decode(files, part, schema, needed, if_present, groups, options.filter, together=SCAN_ROWS, at=at)
     table = pa.concat_tables(tables)
     keys = keys_of(codec, table) if keyed else pa.nulls(table.num_rows)
     first, end = row_span(codec, keys, options.key_range)
@@ -366,26 +372,38 @@ def _decode(
     filter: pc.Expression | None,
     *,
     together: int,
+    at: int | None = None,
 ) -> list[pa.Table]:
     """Decode these columns, in the file's order, of the row groups that the filter does not exclude: tables of about
     `together` rows, each of at least one row group; one table without rows if there is none.
+
+    at: the epoch of the read, if the file may have rows that are not visible then.
     """
     data = verified(files, part.path, part.bytes, part.crc32)
+    mapped = column_map(schema, part)
+    physical = needed if mapped is None else mapped.physical(needed)
     try:
         footer = _footer(files, part, data)
-        missing = needed - set(footer.names)
+        missing = physical - set(footer.names)
         if missing:
             raise KeyError(f"column {min(missing)!r} is missing")
         if footer.metadata.num_row_groups != len(part.blocks):
             raise pa.ArrowInvalid(f"{footer.metadata.num_row_groups} row groups, not {len(part.blocks)}")
         if filter is not None and groups:
-            passing = _passing_row_groups(data, filter, schema)
+            passing = (
+                _passing_row_groups(data, filter, schema)
+                if mapped is None
+                else _passing_of_mapped(footer.metadata, groups, filter, mapped, needed)
+            )
             groups = [group for group in groups if group in passing]
-        names = [name for name in footer.names if name in needed | if_present]
+        names = [name for name in footer.names if name in physical | if_present]
         pieces = block_pieces(groups, len(part.blocks), part.rows, together) or [[]]
         rows = part.rows * len(groups) // len(part.blocks)
         tables = parallel_map(lambda piece: footer.read(data, piece, names), pieces, rows)
-        return [_cast_to_schema(table.select(names), schema) for table in tables]
+        tables = [table.select(names) for table in tables]
+        if mapped is None:
+            return [_cast_to_schema(table, schema) for table in tables]
+        return [mapped.read_as(table, needed, None if at is None else _visible_at(table, at)) for table in tables]
     except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
         raise undecodable(part.path, error) from error
 
@@ -398,6 +416,42 @@ def _passing_row_groups(data: pa.Buffer, filter: pc.Expression, schema: TableSch
     except pa.ArrowInvalid:  # a value of the filter is not comparable with the statistics
         pieces = [fragment]
     return {group.id for piece in pieces for group in piece.row_groups}
+
+
+def _passing_of_mapped(
+    metadata: pq.FileMetaData, groups: Sequence[int], filter: pc.Expression, mapped: ColumnMap, names: set[str]
+) -> set[int]:
+    """Return those of the row groups of a file with other names or types that may pass the filter. The file's
+    statistics are cast to the reader's types, and found by the columns' ids.
+    """
+    text, schema = str(filter), mapped.schema.schema
+    paths = {metadata.schema.column(place).path: place for place in range(len(metadata.schema))}
+    sources = {name: mapped.sources.get(name) for name in names if name in text}
+    places = {name: paths[source.name] for name, source in sources.items() if source and source.name in paths}
+    guarantees = []
+    for group in groups:
+        row_group, guarantee = metadata.row_group(group), pc.scalar(True)
+        for name, place in places.items():
+            bounds = _bounds(row_group.column(place).statistics, schema.field(name).type)
+            if bounds is not None:
+                guarantee = guarantee & (pc.field(name) >= bounds[0]) & (pc.field(name) <= bounds[1])
+        guarantees.append(guarantee)
+    return {groups[place] for place in passing_guarantees(schema, filter, guarantees)}
+
+
+def _bounds(statistics: pq.Statistics | None, kind: pa.DataType) -> tuple[pa.Scalar, pa.Scalar] | None:
+    """Return the least and greatest value of a row group as scalars of this type; None if they are not known, or if it
+    has nulls, for which they say nothing.
+    """
+    plain = _T.is_integer(kind) or _T.is_decimal(kind) or _is_text(kind) or _T.is_date32(kind)
+    if not plain or statistics is None or not statistics.has_min_max or not statistics.has_null_count:
+        return None
+    if statistics.null_count:
+        return None
+    try:
+        return pa.scalar(statistics.min, kind), pa.scalar(statistics.max, kind)
+    except (pa.ArrowException, TypeError, ValueError):
+        return None
 
 
 def _visible_at(table: pa.Table, at: int) -> np.ndarray:

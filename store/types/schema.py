@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import TypeGuard
 
 import msgpack
@@ -45,6 +47,10 @@ class TableSchema:
     nullable; dictionary and view types are replaced by the plain type of their values, at any depth (a dictionary's
     index type would limit the values of later commits, and Arrow has no kernels for views); schema metadata is dropped.
 
+    ids: the field id of each column, which it keeps when it is renamed; an id is never used for another column.
+    version: the epoch of the `alter` that made this schema; 0 for the first one. lineage: all versions of the table's
+    schema, oldest first, by which readers find the columns of files; empty if the table was never altered.
+
     Raises InvalidName, InvalidSchema or LimitExceeded, naming table and column.
     """
 
@@ -52,6 +58,9 @@ class TableSchema:
     schema: pa.Schema
     primary_key: tuple[str, ...]
     sequence_by: str | None = None
+    ids: tuple[int, ...] = ()
+    version: int = 0
+    lineage: tuple[TableSchema, ...] = dataclass_field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_name("table", self.name)
@@ -67,6 +76,10 @@ class TableSchema:
             required = (*key, self.sequence_by)
         object.__setattr__(self, "primary_key", key)
         object.__setattr__(self, "schema", _stored_schema(self.schema, required))
+        ids = tuple(self.ids) or tuple(range(1, len(self.schema) + 1))
+        if len(ids) != len(self.schema) or len(set(ids)) != len(ids):
+            raise InvalidSchema(f"table {self.name}: {len(self.schema)} columns have the field ids {ids}")
+        object.__setattr__(self, "ids", ids)
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -89,6 +102,19 @@ class TableSchema:
     def conform_keys(self, data: object) -> pa.Table:
         """Convert data with exactly the primary-key columns. The result has them in the key's order."""
         return conform_table(self.name, data, self.key_schema, self.primary_key, role="keys")
+
+    def with_lineage(self, lineage: tuple[TableSchema, ...]) -> TableSchema:
+        """Return this schema with the versions of its table."""
+        schema = copy(self)
+        object.__setattr__(schema, "lineage", lineage)
+        return schema
+
+    def at(self, epoch: int) -> TableSchema:
+        """Return the version of the table's schema that is in force at an epoch."""
+        if not self.lineage:
+            return self
+        chosen = [version for version in self.lineage if version.version <= epoch] or self.lineage[:1]
+        return chosen[-1].with_lineage(self.lineage)
 
     def conform_deletes(self, data: object) -> pa.Table:
         """Convert keys to delete: exactly the columns of the key and, if the table has one, of the sequence."""
@@ -114,21 +140,24 @@ class TableSchema:
         return conform_table(self.name, rows, pa.schema(fields), self.primary_key)
 
     def of_update(self, columns: Sequence[str]) -> TableSchema:
-        """Return the schema of a segment of updates: the key columns and these, nullable ones."""
+        """Return the schema of a segment of updates: the key columns and these, nullable ones, with their field ids."""
+        names = {*self.primary_key, *columns}
         fields = [
             field if field.name in self.primary_key else field.with_nullable(True)
             for field in self.schema
-            if field.name in self.primary_key or field.name in columns
+            if field.name in names
         ]
-        return TableSchema(self.name, pa.schema(fields), self.primary_key)
+        ids = tuple(id_ for id_, name in zip(self.ids, self.schema.names, strict=True) if name in names)
+        return replace(self, schema=pa.schema(fields), ids=ids)
 
     def to_bytes(self, format: int = 1) -> bytes:
-        """Encode the schema for catalog records: msgpack of the name, the IPC schema message, key and sequence.
+        """Encode the schema for catalog records: msgpack of the name, the IPC schema message, key and sequence; of
+        an altered table with field ids and the version. The lineage is not included.
 
-        format: of the table's record; a sequence makes it 2. Versions that do not know it refuse the table with
-        UnsupportedFormat.
+        format: of the table's record; a sequence or an alter makes it 2. Versions that do not know it refuse the table
+        with UnsupportedFormat.
         """
-        record = {
+        record: dict[str, object] = {
             "format": format,
             "name": self.name,
             "schema": self.schema.serialize().to_pybytes(),
@@ -136,6 +165,8 @@ class TableSchema:
         }
         if self.sequence_by is not None:  # a version that would not compare sequences must refuse the table
             record |= {"format": max(format, 2), "sequence_by": self.sequence_by}
+        if self.version:  # a version that would not find columns by field id must refuse the table
+            record |= {"format": 2, "ids": list(self.ids), "version": self.version}
         packed = msgpack.packb(record)
         assert isinstance(packed, bytes)
         return packed
@@ -146,7 +177,8 @@ class TableSchema:
         if record["format"] > _FORMAT:
             raise UnsupportedFormat(f"a table has format {record['format']}, newer than {_FORMAT}: upgrade epochlog")
         schema = pa.ipc.read_schema(pa.py_buffer(record["schema"]))
-        return cls(record["name"], schema, tuple(record["primary_key"]), record.get("sequence_by"))
+        ids, version = tuple(record.get("ids", ())), record.get("version", 0)
+        return cls(record["name"], schema, tuple(record["primary_key"]), record.get("sequence_by"), ids, version)
 
 
 def _type_name(value: object) -> str:

@@ -112,6 +112,8 @@ def test_columns_are_chosen(store: el.Store) -> None:
         (None, "append", {"storedAsScdType": "2"}, "newest row of each key"),
         (None, "append", {"applyAsTruncates": "b = 1"}, "mode overwrite"),
         (None, "append", {"columnList": "k", "exceptColumnList": "a"}, "do not go together"),
+        (None, "append", {"partial": True, "mergeSchema": True}, "add the columns first with ALTER TABLE"),
+        (None, "append", {"ignoreNullUpdates": True, "mergeSchema": True}, "mergeSchema takes whole rows"),
         (None, "append", {"ignoreNullUpdate": True}, "did you mean 'ignoreNullUpdates'"),
     ],
 )

@@ -26,8 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs"
     ("skipChangeCommits", "filter"),
     ("replaceWhere", "replaces all rows"),
     ("PartitionOverwriteMode", "replaces all rows"),
-    ("mergeSchema", "another table"),
-    ("overwriteSchema", "another table"),
+    ("overwriteSchema", "mergeSchema"),
 ])  # fmt: skip
 def test_what_would_silently_mean_other_rows_is_refused(option: str, message: str) -> None:
     with pytest.raises(el.InvalidInput, match=message):

@@ -273,7 +273,7 @@ def test_rows_that_were_half_given_and_let_go_meanwhile_are_an_error(
     with served(tmp_path) as (_, table, serving):
         table.upsert(rows(1, 2, 3))
 
-        def gone(view: Any, version: Any, epoch: int) -> Any:
+        def gone(*_: Any) -> Any:
             raise el.EpochExpired("let go")
 
         with BreakingConnections(serving, [2]).subscribe() as sub:

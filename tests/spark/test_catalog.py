@@ -642,7 +642,7 @@ def test_what_a_store_does_not_do_is_refused_and_named(spark: SparkSession, pair
         assert isinstance(error, el.InvalidInput)
         assert advice in str(error), query
     with pytest.raises(Exception, match="NotWritable"):
-        spark.sql("ALTER TABLE lake.a ADD COLUMNS (z INT)")
+        spark.sql("ALTER TABLE lake.nightly.a ADD COLUMNS (z INT)")
     assert pairs.store.last_epoch == before
     assert [info.name for info in pairs.store.tables()] == ["a", "b"]
 

@@ -235,10 +235,10 @@ BANS = (
         ),
     ),
     Ban(
-        "only store/env/filesystem.py and arrow_files.py speak to file systems (store/scan/pruning.py hands pyarrow "
+        "only store/env/filesystem.py and arrow_files.py speak to file systems (store/sst/guarantees.py hands pyarrow "
         "one, to ask it about statistics)",
         ("pyarrow.fs", "pyarrow.fs.*"),
-        ("store/env/filesystem.py", "store/env/arrow_files.py", "store/scan/pruning.py"),
+        ("store/env/filesystem.py", "store/env/arrow_files.py", "store/sst/guarantees.py"),
     ),
     Ban("bytes from disk or wire are never executed", UNTRUSTED, ("testing/filesystem_conformance.py",)),
 )

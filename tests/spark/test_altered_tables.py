@@ -1,0 +1,328 @@
+"""Altered tables in Spark: reads and feeds by their epochs, streams that begin again, sinks that run on, and SQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import Row
+
+import epochlog as el
+from epochlog.spark import delete_where
+from epochlog.spark.errors import find_epochlog_error
+from epochlog.spark.sink import resolve_save
+from spark_store import rows
+
+pytestmark = pytest.mark.spark
+SWAP = {"day": "name", "amount": "day"}
+
+
+def swapped(lake: Any) -> tuple[int, int]:
+    """Two rows, then `day` and `amount` move to other names, then a third row; return the epochs of the commits."""
+    first = lake.orders.upsert(rows(0, 2))
+    lake.orders.alter(rename=SWAP, add=[pa.field("c", pa.int32())])
+    return first, lake.orders.upsert([{"id": 2, "name": "new", "day": 9.0, "c": 3}])
+
+
+def plain(frame: Any) -> list[dict[str, Any]]:
+    return sorted((row.asDict() for row in frame.collect()), key=lambda row: row["id"])
+
+
+def failure(action: Any) -> el.EpochlogError:
+    with pytest.raises(PySparkException) as caught:
+        action()
+    error = find_epochlog_error(caught.value)
+    assert error is not None, caught.value
+    return error
+
+
+# ---- the source ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("7.2")
+def test_a_load_has_the_columns_of_its_epoch(lake) -> None:
+    first, second = swapped(lake)
+    lake.store.compact("orders", full=True)
+    old = [{"id": 0, "day": "d0", "amount": 0.0}, {"id": 1, "day": "d1", "amount": 1.0}]
+    new = [{"id": 0, "name": "d0", "day": 0.0, "c": None}, {"id": 1, "name": "d1", "day": 1.0, "c": None},
+           {"id": 2, "name": "new", "day": 9.0, "c": 3}]  # fmt: skip
+    assert plain(lake.read(versionAsOf=first)) == old
+    assert plain(lake.read(versionAsOf=first, filter="amount > 0.5")) == old[1:]
+    assert plain(lake.read(versionAsOf=second)) == plain(lake.read()) == new
+    assert plain(lake.read(filter="day > 0.5")) == new[1:]
+    frame = lake.read()  # its epoch is fixed
+    lake.orders.alter(drop=["day"])
+    assert plain(frame) == new
+
+
+@pytest.mark.rule("7.8")
+def test_a_batch_of_changes_spans_no_alter(lake) -> None:
+    first, second = swapped(lake)
+    error = failure(lambda: lake.read(readChangeFeed="true", startingVersion="earliest").collect())
+    assert isinstance(error, el.SchemaChanged)
+    assert first < error.epoch < second
+    before = lake.read(readChangeFeed="true", startingVersion="earliest", endingVersion=error.epoch - 1)
+    assert [row.day for row in before.collect()] == ["d0", "d1"]
+    after = lake.read(readChangeFeed="true", startingVersion=error.epoch)
+    assert [(row.name, row.day, row.c) for row in after.collect()] == [("new", 9.0, 3)]
+    net = lake.read(readChangeFeed="true", startingVersion="earliest", changeMode="net")
+    assert [(row.id, row.name, row.day) for row in net.orderBy("id").collect()] == [
+        (0, "d0", 0.0), (1, "d1", 1.0), (2, "new", 9.0)
+    ]  # fmt: skip
+
+
+@pytest.mark.rule("7.8")
+def test_a_stream_ends_at_an_alter_and_goes_on_when_it_starts_again(lake) -> None:
+    taken: list[Row] = []
+
+    def drain() -> None:
+        stream = lake.stream(startingVersion="earliest")
+        writer = stream.writeStream.foreachBatch(lambda frame, _: taken.extend(frame.orderBy("id").collect()))
+        lake.drain(writer.option("checkpointLocation", str(lake.scratch / "ck")))
+
+    lake.orders.upsert(rows(0, 2))
+    drain()
+    lake.orders.alter(add=[pa.field("c", pa.int32())])
+    lake.orders.upsert([{"id": 2, "day": "d2", "amount": 2.0, "c": 2}])
+    drain()
+    assert [(row.id, row.day, row.amount) for row in taken] == [(0, "d0", 0.0), (1, "d1", 1.0), (2, "d2", 2.0)]
+    assert taken[-1].c == 2
+    lake.orders.upsert(rows(3, 1).append_column("c", pa.array([None], pa.int32())))
+    lake.orders.alter(rename=SWAP)
+    lake.orders.upsert([{"id": 4, "name": "new", "day": 9.0, "c": 4}])
+    drain()  # it starts with the present columns, by which it reads what is left
+    assert [(row.id, row.name, row.day) for row in taken[3:]] == [(3, "d0", 3.0), (4, "new", 9.0)]
+
+
+@pytest.mark.rule("7.8")
+def test_a_running_stream_stops_before_an_alter(lake) -> None:
+    taken: list[Row] = []
+    lake.orders.upsert(rows(0, 1))
+    stream = lake.stream(startingVersion="earliest")
+    writer = stream.writeStream.foreachBatch(lambda frame, _: taken.extend(frame.collect()))
+    writer = writer.option("checkpointLocation", str(lake.scratch / "ck")).trigger(processingTime="50 milliseconds")
+    query = writer.start()
+    try:
+        lake.orders.alter(add=[pa.field("c", pa.int32())])
+        lake.orders.upsert([{"id": 1, "day": "d1", "amount": 1.0, "c": 1}])
+        lake.orders.alter(rename=SWAP)
+        lake.orders.upsert([{"id": 2, "name": "new", "day": 9.0, "c": 2}])
+        error = failure(query.awaitTermination)
+        assert isinstance(error, el.SchemaChanged)
+    finally:
+        query.stop()
+    assert [(row.id, row.day, row.amount) for row in taken] == [(0, "d0", 0.0), (1, "d1", 1.0)]
+    assert "c" not in taken[1].asDict()  # what was added is left out until it starts again
+
+
+# ---- the sinks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("7.6")
+def test_a_sink_that_runs_on_writes_nulls_into_added_columns(lake) -> None:
+    source = lake.store.create_table("source", lake.orders.schema, ["id"])
+    source.upsert(rows(0, 2))
+    writer = lake.stream("source", startingVersion="earliest").writeStream.format("epochlog")
+    writer = writer.options(**lake.options("orders")).option("checkpointLocation", str(lake.scratch / "ck"))
+    query = writer.trigger(processingTime="50 milliseconds").start()
+    try:
+        query.processAllAvailable()
+        lake.orders.alter(add=[pa.field("c", pa.int32())], rename=SWAP)
+        source.upsert(rows(2, 1))
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert lake.orders.to_arrow().to_pylist() == [
+        {"id": key, "name": f"d{key}", "day": float(key), "c": None} for key in range(3)
+    ]
+
+
+def test_a_stream_that_does_not_say_its_columns_is_refused(lake) -> None:
+    """Spark resolves its sink again for each micro-batch, and by then a name may belong to another column."""
+    frame = lake.read()
+    options = lake.options("orders")
+    assert resolve_save(options, frame.schema, False, streaming=True).table.schema.version == 0
+    lake.orders.alter(rename={"day": "x"})
+    with pytest.raises(el.SchemaChanged, match="register"):
+        resolve_save(options, frame.schema, False, streaming=True)
+    at_start = resolve_save({**options, "schemaVersion": "0"}, frame.schema, False, streaming=True)
+    assert at_start.table.schema.schema.names == ["id", "day", "amount"]
+
+
+def test_merge_schema_adds_the_columns_that_a_frame_has(lake) -> None:
+    lake.orders.upsert(rows(0, 1))
+    frame = lake.spark.createDataFrame(
+        [(1, "d1", 1.0, 5, [1, 2])], "id long, day string, amount double, n int, l array<int>"
+    )
+    assert isinstance(failure(lambda: lake.write(frame)), el.SchemaMismatch)
+    lake.write(frame, mergeSchema="true")
+    assert [(f.name, f.type) for f in lake.orders.to_arrow().schema][3:] == [
+        ("n", pa.int32()),
+        ("l", pa.list_(pa.int32())),
+    ]
+    lake.write(frame.drop("amount").withColumn("id", frame.id + 1), mergeSchema="true")
+    assert lake.orders.to_arrow().select(["id", "amount", "n"]).to_pylist() == [
+        {"id": 0, "amount": 0.0, "n": None}, {"id": 1, "amount": 1.0, "n": 5}, {"id": 2, "amount": None, "n": 5}
+    ]  # fmt: skip
+    assert lake.orders.history()["operation"].to_pylist().count("alter") == 1
+    error = failure(lambda: lake.write(frame.drop("id"), mergeSchema="true"))
+    assert isinstance(error, el.SchemaMismatch)
+    lake.store.table("orders").finish()
+
+
+def test_merge_schema_of_a_stream_adds_a_column_at_its_start(lake) -> None:
+    source = lake.store.create_table("source", pa.schema([*lake.orders.schema, pa.field("c", pa.int32())]), ["id"])
+    source.upsert([{"id": 1, "day": "d", "amount": 0.5, "c": 7}])
+    stream = lake.stream("source", startingVersion="earliest")
+    lake.into(stream, "orders", "ck", mergeSchema="true")
+    assert lake.orders.to_arrow().to_pylist() == [{"id": 1, "day": "d", "amount": 0.5, "c": 7}]
+
+
+# ---- the catalog ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sql(lake):
+    el.catalog(lake.spark, lake.store)
+    yield lake.spark.sql
+    lake.spark.sql("USE spark_catalog.default")
+
+
+def names(lake: Any) -> list[str]:
+    return lake.store.table("orders").schema.names
+
+
+def test_alter_table_in_sql(lake, sql) -> None:
+    first = lake.orders.upsert(rows(0, 2))
+    sql("ALTER TABLE lake.orders ADD COLUMNS (c INT, d DECIMAL(5, 2))")
+    assert names(lake) == ["id", "day", "amount", "c", "d"]
+    sql("ALTER TABLE lake.orders RENAME COLUMN day TO label")
+    sql("ALTER TABLE lake.orders ALTER COLUMN c TYPE BIGINT")
+    sql("ALTER TABLE lake.orders DROP COLUMNS (d)")
+    sql("ALTER TABLE lake.orders DROP COLUMN IF EXISTS d")
+    assert [(f.name, f.type) for f in lake.store.table("orders").schema] == [
+        ("id", pa.int64()), ("label", pa.string()), ("amount", pa.float64()), ("c", pa.int64())
+    ]  # fmt: skip
+    sql("INSERT INTO lake.orders VALUES (2, 'new', 2.0, 5000000000)")
+    assert plain(sql("SELECT * FROM lake.orders WHERE id > 0")) == [
+        {"id": 1, "label": "d1", "amount": 1.0, "c": None}, {"id": 2, "label": "new", "amount": 2.0, "c": 5_000_000_000}
+    ]  # fmt: skip
+    old = [{"id": 0, "day": "d0", "amount": 0.0}, {"id": 1, "day": "d1", "amount": 1.0}]
+    assert plain(sql(f"SELECT * FROM lake.orders VERSION AS OF {first}")) == old
+    sql("DELETE FROM lake.orders WHERE label = 'd0'")
+    assert lake.orders.to_arrow()["id"].to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("ADD COLUMN c INT FIRST", "last one"),
+        ("ADD COLUMN c INT DEFAULT 5", "last one|DEFAULT|default"),
+        ("ADD COLUMN c INT NOT NULL", "nullable|NOT NULL|not null"),
+        ("DROP COLUMN id", "primary key"),
+        ("DROP COLUMN nope", "nope"),
+        ("RENAME COLUMN day TO amount", "amount"),
+        ("ALTER COLUMN amount TYPE STRING", "cannot be widened|type|cast"),
+        ("SET TBLPROPERTIES (x = 'y')", r"store.table\('orders'\).alter"),
+        ("ALTER COLUMN day COMMENT 'a'", "not supported"),
+    ],
+)
+def test_what_alter_table_in_sql_refuses(lake, sql, statement: str, words: str) -> None:
+    before = lake.orders.history().num_rows
+    with pytest.raises(Exception, match=words):
+        sql(f"ALTER TABLE lake.orders {statement}")
+    assert names(lake) == ["id", "day", "amount"]
+    assert lake.orders.history().num_rows == before
+
+
+def test_changes_in_sql_have_the_columns_of_their_end(lake, sql) -> None:
+    first, second = swapped(lake)
+    changes = sql(f"SELECT id, day FROM lake.orders CHANGES FROM VERSION 1 TO VERSION {first}")
+    assert sorted(changes.collect()) == [(0, "d0"), (1, "d1")]
+    error = failure(lambda: sql(f"SELECT * FROM lake.orders CHANGES FROM VERSION 1 TO VERSION {second}").collect())
+    assert isinstance(error, el.SchemaChanged)
+
+
+@pytest.mark.rule("7.8")
+@pytest.mark.parametrize("alter", [{"drop": ["day"]}, {"rename": SWAP}, {"rename": {"day": "amount", "amount": "day"}}])
+def test_changes_that_were_named_before_an_alter_do_not_pass_it(lake, sql, alter: Any) -> None:
+    """Their end is chosen when the query runs, and the columns of the frame are of the time when it was made."""
+    lake.orders.upsert(rows(0, 1))
+    frame = sql("SELECT * FROM lake.orders CHANGES FROM VERSION 1")
+    lake.orders.alter(add=[pa.field("c", pa.int32())])
+    lake.orders.upsert([{"id": 1, "day": "d1", "amount": 1.0, "c": 1}])
+    assert [(row.id, row.day, row.amount) for row in frame.orderBy("id").collect()] == [(0, "d0", 0.0), (1, "d1", 1.0)]
+    later = sql(f"SELECT * FROM lake.orders CHANGES FROM VERSION {lake.store.last_epoch + 1}")
+    lake.orders.alter(**alter)
+    names = lake.store.table("orders").schema.names
+    lake.orders.upsert([dict(zip(names, (2, *(None for _ in names[1:])), strict=True))])
+    assert isinstance(failure(frame.collect), el.SchemaChanged)
+    assert isinstance(failure(later.collect), el.SchemaChanged)  # it would read no change from before the alter
+
+
+@pytest.mark.rule("7.2")
+def test_a_frame_that_was_made_before_an_alter_reads_no_other_column(lake, sql) -> None:
+    lake.orders.upsert(rows(0, 1))
+    frame = lake.spark.table("lake.orders")
+    lake.orders.alter(add=[pa.field("c", pa.int32())])
+    lake.orders.upsert([{"id": 1, "day": "d1", "amount": 1.0, "c": 1}])
+    assert plain(frame) == [{"id": 0, "day": "d0", "amount": 0.0}, {"id": 1, "day": "d1", "amount": 1.0}]
+    lake.orders.alter(rename={"day": "x"})
+    lake.orders.alter(rename={"amount": "y"})
+    lake.orders.alter(add=[pa.field("day", pa.string()), pa.field("amount", pa.float64())])
+    for query in (frame.select("day"), frame.where("amount > 0"), frame.where("id >= 0")):
+        try:
+            taken = [{name: row[name] for name in ("day", "amount") if name in row} for row in query.collect()]
+        except PySparkException:
+            continue
+        assert all(value is None for row in taken for value in row.values())
+
+
+@pytest.mark.rule("7.2")
+@pytest.mark.parametrize(
+    "alter", [{"drop": ["day"]}, {"rename": {"day": "weekday"}}, {"add": [pa.field("c", pa.int32())]}]
+)
+def test_a_cached_frame_serves_no_query_of_other_columns(lake, sql, alter: Any) -> None:
+    def present() -> Any:
+        return lake.spark.table("lake.orders").where("id >= 0")
+
+    first = lake.orders.upsert(rows(0, 2))
+    old, past = plain(present()), f"SELECT * FROM lake.orders VERSION AS OF {first}"
+    assert plain(present().cache()) == plain(sql(past).cache()) == old
+    try:
+        lake.orders.alter(**alter)
+        assert plain(present()) == lake.store.table("orders").to_arrow().to_pylist() != old
+        assert plain(sql(past)) == old
+        assert plain(present().cache()) == lake.store.table("orders").to_arrow().to_pylist()
+        sql("ALTER TABLE lake.orders ADD COLUMN other INT")
+        assert "other" in plain(present())[0]
+    finally:
+        lake.spark.catalog.clearCache()
+
+
+@pytest.mark.rule("7.6")
+def test_a_delete_is_refused_when_its_column_moves_meanwhile(lake, sql, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The condition is on another column than the one that has the name by then."""
+    lake.orders.upsert(rows(0, 3))
+    real = delete_where._Delete._select
+
+    def select(self: Any, before: Any) -> Any:
+        selection = real(self, before)
+        if before is None:
+            lake.orders.alter(rename={"day": "x"})
+            lake.orders.alter(rename={"amount": "day"})
+        return selection
+
+    monkeypatch.setattr(delete_where._Delete, "_select", select)
+    error = failure(lambda: sql("DELETE FROM lake.orders WHERE day = 'd1'"))
+    assert isinstance(error, el.SchemaChanged)
+    assert lake.orders.count() == 3
+
+
+def test_an_overwrite_adapts_to_an_alter_that_comes_in_between(lake, sql) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.orders.alter(rename={"id": "key", "day": "id"})
+    sql("INSERT OVERWRITE lake.orders VALUES (7, 'x', 1.5)")
+    assert lake.orders.to_arrow().to_pylist() == [{"key": 7, "id": "x", "amount": 1.5}]
