@@ -146,7 +146,7 @@ class Table(OneProcess):
         key. rename: {old: new}. widen: {column: type}, to a wider integer or float, or a decimal of greater precision;
         no key column. A change that the table has already has no effect.
 
-        The columns of a table with a sequence, checks, a ttl, a tag or files that it shares with a clone cannot change.
+        The columns of a table with a sequence cannot change, nor those that a check or the ttl of the table names.
 
         Raises CheckViolated, InvalidInput, InvalidSchema, LimitExceeded, NotWritable, SchemaInUse, TableDropped,
         TableFinished.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epochlog.errors import EpochNotCommitted, InvalidInput, TableExists
-from epochlog.store.catalog.keys import HEAD, head_key, hist_key, log_key, name_key, runs_key, table_key
+from epochlog.store.catalog.keys import HEAD, head_key, hist_key, log_key, name_key, runs_key, schema_key, table_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.failpoints import hit
 from epochlog.store.epochs.readable import require_begun
@@ -30,7 +30,7 @@ from epochlog.store.metadata.version import (
 )
 from epochlog.store.scan.scan_plan import plan_scan, require_complete
 from epochlog.store.sst.sorted_run import SortedRun
-from epochlog.store.types.epoch import as_epoch, from_unix_ms
+from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -40,7 +40,7 @@ def clone_table(handle: Handle, source: str, name: str, epoch: int | None = None
     """Create a root table with the rows of `source` at an epoch (None: its newest commit) and its settings.
 
     Raises TableNotFound, TableExists, InvalidName, EpochExpired, EpochNotCommitted, InvalidInput (a table with a
-    sequence, or one that was altered).
+    sequence, or an epoch before its newest alter).
     """
     at = None if epoch is None else as_epoch("as_of", epoch)
     clone = handle.catalog.transact(lambda tx: _clone(handle, tx, source, name, at))
@@ -58,11 +58,6 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
             f"{source_name!r} orders its changes by a sequence and keeps deletes for late ones, which a clone would "
             f"lack: create {name!r} with sequence_by={source.schema.sequence_by!r} and write the rows into it"
         )
-    if source.schema.version:
-        raise InvalidInput(
-            f"the columns of {source_name!r} were altered, and its files have those of several versions, which a clone "
-            f"would not know: create {name!r} with the columns that you want and write the rows into it"
-        )
     now_ms = handle.catalog.now_ms()
     version = get_version(tx, source.id, source.name)
     if at is None:
@@ -74,6 +69,11 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
         require_complete(source.name, at, epochs.complete_through(source.id))
         require_begun(epochs.table(source.id), at)
     plan_scan(tx, source, at)  # raises EpochExpired
+    if at < source.schema.version:
+        raise InvalidInput(
+            f"the columns of {source_name!r} were altered at epoch {show_epoch(source.schema.version)}; a clone has "
+            f"the present ones: clone it as of that epoch or a later one, or write the rows into a new table {name!r}"
+        )
     runs = cut_runs(get_runs(tx, source.id), at)
     entries = [_bare(entry) for entry in get_entries(tx, source.id, version.compacted_epoch, at)]
     counters = Counters.read(tx)
@@ -92,6 +92,9 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
     tx.put(HEAD, replace(counters, next_table=clone.id + 1).to_record())
     move_counters(tx, Counters.read(tx), begin)
     tx.put(table_key(clone.id), clone.to_record())
+    for columns_before in source.schema.lineage:
+        columns = replace(columns_before, name=name)
+        tx.put(schema_key(clone.id, columns.version), {"schema": columns.to_bytes()})
     tx.put(name_key(name), {"id": clone.id})
     _put_rows(tx, clone, version_of_clone(begin, runs, entries), runs, entries, now_ms)
     share_files(tx, source.id, clone.id, _paths(runs, entries))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.changelog.log_plan import LogPlan, plan_changes
+from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
@@ -44,9 +44,10 @@ _DAY_MS = 86_400_000
 class Choice:
     """Expired rows of a table: the keys at the commit `base`, by the time of a boundary and the options at that time.
 
-    more: True if the table may have more of them.
+    table: with the columns of that time, which the keys have. more: True if the table may have more of them.
     """
 
+    table: TableDef
     keys: pa.Table
     base: int
     ttl: timedelta
@@ -65,7 +66,7 @@ def expire_rows(handle: Handle, table: TableDef) -> int:
         chosen = retry_stale_plan(handle, lambda: _choose(handle, table))
         if chosen is None or not chosen.keys.num_rows:
             return count
-        count += _commit(handle, table, chosen)
+        count += _commit(handle, chosen)
         if not chosen.more:
             return count
 
@@ -86,7 +87,7 @@ def _choose(handle: Handle, table: TableDef) -> Choice | None:
     boundary_ms = to_unix_ms(newest_passed_boundary(handle))
     limit = cutoff(current.schema.schema.field(column).type, boundary_ms, ttl)
     keys, more = _first_keys(handle, newest, pc.field(column) <= limit)
-    return Choice(keys, newest.epoch, ttl, column, limit, more)
+    return Choice(current, keys, newest.epoch, ttl, column, limit, more)
 
 
 def cutoff(kind: pa.DataType, boundary_ms: int, ttl: timedelta) -> pa.Scalar:
@@ -115,9 +116,9 @@ def _first_keys(handle: Handle, plan: ScanPlan, expired: pc.Expression) -> tuple
     return pa.Table.from_batches(batches[1:] or batches), False
 
 
-def _commit(handle: Handle, table: TableDef, chosen: Choice) -> int:
+def _commit(handle: Handle, chosen: Choice) -> int:
     """Commit the deletes of the chosen keys; return their number, 0 if none is left to delete."""
-    keys, base = chosen.keys, chosen.base
+    table, keys, base = chosen.table, chosen.keys, chosen.base
     while keys.num_rows:
         segments = _write_deletes(handle, table, keys)
         edit = TableEdit(table.id, table.name, segments, "expire", base=base, expiry=(chosen.ttl, chosen.column))
@@ -131,7 +132,7 @@ def _commit(handle: Handle, table: TableDef, chosen: Choice) -> int:
         else:
             hit("expire:after-commit")
             return keys.num_rows
-        again = retry_stale_plan(handle, lambda keys=keys, base=base: _decide_again(handle, table, chosen, keys, base))
+        again = retry_stale_plan(handle, lambda keys=keys, base=base: _decide_again(handle, chosen, keys, base))
         if again is None:  # the options were altered, or the log does not reach back: the next call chooses anew
             return 0
         keys, base = again
@@ -148,19 +149,20 @@ def _write_deletes(handle: Handle, table: TableDef, keys: pa.Table) -> tuple[Seg
         raise
 
 
-def _decide_again(
-    handle: Handle, table: TableDef, chosen: Choice, keys: pa.Table, base: int
-) -> tuple[pa.Table, int] | None:
+def _decide_again(handle: Handle, chosen: Choice, keys: pa.Table, base: int) -> tuple[pa.Table, int] | None:
     """Return those of the keys whose rows are expired in the newest state, and its commit. Only keys of later commits
     are looked up. None if the ttl was altered, or the log does not reach back.
     """
 
     def plan(view: ReadTxn) -> tuple[ScanPlan, LogPlan] | None:
+        table = chosen.table
         current = get_table(view, table.id, table.name)
         altered = (current.options.ttl, current.options.ttl_column) != (chosen.ttl, chosen.column)
         if altered or base < get_version(view, table.id, table.name).log_start:
             return None
-        return plan_scan(view, current, None), plan_changes(view, current, base, by_commit=True)
+        schema = table.schema.with_lineage(current.schema.lineage)  # the columns of the choice
+        changes = plan_changes(view, current, base, by_commit=True, columns=Columns(schema, whole=True))
+        return plan_scan(view, current, None, schema), changes
 
     planned = handle.catalog.read(plan)
     if planned is None:

@@ -57,15 +57,15 @@ def check_committed(files: Files, table: TableSchema, checks: Checks, segments: 
 def alter_with_checks(handle: Handle, table: TableDef, settings: Settings) -> TableDef:
     """Change a table's settings, of which the checks are new, after a test of all rows. Raises CheckViolated.
 
-    If other commits land meanwhile, only the rows that they left are tested again.
+    If other commits land meanwhile, only the rows that they left are tested again; all rows, if the columns changed.
     """
     assert settings.checks is not None
     settings.check(table.name, derived=table.derived, schema=table.schema)
-    tested: int | None = None
+    tested: ScanPlan | None = None
     while True:
-        tested = retry_stale_plan(handle, lambda since=tested: _test_rows(handle, table, settings.checks or {}, since))
+        tested = retry_stale_plan(handle, lambda before=tested: _test_rows(handle, table, settings, before))
 
-        def body(tx: Txn, tested: int = tested) -> TableDef | None:
+        def body(tx: Txn, tested: int = tested.epoch) -> TableDef | None:
             if get_version(tx, table.id, table.name).max_committed_epoch != tested:
                 return None
             return altered(tx, table.id, table.name, settings)
@@ -76,21 +76,23 @@ def alter_with_checks(handle: Handle, table: TableDef, settings: Settings) -> Ta
             return after
 
 
-def _test_rows(handle: Handle, table: TableDef, checks: Checks, since: int | None) -> int:
-    """Test the newest rows, or those of commits after `since`; return the newest commit."""
-    plan = handle.catalog.read(lambda view: _plan(view, table, since))
-    options = ReadOptions(_columns(table.schema, checks))
-    for batch in plan.batches(handle.files, options):
-        _require(table.schema, checks, pa.Table.from_batches([batch]))
-    return plan.epoch
+def _test_rows(handle: Handle, table: TableDef, settings: Settings, before: ScanPlan | None) -> ScanPlan:
+    """Test the newest rows, or those of commits after the test `before`; return the plan of the newest commit."""
+    plan = handle.catalog.read(lambda view: _plan(view, table, before))
+    settings.check(table.name, derived=table.derived, schema=plan.table)
+    checks = settings.checks or {}
+    for batch in plan.batches(handle.files, ReadOptions(_columns(plan.table, checks))):
+        _require(plan.table, checks, pa.Table.from_batches([batch]))
+    return plan
 
 
-def _plan(view: ReadTxn, table: TableDef, since: int | None) -> ScanPlan:
+def _plan(view: ReadTxn, table: TableDef, before: ScanPlan | None) -> ScanPlan:
     current = get_table(view, table.id, table.name)
     newest = plan_scan(view, current, None)
-    if since is None or since < get_version(view, table.id, table.name).log_start:
+    log_start = get_version(view, table.id, table.name).log_start
+    if before is None or before.epoch < log_start or before.table.version != current.schema.version:
         return newest
-    entries = get_entries(view, table.id, since, newest.epoch)
+    entries = get_entries(view, table.id, before.epoch, newest.epoch)
     return ScanPlan(current.schema, newest.epoch, (), tuple(part for entry in entries for part in entry.segments))
 
 

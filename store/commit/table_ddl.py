@@ -32,8 +32,10 @@ from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import TableVersion, require_open
 from epochlog.store.retention.holds import holds_of
 from epochlog.store.retention.retention import truncate
+from epochlog.store.scan.pruning import needed_columns
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
+from epochlog.store.types.predicate import parse_predicate
 from epochlog.store.types.schema import TableSchema
 
 from .boundaries import force_within
@@ -128,6 +130,10 @@ def alter_schema(handle: Handle, table: TableDef, change: SchemaChange, settings
 
 
 def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChange, settings: Settings) -> TableDef:
+    if settings.checks:
+        raise InvalidInput(
+            f"table {table.name!r}: new checks test all rows, so they do not go with a change of columns: alter twice"
+        )
     current = altered(tx, table.id, table.name, settings)
     if current.derived:
         raise NotWritable(
@@ -138,7 +144,7 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
     changed = change.applied(current.schema)
     if changed is None:
         return current
-    refuse_fixed(current)
+    refuse_fixed(current, change)
     refuse_bound(tx, current, change)
     boundary = force_within(tx, handle)  # a reader of the log can stop there, with all changes before the alter
     counters, now_ms, epoch = Counters.read(tx), handle.catalog.now_ms(), boundary + 1
@@ -154,23 +160,28 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
     return after
 
 
-def refuse_fixed(table: TableDef) -> None:
-    """Raise InvalidInput if the table uses what is kept by the names of its columns, or by other tables."""
-    copy = "create a table with the columns that you want, and write the rows into it"
-    reasons = (
-        (table.schema.sequence_by is not None, "it orders its changes by a sequence", copy),
-        (bool(table.checks), "it has checks", f"remove them first with store.table({table.name!r}).alter(checks={{}})"),
-        (
-            table.options.ttl is not None,
-            "it has a ttl",
-            f"remove it first with store.table({table.name!r}).alter(options=…) without ttl=",
-        ),
-        (table.tagged, "epochs of it were tagged", copy),
-        (table.shares, "it shares files with a clone, or did", copy),
-    )
-    for applies, reason, remedy in reasons:
-        if applies:
-            raise InvalidInput(f"table {table.name!r}: its columns cannot change, because {reason}; {remedy}")
+def refuse_fixed(table: TableDef, change: SchemaChange) -> None:
+    """Raise InvalidInput if the table orders its changes by a sequence, or a check or the ttl names a column that the
+    change drops, renames or widens.
+    """
+    name, schema = table.name, table.schema.schema
+    if table.schema.sequence_by is not None:
+        raise InvalidInput(
+            f"table {name!r}: its columns cannot change, because it orders its changes by a sequence; create a table "
+            "with the columns that you want, and write the rows into it"
+        )
+    for column in change.touched(table.schema):
+        if column == table.options.ttl_column:
+            raise InvalidInput(
+                f"table {name!r}: column {column!r} cannot change, because the ttl of the table names it; remove the "
+                f"ttl first with store.table({name!r}).alter(options=…) without ttl="
+            )
+        for check, text in table.checks:
+            if column in needed_columns(name, schema, [], parse_predicate(text, schema)):
+                raise InvalidInput(
+                    f"table {name!r}: column {column!r} cannot change, because check {check!r} names it: {text}; "
+                    f"remove the check first with store.table({name!r}).alter(checks={{…}})"
+                )
 
 
 def refuse_bound(view: ReadTxn, table: TableDef, change: SchemaChange) -> None:

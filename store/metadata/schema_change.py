@@ -78,6 +78,11 @@ class SchemaChange:
         wide = ((name, kind) for name, kind in self.widen if name in ids)
         return dropped | {ids[name]: "widened" for name, kind in wide if schema.schema.field(name).type != kind}
 
+    def touched(self, schema: TableSchema) -> list[str]:
+        """Return the names of the columns that the change drops, renames or widens."""
+        named = {*self.drop, *(name for name, _ in (*self.rename, *self.widen))}
+        return [name for name in schema.schema.names if name in named]
+
     def applied(self, schema: TableSchema) -> TableSchema | None:
         """Return the next version of an altered table's schema, whose `version` the caller sets; None if the table has
         the change already.

@@ -1,4 +1,5 @@
-"""A state machine of one altered table: alters among commits, open writers, compactions, restores and retention.
+"""A state machine of one altered table: alters among commits, open writers, compactions, restores, tags, clones and
+retention.
 
 Every read of every readable epoch is compared with a model that knows columns by field id only.
 """
@@ -11,6 +12,7 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -32,12 +34,16 @@ class AlteredMachine(RuleBasedStateMachine):
         self.store = el.open(self.folder / "s", durability="os", clock=lambda: self.now_ms)
         self.altered = AlteredTable(self.store, changelog=changelog, options=OPTIONS)
         self.writers: list[OpenWriter] = []
+        self.tags: dict[str, pa.Table] = {}
+        self.clones: dict[str, pa.Table] = {}
         self.put(seed)
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
             self.altered.check()
             self.altered.check_feed(0)
+            self.tags_and_clones_are_as_they_were()
+            assert self.store.verify().ok
             self.store.close()
             shutil.rmtree(self.folder)
 
@@ -74,6 +80,45 @@ class AlteredMachine(RuleBasedStateMachine):
     @rule()
     def commit_writer(self) -> None:
         self.altered.commit_writer(self.writers.pop(0))
+
+    @precondition(lambda self: len(self.tags) < 4)
+    @rule()
+    def tag(self) -> None:
+        name = f"tag{len(self.tags)}"
+        self.store.tag(name, ["t"], consistency="latest")
+        self.tags[name] = self.altered.table.to_arrow()
+
+    @precondition(lambda self: len(self.clones) < 3)
+    @rule(of_clone=st.booleans())
+    def clone(self, of_clone: bool) -> None:
+        source = [*self.clones][-1] if of_clone and self.clones else "t"
+        name = f"clone{len(self.clones)}"
+        self.store.clone(source, name)
+        self.clones[name] = self.store.table(source).to_arrow()
+
+    @precondition(lambda self: self.clones)
+    @rule(seed=SEEDS, full=st.booleans())
+    def alter_and_compact_a_clone(self, seed: int, full: bool) -> None:
+        """Rename a column of a clone and add one, which gets the next field id, as a column of its source does."""
+        rng = random.Random(seed)
+        name = rng.choice([*self.clones])
+        rows = self.clones[name]
+        old, new, added = rng.choice(rows.schema.names), f"r{seed}", f"n{seed}"
+        if new in rows.schema.names:
+            return
+        self.store.table(name).alter(rename={old: new}, add=[pa.field(added, pa.int16())])
+        names = [new if column == old else column for column in rows.schema.names]
+        field = pa.field(added, pa.int16())
+        self.clones[name] = rows.rename_columns(names).append_column(field, pa.nulls(rows.num_rows, pa.int16()))
+        self.store.compact(name, full=full)
+
+    @rule()
+    def tags_and_clones_are_as_they_were(self) -> None:
+        for name, rows in self.tags.items():
+            with self.store.snapshot(tag=name) as snapshot:
+                assert snapshot["t"].to_arrow().equals(rows)
+        for name, rows in self.clones.items():
+            assert self.store.table(name).to_arrow().equals(rows)
 
     @rule(minutes=st.sampled_from([1, 40]))
     def tick(self, minutes: int) -> None:

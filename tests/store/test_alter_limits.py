@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store.commit import root_commit
+from epochlog.store.commit import expiry, root_commit, row_checks
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.preparation import prepared_edits
 from lab import Lab
@@ -71,47 +71,142 @@ def filled(lab: Lab) -> el.Table:
     return table
 
 
+CHANGES: list[dict[str, Any]] = [
+    {"add": [pa.field("c", pa.int8())]},
+    {"drop": ["b"]},
+    {"rename": {"b": "c"}},
+    {"rename": {"id": "key"}},
+    {"drop": ["b"], "add": [pa.field("b", pa.int8())]},
+]
+
+
+@pytest.mark.rule("7.9")
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_the_columns_of_a_table_with_a_sequence_do_not_change(lab: Lab, change: dict[str, Any]) -> None:
+    table = sequenced(lab)
+    with pytest.raises(el.InvalidInput, match="its columns cannot change, because it orders its changes by a sequence"):
+        table.alter(**change)
+    assert table.schema.names == FIELDS.names
+
+
 @pytest.mark.rule("7.9")
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "column", "says"),
     [
-        (sequenced, "it orders its changes by a sequence; create a table with the columns that you want"),
-        (checked, r"it has checks; remove them first with store.table\('t'\).alter\(checks=\{\}\)"),
-        (expiring, r"it has a ttl; remove it first with store.table\('t'\).alter\(options=…\) without ttl="),
-        (tagged, "epochs of it were tagged; create a table with the columns that you want"),
-        (tagged_once, "epochs of it were tagged; create a table"),
-        (cloned, "it shares files with a clone, or did; create a table"),
-        (a_clone, "it shares files with a clone, or did; create a table"),
+        (checked, "a", r"check 'small' names it: a < 9; remove the check first with store.table\('t'\).alter\(checks="),
+        (
+            expiring,
+            "at",
+            r"the ttl of the table names it; remove the ttl first with store.table\('t'\).alter\(options=",
+        ),
     ],
 )
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"add": [pa.field("c", pa.int8())]},
-        {"drop": ["b"]},
-        {"rename": {"b": "c"}},
-        {"widen": {"a": pa.int64()}},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_columns_that_others_need_do_not_change(
-    lab: Lab, make: Callable[[Lab], el.Table], says: str, change: dict[str, object]
+@pytest.mark.parametrize("kind", ["drop", "rename", "swap", "widen"])
+def test_a_column_that_a_check_or_a_ttl_names_does_not_change(
+    lab: Lab, make: Callable[[Lab], el.Table], column: str, says: str, kind: str
 ) -> None:
     table = make(lab)
-    with pytest.raises(el.InvalidInput, match=f"its columns cannot change, because {says}"):
-        table.alter(**change)  # pyright: ignore[reportArgumentType]
+    changes: dict[str, dict[str, Any]] = {
+        "drop": {"drop": [column]},
+        "rename": {"rename": {column: "c"}},
+        "swap": {"rename": {column: "b", "b": column}},
+        "widen": {"widen": {column: pa.int64()}},
+    }
+    with pytest.raises(
+        el.InvalidInput, match=f"column '{column}'(: .* cannot be widened| cannot change, because {says})"
+    ):
+        table.alter(**changes[kind])
     assert table.schema.names == FIELDS.names
     assert lab.store.verify().ok
 
 
 @pytest.mark.rule("7.9")
-def test_one_call_cannot_give_checks_or_a_ttl_and_change_columns(lab: Lab) -> None:
+@pytest.mark.parametrize("make", [checked, expiring, tagged, tagged_once, cloned, a_clone])
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_other_columns_change_beside_checks_a_ttl_tags_and_clones(
+    lab: Lab, make: Callable[[Lab], el.Table], change: dict[str, Any]
+) -> None:
+    table = make(lab)
+    others = {
+        info.name: lab.store.table(info.name).to_arrow() for info in lab.store.tables() if info.name != table.name
+    }
+    table.upsert(ROWS)
+    epoch, was = lab.store.last_epoch, table.to_arrow()
+    table.alter(**change)
+    names = dict(zip(("id", "a", "at"), (change.get("rename", {}).get(n, n) for n in ("id", "a", "at")), strict=True))
+    new = {names["id"]: 7, names["a"]: 7, names["at"]: AT}
+    table.upsert(pa.table({field.name: pa.array([new.get(field.name)], field.type) for field in table.schema}))
+    for compacted in (False, True):
+        if compacted:
+            lab.tick()
+            for info in lab.store.tables():
+                lab.store.compact(info.name, full=True)
+        assert table.to_arrow(epoch=epoch).equals(was)
+        assert table.to_arrow()[names["a"]].to_pylist() == [0, 1, 2, 7]
+        for name, rows in others.items():
+            assert lab.store.table(name).to_arrow().equals(rows)
+    if make is checked:
+        with pytest.raises(el.CheckViolated, match="a is 70"):
+            table.upsert(table.to_arrow().slice(0, 1).set_column(1, "a", pa.array([70], pa.int32())))
+    if make is tagged:
+        with lab.store.snapshot(tag="kept") as kept:
+            assert kept["t"].to_arrow().to_pylist() == ROWS
+    store_is_whole(lab)
+
+
+@pytest.mark.rule("7.9")
+def test_one_call_cannot_give_checks_and_change_columns(lab: Lab) -> None:
     table = filled(lab)
-    for settings in ({"checks": {"small": "a < 0"}}, {"options": TTL}):
-        with pytest.raises(el.InvalidInput, match="its columns cannot change"):
-            table.alter(drop=["b"], **settings)  # pyright: ignore[reportArgumentType]
-    table.upsert([{"id": 7, "a": 7, "b": "7", "at": AT}])  # neither was set
+    with pytest.raises(el.InvalidInput, match="new checks test all rows"):
+        table.alter(drop=["b"], checks={"small": "a < 0"})
+    with pytest.raises(el.InvalidInput, match="the ttl of the table names it"):
+        table.alter(drop=["at"], options=TTL)
     assert table.info.options.ttl is None
+    table.alter(drop=["b"], options=TTL)
+    assert table.info.options.ttl == TTL.ttl
+    assert table.schema.names == ["id", "a", "at"]
+
+
+@pytest.mark.rule("7.9")
+def test_checks_are_tested_again_if_the_columns_change_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows passed the check on another column of that name."""
+    table = lab.store.create_table("t", pa.schema([("id", pa.int64()), ("a", pa.int32()), ("b", pa.int32())]), ["id"])
+    table.upsert([{"id": 1, "a": 1, "b": 50}])
+    real, calls = row_checks._test_rows, []
+
+    def tested(*args: Any) -> Any:
+        plan = real(*args)
+        if not calls:
+            lab.store.table("t").alter(rename={"a": "b", "b": "a"})
+        calls.append(plan)
+        return plan
+
+    monkeypatch.setattr(row_checks, "_test_rows", tested)
+    with pytest.raises(el.CheckViolated, match="a is 50"):
+        table.alter(checks={"small": "a < 9"})
+    assert len(calls) == 1
+
+
+@pytest.mark.rule("7.9", "1.23")
+def test_rows_expire_beside_an_alter_that_comes_in_between(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = lab.store.create_table("t", FIELDS, ["id"], options=el.TableOptions(ttl=timedelta(days=1), ttl_column="at"))
+    past, now = datetime(1960, 1, 1), datetime(2999, 1, 1)
+    table.upsert([{"id": key, "a": key, "b": "x", "at": past if key < 3 else now} for key in range(4)])
+    real, altered = expiry._write_deletes, []
+
+    def write(*args: Any) -> Any:
+        if not altered:
+            altered.append(lab.store.table("t").upsert([{"id": 1, "a": 5, "b": "renewed", "at": now}]))
+            lab.store.table("t").alter(rename={"id": "b", "b": "id"})
+            lab.store.table("t").upsert([{"b": 2, "a": 6, "id": "renewed", "at": now}])
+        return real(*args)
+
+    monkeypatch.setattr(expiry, "_write_deletes", write)
+    lab.tick()
+    assert expiry.expire_rows(lab.store._handle, table._table) == 1
+    assert altered
+    assert table.to_arrow()["b"].to_pylist() == [1, 2, 3]  # 0 has expired
+    store_is_whole(lab)
 
 
 @pytest.mark.rule("7.9")
@@ -123,17 +218,42 @@ def test_the_columns_change_once_checks_and_ttl_are_removed(lab: Lab) -> None:
     assert sorted(table.to_arrow().column("a").to_pylist()) == ["b0", "b1", "b2"]
 
 
-@pytest.mark.rule("7.9")
-def test_an_altered_table_is_not_cloned(lab: Lab) -> None:
+@pytest.mark.rule("7.9", "1.20")
+@pytest.mark.parametrize("compacted", ["before", "after", "never"])
+def test_a_clone_of_an_altered_table_has_its_columns(lab: Lab, compacted: str) -> None:
     table = filled(lab)
     before = table.info.max_committed_epoch
+    if compacted == "before":
+        lab.store.compact("t", full=True)
     lab.tick()
-    table.alter(drop=["b"])
+    table.alter(rename={"a": "b", "b": "a"}, add=[pa.field("c", pa.int8())], drop=["at"])
+    table.upsert([{"id": 1, "b": 10, "a": "new", "c": 1}])
+    if compacted == "after":
+        lab.store.compact("t", full=True)
     lab.tick()
-    for as_of in (None, before):
-        with pytest.raises(el.InvalidInput, match="'t' were altered, .*: create 'copy' with the columns that you want"):
-            lab.store.clone("t", "copy", as_of=as_of)
-    assert [info.name for info in lab.store.tables()] == ["t"]
+    with pytest.raises(el.InvalidInput, match="'t' were altered at epoch .*: clone it as of that epoch or a later one"):
+        lab.store.clone("t", "copy", as_of=before)
+    rows = table.to_arrow()
+    clone = lab.store.clone("t", "copy", as_of=table.info.max_committed_epoch)
+    assert clone.to_arrow().equals(rows)
+    assert clone.schema.equals(table.schema)
+    clone.alter(add=[pa.field("at", pa.int8())], drop=["c"])
+    table.alter(add=[pa.field("d", pa.string())], rename={"c": "e"})
+    clone.upsert([{"id": 9, "b": 9, "a": "9", "at": 9}])
+    table.upsert([{"id": 9, "b": 9, "a": "9", "d": "d", "e": 9}])
+    for _ in range(2):
+        assert clone.to_arrow().drop_columns(["at"]).slice(0, 3).equals(rows.drop_columns(["c"]))
+        assert clone.to_arrow()["at"].to_pylist() == [None, None, None, 9]
+        assert table.to_arrow()["e"].to_pylist() == [None, 1, None, 9]
+        lab.tick()
+        lab.store.compact("copy", full=True)
+        lab.store.compact("t", full=True)
+    again = lab.store.clone("copy", "third")
+    lab.store.drop_table("copy")
+    lab.store.drop_table("t")
+    lab.store.vacuum()
+    assert again.to_arrow()["at"].to_pylist() == [None, None, None, 9]
+    store_is_whole(lab, "third")
 
 
 @pytest.mark.rule("7.9")
@@ -246,7 +366,7 @@ def test_a_tag_of_an_epoch_before_an_alter_keeps_its_columns(lab: Lab) -> None:
     store_is_whole(lab)
 
 
-def store_is_whole(lab: Lab) -> None:
-    lab.store.compact("t", full=True)
+def store_is_whole(lab: Lab, table: str = "t") -> None:
+    lab.store.compact(table, full=True)
     report = lab.store.verify()
     assert report.ok, report

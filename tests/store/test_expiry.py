@@ -309,8 +309,8 @@ def histories(lab: Lab, seed: int = 0) -> None:
 
 
 def a_lost_race_is_not_decided_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def same(handle: Any, table: Any, chosen: Any, keys: Any, base: int) -> Any:
-        return keys, handle.catalog.read(lambda view: expiry.plan_scan(view, table, None)).epoch
+    def same(handle: Any, chosen: Any, keys: Any, base: int) -> Any:
+        return keys, handle.catalog.read(lambda view: expiry.plan_scan(view, chosen.table, None)).epoch
 
     monkeypatch.setattr(expiry, "_decide_again", same)
 
