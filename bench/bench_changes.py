@@ -1,16 +1,19 @@
-"""P22: commits of late changes: with a sequence, of some columns, and with checks, beside plain upserts and a MERGE."""
+"""P22: commits of late changes: with a sequence, of some columns, and with checks, beside plain upserts and a MERGE.
+P24: reads of a table whose columns were altered ten times among its commits, beside one that never was.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from contenders import Delta
 from data import COMMITS, PLAIN, make_workload
-from pairs import ReplayClock, Samples, timed, turned
+from pairs import ReplayClock, Samples, measure, timed, turned
 from report import Book, Figure, Target
 
 import epochlog as el
@@ -24,6 +27,23 @@ TARGETS = (
     Target(UPDATE, PLAIN_UPSERT, 2.5, "≤ 2.5"),
     Target(SEQUENCE, PEER, 1 / 10, "≤ 1/10"),
 )
+
+
+ALTERED, FIXED = "altered ten times", "never altered"
+READS = ("all rows before compaction", "1,000 keys before compaction", "all rows after compaction")
+ALTERS: tuple[dict[str, Any], ...] = (
+    {"rename": {"value": "amount"}},
+    {"add": [pa.field("more", pa.int32())]},
+    {"rename": {"name": "label"}},
+    {"widen": {"more": pa.int64()}},
+    {"add": [pa.field("gone", pa.string())]},
+    {"drop": ["gone"]},
+    {"rename": {"amount": "label", "label": "amount"}},
+    {"rename": {"label": "value", "amount": "name"}},
+    {"add": [pa.field("gone", pa.int8())]},
+    {"drop": ["gone"]},
+)
+"""Alters after which a table has the columns of the workload, and `more`."""
 
 
 class LatestMerge(Delta):
@@ -83,3 +103,58 @@ def figure(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -
 @pytest.mark.parametrize("who", WHO)
 def test_p22_commits(who: str, clock: ReplayClock, benchmark, figure: Figure) -> None:
     clock.play(benchmark, figure.samples[who])
+
+
+# ---- altered tables --------------------------------------------------------------------------------------------------
+
+
+def by_names(rows: pa.Table, names: dict[str, str], schema: pa.Schema) -> pa.Table:
+    """Return rows of the workload by the present names of their columns; other columns are null."""
+    columns = {names.get(name, name): rows[name] for name in rows.column_names}
+    nulls = {field.name: pa.nulls(rows.num_rows, field.type) for field in schema}
+    return pa.table([columns.get(field.name, nulls[field.name]) for field in schema], schema=schema)
+
+
+def altered_reads(folder: Path, scale: float) -> list[Figure]:
+    """Write the same rows into both tables, and alter one of them after each second commit."""
+    work, targets = make_workload(scale, 2 * len(ALTERS), shape=PLAIN), (Target(ALTERED, FIXED, 1.1, "≤ 1.1"),)
+    with el.open(folder) as store:
+        schema = pa.schema([*PLAIN.schema, ("more", pa.int64())])
+        fixed = store.create_table("fixed", schema, list(PLAIN.primary_key))
+        altered = store.create_table("altered", PLAIN.schema, list(PLAIN.primary_key))
+        tables, names = {ALTERED: altered, FIXED: fixed}, {name: name for name in PLAIN.schema.names}
+        for place, rows in enumerate([work.base, *work.commits]):
+            for table in tables.values():
+                table.upsert(by_names(rows, names if table is altered else {}, table.schema))
+            if place == 0:
+                store.compact("fixed", full=True)
+                store.compact("altered", full=True)
+            elif place % 2 == 0:
+                change = ALTERS[place // 2 - 1]
+                altered.alter(**change)
+                moved = change.get("rename", {})
+                names = {name: moved.get(now, now) for name, now in names.items()}
+        keys = work.base.select(["id"]).take(np.linspace(0, work.base.num_rows - 1, 1_000, dtype=np.int64))
+        assert altered.to_arrow().equals(fixed.to_arrow())
+        samples = [
+            measure({name: table.to_arrow for name, table in tables.items()}, 11),
+            measure({name: partial(table.get, keys) for name, table in tables.items()}, 21),
+        ]
+        for table in tables.values():
+            store.compact(table.name, full=True)
+        samples.append(measure({name: table.to_arrow for name, table in tables.items()}, 11))
+        return [Figure("P24", f"read {what}", taken, targets) for what, taken in zip(READS, samples, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def reads(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, Figure]:
+    figures = altered_reads(tmp_path_factory.mktemp("altered"), scale)
+    for each in figures:
+        book.add(each)
+    return dict(zip(READS, figures, strict=True))
+
+
+@pytest.mark.parametrize("who", [ALTERED, FIXED])
+@pytest.mark.parametrize("what", READS)
+def test_p24_reads(what: str, who: str, clock: ReplayClock, benchmark, reads: dict[str, Figure]) -> None:
+    clock.play(benchmark, reads[what].samples[who])

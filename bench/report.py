@@ -33,9 +33,22 @@ BASE, STRING, COMPOSITE, WIDE, LARGE = SHAPES = (
 )
 """What the rows of a figure are like; the first is an int64, a float64 and a short string, of the usual number."""
 _OF_ANY_SHAPE = {"P1": 1, "P2": 2, "P3": 2, "P4": 1, "P5": 1, "P7": 1, "P8": 6, "P10": 1}
-_SEVERAL = {"P2": 3, "P3": 2, "P8": 6, "P9": 3, "P10": 3, "P14": 2, "P15": 3, "P16": 2, "P19": 2, "P20": 2, "P23": 4}
+_SEVERAL = {
+    "P2": 3,
+    "P3": 2,
+    "P8": 6,
+    "P9": 3,
+    "P10": 3,
+    "P14": 2,
+    "P15": 3,
+    "P16": 2,
+    "P19": 2,
+    "P20": 2,
+    "P23": 4,
+    "P24": 3,
+}
 _WHOLE = {
-    BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in (*range(1, 18), *range(19, 24)))},
+    BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in (*range(1, 18), *range(19, 25)))},
     STRING: _OF_ANY_SHAPE,
     COMPOSITE: _OF_ANY_SHAPE,
     WIDE: _OF_ANY_SHAPE,
