@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
+from altered_table import AlteredTable, random_alter, random_rows
 from epochlog.store.commit import table_ddl
 from lab import KEY, SCHEMA, Lab, mirror, table_of
 from log_source_model import received
@@ -307,3 +309,61 @@ def test_a_view_that_was_planned_before_an_alter_is_not_made(lab: Lab, monkeypat
     with pytest.raises(el.SchemaChanged, match="repeat the call"):
         lab.store.create_view("totals", "SELECT g, SUM(v) AS v FROM r GROUP BY g", ["g"])
     assert not lab.store.jobs()
+
+
+# ---- random histories ------------------------------------------------------------------------------------------------
+
+
+def sums(altered: AlteredTable) -> dict[str, tuple[int, int | None]]:
+    """The groups of column 4, with the number of their rows and the sum of column 3, by the model."""
+    groups: dict[str, list[int | None]] = {}
+    for row in altered.rows.values():
+        if row.get(4) is not None:
+            groups.setdefault(row[4], []).append(row.get(3))
+    known = {group: [value for value in values if value is not None] for group, values in groups.items()}
+    return {group: (len(values), sum(known[group]) if known[group] else None) for group, values in groups.items()}
+
+
+def sums_in_sql(altered: AlteredTable) -> str:
+    names = {id_: name for id_, name, _ in altered.columns}
+    group, value = names[4], names[3]
+    return f"SELECT {group} AS g, COUNT(*) AS n, SUM({value}) AS s FROM t WHERE {group} IS NOT NULL GROUP BY {group}"
+
+
+@pytest.mark.rule("7.7")
+@pytest.mark.medium
+@pytest.mark.parametrize("seed", range(6))
+def test_a_view_equals_its_query_through_random_alters_of_its_table(lab: Lab, seed: int) -> None:
+    pytest.importorskip("duckdb")
+    rng, refused = random.Random(seed), 0
+    altered = AlteredTable(lab.store, changelog=rng.choice(["upsert", "full"]))
+    view = lab.store.create_view("totals", sums_in_sql(altered), ["g"])
+    bound = {id_ for id_, _, _ in altered.columns}
+    for turn in range(40):
+        altered.upsert(random_rows(rng, altered.columns, 4, 5))
+        action = rng.random()
+        if action < 0.6:
+            change, last = random_alter(rng, altered), altered.last_change
+            try:
+                altered.alter(**(change or {"rename": {altered.columns[0][1]: f"k{turn}"}}))
+            except el.SchemaInUse:
+                refused, altered.last_change = refused + 1, last
+                assert bound & {id_ for id_, name, _ in altered.columns if change and name in str(change)}
+        elif action < 0.8 and altered.rows:
+            altered.delete(rng.sample(sorted(altered.rows), 1))
+        elif action < 0.9:
+            lab.store.replace_views({"totals": sums_in_sql(altered)})
+            bound = {id_ for id_, _, _ in altered.columns}
+        else:
+            lab.store.compact("t", full=True)
+        if rng.random() < 0.5:
+            lab.tick()
+            while view.step() is not None:
+                lab.tick()
+            with lab.store.snapshot(["t", "totals"], consistency="aligned") as snapshot:
+                rows = snapshot["totals"].to_arrow().to_pylist()
+                assert snapshot["t"].to_arrow().to_pylist() == altered.moments[max(altered.moments)].read()
+            assert {row["g"]: (row["n"], row["s"]) for row in rows} == sums(altered)
+            assert view.check().ok
+    assert refused
+    assert lab.store.verify().ok

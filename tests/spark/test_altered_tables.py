@@ -180,6 +180,35 @@ def test_merge_schema_of_a_stream_adds_a_column_at_its_start(lake) -> None:
     assert lake.orders.to_arrow().to_pylist() == [{"id": 1, "day": "d", "amount": 0.5, "c": 7}]
 
 
+# ---- views -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("7.7")
+def test_a_view_that_spark_refreshes_keeps_its_columns(lake) -> None:
+    lake.orders.upsert(rows(0, 4))
+    query = "SELECT day, SUM(amount) AS amount, COUNT(*) AS n FROM orders WHERE amount >= 0 GROUP BY day"
+    view = lake.store.create_view("days", query, ["day"], spark=lake.spark)
+    lake.store.checkpoint()
+    view.step(spark=lake.spark)
+    lake.orders.alter(rename=SWAP, add=[pa.field("c", pa.int32())])
+    lake.orders.upsert([{"id": 0, "name": "d1", "day": 10.0, "c": 1}, {"id": 9, "name": "d9", "day": 9.0, "c": None}])
+    lake.store.checkpoint()
+    view.step(spark=lake.spark)
+    assert lake.store.table("days").to_arrow().to_pylist() == [
+        {"day": "d0", "amount": 3.0, "n": 1},
+        {"day": "d1", "amount": 11.0, "n": 2},
+        {"day": "d2", "amount": 2.0, "n": 1},
+        {"day": "d9", "amount": 9.0, "n": 1},
+    ]
+    assert view.check().ok
+    lake.store.replace_views({"days": query.replace("day, SUM(amount)", "name AS day, SUM(day)").replace(
+        "amount >= 0 GROUP BY day", "day > 1 GROUP BY name")}, spark=lake.spark)  # fmt: skip
+    while view.step(spark=lake.spark) is not None:
+        lake.store.checkpoint()
+    assert lake.store.table("days").to_arrow()["n"].to_pylist() == [1, 1, 1, 1]
+    assert lake.store.table("days").to_arrow()["amount"].to_pylist() == [3.0, 10.0, 2.0, 9.0]
+
+
 # ---- the catalog ---------------------------------------------------------------------------------------------------
 
 
