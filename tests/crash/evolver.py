@@ -1,8 +1,9 @@
 """Changes a store in the ways that tables have beside plain commits, and says so; tests kill it.
 
 Arguments: root, seed, first number; on standard input the state to begin with. It says `intent <n>` before and
-`done <n> <epoch>` after each operation: an update of some columns, late changes by a sequence, a restore, a tag, a
-clone, compaction and vacuum. Operation n is drawn from the seed, n and the state before it, so that a test can follow.
+`done <n> <epoch>` after each operation: an update of some columns, late changes by a sequence, an alter of the columns,
+a restore, a tag, a clone, compaction and vacuum. Operation n is drawn from the seed, n and the state before it, so that
+a test can follow.
 """
 
 from __future__ import annotations
@@ -30,21 +31,26 @@ Rows = dict[int, list[Any]]
 
 @dataclass(slots=True)
 class State:
-    """Expected content of the store: rows of the tables, rows under tags, rows of clones; epochs to restore, and theirs."""
+    """Expected content of the store: rows of the tables, under tags and of clones; epochs to restore, and their rows.
+
+    columns: those of the plain table without its key. version: number of its alters, now or at a tag or an epoch.
+    """
 
     plain: Rows = field(default_factory=dict)
+    columns: list[str] = field(default_factory=lambda: ["n", "m"])
+    version: int = 0
     late: Rows = field(default_factory=dict)
     deleted_at: dict[int, int] = field(default_factory=dict)
-    tags: dict[str, Rows] = field(default_factory=dict)
+    tags: dict[str, tuple[int, Rows]] = field(default_factory=dict)
     clones: dict[str, Rows] = field(default_factory=dict)
-    past: list[tuple[int, Rows]] = field(default_factory=list)
+    past: list[tuple[int, int, Rows]] = field(default_factory=list)
     changed: bool = False
 
     def copy(self) -> State:
         return State.loads(self.dumps())
 
     def dumps(self) -> str:
-        names = ("plain", "late", "deleted_at", "tags", "clones", "past")
+        names = ("plain", "columns", "version", "late", "deleted_at", "tags", "clones", "past")
         return json.dumps({name: getattr(self, name) for name in names})
 
     @classmethod
@@ -53,15 +59,22 @@ class State:
             return {int(key): values for key, values in rows.items()}
 
         raw = json.loads(text)
-        named = {name: {tag: by_key(rows) for tag, rows in raw[name].items()} for name in ("tags", "clones")}
-        past = [(epoch, by_key(rows)) for epoch, rows in raw["past"]]
-        return cls(*(by_key(raw[name]) for name in ("plain", "late", "deleted_at")), **named, past=past)
+        return cls(
+            plain=by_key(raw["plain"]),
+            columns=raw["columns"],
+            version=raw["version"],
+            late=by_key(raw["late"]),
+            deleted_at=by_key(raw["deleted_at"]),
+            tags={name: (version, by_key(rows)) for name, (version, rows) in raw["tags"].items()},
+            clones={name: by_key(rows) for name, rows in raw["clones"].items()},
+            past=[(epoch, version, by_key(rows)) for epoch, version, rows in raw["past"]],
+        )
 
 
 def operation(seed: int, number: int, state: State) -> tuple[str, Callable[[el.Store], int | None]]:
     """Draw operation `number`, change the state by it, and return its name and the call that does it to a store."""
     dice = random.Random(f"{seed}/{number}")
-    kinds = [update, update, late, late, remove, tag, drop_tag, clone, drop_clone, restore, compact, vacuum]
+    kinds = [update, update, late, late, alter, remove, tag, drop_tag, clone, drop_clone, restore, compact, vacuum]
     kind = dice.choice(kinds)
     state.changed = False
     return kind.__name__, kind(dice, number, state)
@@ -69,13 +82,13 @@ def operation(seed: int, number: int, state: State) -> tuple[str, Callable[[el.S
 
 def update(dice: random.Random, number: int, state: State) -> Callable[[el.Store], int | None]:
     """Change one column of rows, old and new ones."""
-    place = dice.randrange(2)
+    place = dice.randrange(len(state.columns))
     keys = dice.sample(range(KEYS), 5)
     for key in keys:
-        old = state.plain.get(key, [None, None])
+        old = state.plain.get(key, [None] * len(state.columns))
         state.plain[key] = [number if at == place else value for at, value in enumerate(old)]
     state.changed = True
-    rows = pa.table({"id": keys, "nm"[place]: [number] * len(keys)})
+    rows = pa.table({"id": keys, state.columns[place]: [number] * len(keys)})
     return lambda store: store.table(PLAIN).update(rows)
 
 
@@ -92,6 +105,25 @@ def late(dice: random.Random, number: int, state: State) -> Callable[[el.Store],
     return lambda store: store.table(LATE).upsert(rows)
 
 
+def alter(dice: random.Random, number: int, state: State) -> Callable[[el.Store], int | None]:
+    """Add a column, or rename or drop the one that was added."""
+    *_, last = state.columns
+    name = f"c{number}"
+    if len(state.columns) == 2:
+        state.columns = [*state.columns, name]
+        state.plain = {key: [*row, None] for key, row in state.plain.items()}
+        change: dict[str, Any] = {"add": [pa.field(name, pa.int64())]}
+    elif dice.random() < 0.5:
+        state.columns = [*state.columns[:-1], name]
+        change = {"rename": {last: name}}
+    else:
+        state.columns = state.columns[:-1]
+        state.plain = {key: row[:-1] for key, row in state.plain.items()}
+        change = {"drop": [last]}
+    state.version += 1
+    return lambda store: store.table(PLAIN).alter(**change) and None
+
+
 def remove(dice: random.Random, number: int, state: State) -> Callable[[el.Store], int | None]:
     """Delete rows of the plain table."""
     keys = dice.sample(range(KEYS), 4)
@@ -106,7 +138,7 @@ def tag(dice: random.Random, number: int, state: State) -> Callable[[el.Store], 
     name = f"t{dice.randrange(4)}"
     if name in state.tags:
         return drop_tag(dice, number, state)
-    state.tags[name] = dict(state.plain)
+    state.tags[name] = state.version, dict(state.plain)
     return lambda store: store.tag(name, [PLAIN], consistency="latest") and None
 
 
@@ -119,11 +151,12 @@ def drop_tag(dice: random.Random, number: int, state: State) -> Callable[[el.Sto
 
 
 def clone(dice: random.Random, number: int, state: State) -> Callable[[el.Store], int | None]:
-    """Clone the plain table, as it is or as of a tag."""
-    name, as_of = f"c{dice.randrange(3)}", dice.choice([None, *sorted(state.tags)])
+    """Clone the plain table, as it is or as of a tag since the last alter."""
+    tags = [tag for tag, (version, _) in sorted(state.tags.items()) if version == state.version]
+    name, as_of = f"c{dice.randrange(3)}", dice.choice([None, *tags])
     if name in state.clones:
         return drop_clone(dice, number, state)
-    state.clones[name] = dict(state.plain if as_of is None else state.tags[as_of])
+    state.clones[name] = dict(state.plain if as_of is None else state.tags[as_of][1])
     return lambda store: store.clone(PLAIN, name, as_of=as_of) and None
 
 
@@ -136,10 +169,11 @@ def drop_clone(dice: random.Random, number: int, state: State) -> Callable[[el.S
 
 
 def restore(dice: random.Random, number: int, state: State) -> Callable[[el.Store], int | None]:
-    """Give the plain table the rows of an earlier commit."""
-    if not state.past:
+    """Give the plain table the rows of an earlier commit since the last alter."""
+    past = [(epoch, rows) for epoch, version, rows in state.past if version == state.version]
+    if not past:
         return compact(dice, number, state)
-    epoch, rows = dice.choice(state.past)
+    epoch, rows = dice.choice(past)
     state.plain = dict(rows)
     state.changed = True
     return lambda store: store.table(PLAIN).restore(epoch)
@@ -157,7 +191,7 @@ def vacuum(dice: random.Random, number: int, state: State) -> Callable[[el.Store
 def note_epoch(state: State, epoch: int | None) -> None:
     """Keep the rows of the plain table at an acknowledged epoch, to be restored later."""
     if state.changed and epoch is not None:
-        state.past = [*state.past[-5:], (epoch, dict(state.plain))]
+        state.past = [*state.past[-5:], (epoch, state.version, dict(state.plain))]
 
 
 def main(root: str, seed: int, first: int) -> None:
