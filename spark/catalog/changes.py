@@ -17,7 +17,7 @@ from epochlog.spark.types import spark_schema
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.session.handle import Handle
-from epochlog.store.types.epoch import from_unix_ms
+from epochlog.store.types.epoch import MAX_EPOCH, from_unix_ms
 
 from .jvm import CONNECTOR, Jvm, Proxy, answer, option_names
 from .planned_query import PlannedQuery
@@ -31,12 +31,19 @@ RANGE = ("startingVersion", "endingVersion")
 @dataclass(frozen=True, slots=True)
 class ChangeRange:
     """Epochs of a change feed, both included. start: None for the oldest change that the log has. end: None for the
-    epoch at which the query reads the table; `at_most` for that epoch, or an earlier end.
+    epoch at which the query reads the table; `at_most` for that epoch, or an earlier end. by_time: True for a range of
+    times, whose start may lie after all commits.
     """
 
     start: int | None = None
     end: int | None = None
     at_most: int | None = None
+    by_time: bool = False
+
+    def start_at(self, end: int) -> int | None:
+        """Return the first epoch to read, if the last is `end`: the one after it for times that are still to come."""
+        ordered = self.by_time and self.start is not None and (self.at_most is None or self.start <= self.at_most + 1)
+        return min(self.start, end + 1) if ordered and self.start is not None else self.start
 
     def end_at(self, newest: Callable[[], int]) -> int:
         """Return the last epoch to read. newest: returns the epoch at which the query reads the table."""
@@ -58,12 +65,18 @@ def read_range(context: Any) -> ChangeRange:
     if kind != "TimestampRange":
         return ChangeRange()
     start = _epochs_at(bounds.startingTimestamp())
-    first = max(0, start.start if bounds.startingBoundInclusive() else start.stop)
+    first = _in_range(start.start if bounds.startingBoundInclusive() else start.stop)
     end = bounds.endingTimestamp()
     if not end.isPresent():
-        return ChangeRange(first)
+        return ChangeRange(first, by_time=True)
     last = _epochs_at(end.get())
-    return ChangeRange(first, at_most=(last.stop if bounds.endingBoundInclusive() else last.start) - 1)
+    at_most = _in_range((last.stop if bounds.endingBoundInclusive() else last.start) - 1)
+    return ChangeRange(first, at_most=at_most, by_time=True)
+
+
+def _in_range(epoch: int) -> int:
+    """Return the nearest epoch that there can be: times before 2025 have none, nor have those of a far future."""
+    return min(max(0, epoch), MAX_EPOCH)
 
 
 def _epochs_at(unix_us: int) -> range:
@@ -183,13 +196,14 @@ class ChangesScan(PlannedScan):
     def _load(self) -> Load:
         columns, epoch = self._definition.schema.schema.names, self._range.end_at(self._newest)
         mode = "net" if self._net else "epochs"
-        return self._load_of(columns, epoch, feed=True, start=self._start(), mode=mode)
+        return self._load_of(columns, epoch, feed=True, start=self._start(epoch), mode=mode)
 
     def _newest(self) -> int:
         return self._query.newest().epoch_of(self._definition)
 
-    def _start(self) -> str | int:
-        return "earliest" if self._range.start is None else self._range.start
+    def _start(self, end: int = MAX_EPOCH) -> str | int:
+        start = self._range.start_at(end)
+        return "earliest" if start is None else start
 
     @answer
     def toMicroBatchStream(self, checkpoint: str) -> Any:

@@ -211,6 +211,8 @@ class CatalogTable(Proxy):
     @answer
     def newWriteBuilder(self, info: Any) -> Any:
         """Return the builder of a write by the sink of `format("epochlog")`, which upserts, or overwrites."""
+        if self._loaded.moment is not None:  # Spark names no privilege when it loads the table of a stream's sink
+            raise NotWritable(f"{self._label} is named at an epoch of the past, which does not change")
         refuse_catalog_options(option_names(info.options()), self._label, WRITE_OF_CATALOG)
         options = self.jvm.map({})
         options.putAll(info.options().asCaseSensitiveMap())

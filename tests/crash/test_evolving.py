@@ -89,6 +89,7 @@ def check(root: Path, state: State, what: str) -> None:
     with el.open(root) as store:
         report = store.verify()
         assert report.ok, (what, report.problems)
+        assert store.table(PLAIN).schema.names == ["id", *state.columns], what
         assert rows_of(store.table(PLAIN).to_arrow()) == state.plain, what
         assert rows_of(store.table(LATE).to_arrow()) == state.late, what
         assert {tag.name for tag in store.tags()} == set(state.tags), what

@@ -90,6 +90,18 @@ def test_a_cached_frame_of_one_moment_outlasts_commits(lake: el.Store, spark: Sp
     assert frame.count() == 1
 
 
+def test_a_cached_frame_that_is_the_table_itself_pins_the_table(lake: el.Store, spark: SparkSession) -> None:
+    """It is Spark's CACHE TABLE, as SPARK.md says: queries that name the table do not ask for it again."""
+    frame = spark.table("lake.orders").cache()
+    lake.table("orders").upsert([{"id": 2, "day": 2}])
+    count = "SELECT COUNT(*) FROM lake.orders"
+    assert spark.sql(count).collect()[0][0] == frame.where("true").count() == 1
+    frame.unpersist()
+    assert spark.sql(count).collect()[0][0] == spark.table("lake.orders").select("id").cache().count() == 2
+    lake.table("orders").upsert([{"id": 3, "day": 3}])
+    assert spark.sql(count).collect()[0][0] == 3, "a projection is no such frame"
+
+
 def test_cached_results_and_tables_in_sql(lake: el.Store, spark: SparkSession) -> None:
     spark.udf.register("mark", F.udf(lambda _: uuid.uuid4().hex, "string").asNondeterministic())
     spark.sql("CACHE TABLE result AS SELECT id, mark(id) AS mark FROM lake.orders")

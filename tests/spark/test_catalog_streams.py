@@ -64,6 +64,14 @@ def test_deletes_are_streamed_with_their_change_type(lake: el.Store, spark: Spar
         run(plain, "lake.copy", tmp_path / "two")
 
 
+def test_a_stream_does_not_write_through_a_tag(lake: el.Store, spark: SparkSession, tmp_path: Path) -> None:
+    put(lake, (1, 1, 5))
+    lake.tag("nightly")
+    with pytest.raises(Exception, match="NotWritable.*epoch of the past"):
+        run(spark.readStream.table("lake.orders"), "lake.nightly.copy", tmp_path / "one")
+    assert lake.table("copy").count() == 0
+
+
 def test_an_aggregate_in_update_mode_upserts(lake: el.Store, spark: SparkSession, tmp_path: Path) -> None:
     put(lake, (1, 1, 5), (2, 1, 7))
     totals = spark.readStream.table("lake.orders").groupBy("day").agg(F.sum("cents").alias("cents"))
@@ -123,6 +131,13 @@ def test_changes_are_those_of_the_log(lake: el.Store, spark: SparkSession) -> No
     assert feed(spark, f"FROM VERSION {second} TO VERSION {third} EXCLUSIVE") == deleted
     assert feed(spark, f"FROM VERSION {third}") == updated
     assert feed(spark, "FROM TIMESTAMP '2020-01-01'") == [*deleted, *inserted, *updated]
+    for nothing in (
+        "2020-01-01' TO TIMESTAMP '2024-06-01'",
+        "2030-01-01'",
+        "2099-01-01'",
+        "2099-01-01' TO TIMESTAMP '2399-01-01'",
+    ):
+        assert feed(spark, f"FROM TIMESTAMP '{nothing}") == []
     counted = spark.sql(f"SELECT count(*) FROM lake.orders CHANGES FROM VERSION {first} TO VERSION {third}").collect()
     assert counted[0][0] == 5
     reader = spark.read.option("startingVersion", str(second)).option("endingVersion", str(third))
