@@ -70,32 +70,36 @@ def test_views_of_large_tables_look_rows_up(
     codes = "SELECT o.id, MAX(c.id) AS customer FROM orders o JOIN customers c ON o.code = c.code GROUP BY o.id"
     for name, (sql, key) in {**LARGE_VIEWS, "of_codes": (codes, ["id"])}.items():
         shop.store.create_view(name, sql, key, spark=spark)
-    by_values: list[str] = []
-    table_of = SparkRefreshContext.table
+    taken: set[tuple[str, str]] = set()
+    table_of, read_groups = SparkRefreshContext.table, view_tables.read_groups
 
-    def counted(self: SparkRefreshContext, name: str, **options: Any) -> DataFrame:
+    def by_tasks(self: SparkRefreshContext, name: str, **options: Any) -> DataFrame:
         if options.get("among") is not None:
-            by_values.append(name)
+            taken.add(("tasks", name))
         return table_of(self, name, **options)
 
-    read_groups = view_tables.read_groups
-
-    def counted_groups(files: Any, plan: Any, *arguments: Any) -> pa.Table:
-        by_values.append(plan.table.name)
+    def by_driver(files: Any, plan: Any, *arguments: Any) -> pa.Table:
+        taken.add(("driver", plan.table.name))
         return read_groups(files, plan, *arguments)
 
-    monkeypatch.setattr(SparkRefreshContext, "table", counted)
-    monkeypatch.setattr(view_tables, "read_groups", counted_groups)
+    monkeypatch.setattr(SparkRefreshContext, "table", by_tasks)
+    monkeypatch.setattr(view_tables, "read_groups", by_driver)
     monkeypatch.setattr(view_tables, "LOCAL_BYTES", 0)  # as of large tables, which the driver does not read whole
+    few_bytes = view_tables.BROADCAST_BYTES
     shop.play(1, lambda view: view.step(spark))
-    for changed, looked_up in {"orders": "customers", "customers": "orders"}.items():
-        for table in ("customers", "orders"):
-            shop.put(table, [7, 9])  # the random changes may have deleted the rows
-        shop.step_all(lambda view: view.step(spark))
-        by_values.clear()
+    for table in ("customers", "orders"):
+        shop.put(table, [7, 9])  # the random changes may have deleted the rows
+    shop.step_all(lambda view: view.step(spark))
+    for changed, most_bytes, lookup in (
+        ("orders", 0, ("driver", "customers")),  # by the primary key, of however many bytes
+        ("customers", few_bytes, ("driver", "orders")),  # by another column
+        ("customers", 0, ("tasks", "orders")),
+    ):
+        monkeypatch.setattr(view_tables, "BROADCAST_BYTES", most_bytes)
+        taken.clear()
         shop.move(changed)  # a random change may leave what the views read as it is
         shop.step_all(lambda view: view.step(spark))
-        assert looked_up in by_values, changed
+        assert lookup in taken, (changed, most_bytes)
     shop.store.view("of_codes").step(spark)
     rows = shop.store.table("of_codes").to_arrow()
     numbers = [row for row in shop.store.table("customers").to_arrow().to_pylist() if row["code"] in ("7", "007")]
