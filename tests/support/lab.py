@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import epochlog as el
+from epochlog.store.epochs.view import EpochView
+from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.types.epoch import EPOCH_ORIGIN_MS
 from law_queries import KEY, SCHEMA, State, keys_of, state_of, table_of
 from stores import STORE, servers
 
-__all__ = ["KEY", "SCHEMA", "Lab", "keys_of", "mirror", "refuse", "state_of", "sums", "table_of"]
+__all__ = ["KEY", "SCHEMA", "Lab", "epochs_of", "keys_of", "mirror", "refuse", "state_of", "sums", "table_of"]
 
 INTERVAL_MS = 1000
 PAGE, TXN_AT = 4096, 144
@@ -70,6 +72,11 @@ class Lab:
                 return client.info("persistence")["rdb_changes_since_last_save"]
         head = (self.root / "catalog" / "data.mdb").read_bytes()[: 2 * PAGE]
         return max(struct.unpack_from("<Q", head, page * PAGE + TXN_AT)[0] for page in range(2))
+
+
+def epochs_of(store: el.Store) -> EpochView:
+    handle = store._handle
+    return handle.catalog.read(lambda view: read_epoch_view(view, handle.memory, handle.catalog.now_ms()))
 
 
 def mirror(source: str, output: str, keep: Callable[[int], bool] = lambda v: True) -> Callable[[Any], None]:

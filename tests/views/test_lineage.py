@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 import epochlog as el
-from epochlog.store.epochs.view import EpochView
-from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.lookups import find_job
-from lab import KEY, Lab
+from lab import KEY, Lab, epochs_of
 
 ROOTS, VIEWS = ("r", "s"), ("a", "b", "c")
 
@@ -32,11 +30,6 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         lab.put({1: (0, 10)}, table)
     yield lab
     lab.store.close()
-
-
-def epochs_of(store: el.Store) -> EpochView:
-    handle = store._handle
-    return handle.catalog.read(lambda view: read_epoch_view(view, handle.memory, handle.catalog.now_ms()))
 
 
 def step(lab: Lab, *views: str, ticks: float = 1) -> list[int | None]:

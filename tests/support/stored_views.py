@@ -1,0 +1,392 @@
+"""A real store under random commits, with views of random queries that must equal their queries at each valid epoch.
+
+Views read tables of columns of every type, and other views. The judge is the engine, which runs the text of a view's
+query over the rows that the store has of its tables at an epoch; it knows nothing of plans.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import sqlglot
+
+import epochlog as el
+from epochlog.batch.arrow_compat import compatible_schema, in_duckdb
+from epochlog.store.types.schema import TableSchema
+from epochlog.views.derivation import derive, tables_of
+from lab import Lab, epochs_of
+from view_queries import TABLES, Queries
+from view_types import ARROW, FAMILIES, TypedTexts, random_value, sql_type
+
+COLUMNS = sorted({column for columns, _ in TABLES.values() for column in columns})
+KEYS = sorted({column for _, key in TABLES.values() for column in key})
+
+
+class NoAnswer(Exception):
+    """An engine cannot run a query."""
+
+
+Judge = Callable[[str, Mapping[str, pa.Table]], pa.Table]
+"""Returns the rows of a query in Spark's dialect over tables. Raises NoAnswer."""
+
+
+class Differs(AssertionError):
+    """A view does not have the rows of its query."""
+
+
+@cache
+def _database() -> duckdb.DuckDBPyConnection:
+    return duckdb.connect(config={"threads": 1})
+
+
+@lru_cache(maxsize=64)
+def _for_duckdb(sql: str) -> str:
+    return sqlglot.transpile(sql, read="spark", write="duckdb")[0]
+
+
+def judged_by_duckdb(sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
+    with _database().cursor() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        for name, rows in tables.items():
+            connection.register(name, rows.cast(compatible_schema(rows.schema, in_duckdb)))
+        try:
+            return connection.sql(_for_duckdb(sql)).to_arrow_table()
+        except duckdb.Error as error:
+            raise NoAnswer(sql) from error
+
+
+class StoredViews:
+    """Store with the tables of `view_queries`, whose columns have random types, and random views. `seed` repeats it."""
+
+    def __init__(self, folder: Path, seed: int, judge: Judge = judged_by_duckdb, spark: Any = None) -> None:
+        self.seed, self.chance, self.judge, self.spark = seed, random.Random(seed), judge, spark
+        self.lab = Lab(folder)
+        self.seen: Counter[str] = Counter()
+        self.types = self._random_types()
+        self.definitions: list[tuple[int, dict[str, str]]] = [(0, {})]
+        self.first: dict[str, str] = {}  # queries as the views were created
+        self.checked: dict[str, int] = {}
+        self.tables_read: dict[str, tuple[str, ...]] = {}
+        self.answers: dict[tuple[str, tuple[int, ...]], Counter[str]] = {}  # by query and commits of its tables
+        self.ids = self.chance.choice([10, 10, 60])
+        for name, (columns, key) in TABLES.items():
+            fields = [
+                pa.field(column, ARROW[self.types[name][column]], column not in key and self.chance.random() < 0.8)
+                for column in columns
+            ]
+            options = el.TableOptions(compact_segments=self.chance.choice([2, 8]))
+            self.lab.store.create_table(name, pa.schema(fields), key, options=options)
+            self._put(name, self.chance.choice([0, self.ids, self.ids, 2 * self.ids]) if name != "cfg" else 1)
+        for number in range(self.chance.randint(3, 5)):
+            self._create(f"v{number}")
+
+    @property
+    def store(self) -> el.Store:
+        return self.lab.store
+
+    @property
+    def views(self) -> dict[str, str]:
+        """The present queries by view."""
+        return self.definitions[-1][1]
+
+    # ---- tables ----------------------------------------------------------------------------------------------------
+
+    def _random_types(self) -> dict[str, dict[str, str]]:
+        """Choose the family of types of each column name, and a type of it for each table."""
+        chance, some = self.chance, self.chance.sample(sorted(FAMILIES), 3)
+        families = {column: chance.choice(["integer", *some]) for column in COLUMNS}
+        for column in KEYS:
+            if families[column] in ("BOOLEAN", "float"):
+                families[column] = "integer"
+        if "integer" not in (families["a"], families["v"]):
+            families[chance.choice(["a", "v"])] = "integer"
+        return {
+            name: {column: chance.choice(FAMILIES[families[column]]) for column in columns}
+            for name, (columns, _) in TABLES.items()
+        }
+
+    def _row(self, table: str) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        for column, kind in self.types[table].items():
+            numbers = 1 if table == "cfg" and column == "id" else self.ids if column == "id" else 4
+            nullable = self.store.table(table).schema.field(column).nullable
+            is_null = nullable and self.chance.random() < 0.2
+            row[column] = None if is_null else random_value(self.chance, kind, numbers)
+        return row
+
+    def _upsert(self) -> None:
+        self._put(self.chance.choice(sorted(TABLES)), self.chance.choice([1, 1, 2, 5]))
+
+    def _put(self, table: str, rows: int, tx: el.Transaction | None = None) -> None:
+        if not rows:
+            return
+        key = TABLES[table][1]
+        distinct = {tuple(map(repr, (row[c] for c in key))): row for row in (self._row(table) for _ in range(rows))}
+        data = pa.Table.from_pylist(list(distinct.values()), schema=self.store.table(table).schema)
+        if tx is None:
+            self.store.table(table).upsert(data)
+        else:
+            tx.upsert(table, data)
+
+    def _delete(self, table: str | None = None, tx: el.Transaction | None = None) -> None:
+        table = table or self.chance.choice(sorted(TABLES))
+        key = list(TABLES[table][1])
+        keys = self.store.table(table).to_arrow().select(key)
+        if keys.num_rows:
+            some = keys.take(self.chance.sample(range(keys.num_rows), self.chance.randint(1, min(3, keys.num_rows))))
+            self.store.table(table).delete(some) if tx is None else tx.delete(table, some)
+
+    def _move(self) -> None:
+        """Give rows other keys: rows go and others come in one commit, perhaps of several tables."""
+        with self.store.transaction() as tx:
+            for table in self.chance.sample(sorted(TABLES), self.chance.choice([1, 1, 2])):
+                self._delete(table, tx)
+                self._put(table, self.chance.choice([1, 2]), tx)
+
+    def _restore(self) -> None:
+        table = self.store.table(self.chance.choice(sorted(TABLES)))
+        epochs = [epoch for epoch in table.history()["epoch"].to_pylist() if epoch >= table.info.safe_epoch]
+        if epochs:
+            table.restore(self.chance.choice(epochs))
+
+    # ---- views -----------------------------------------------------------------------------------------------------
+
+    def _create(self, name: str) -> None:
+        """Create a view of a random query that the engine takes, and whose rows have a key at present."""
+        while True:
+            sql, key = self._random_query()
+            if key is None:
+                continue
+            try:
+                rows = self.judge(sql, {table: self._rows(table) for table in tables_of(sql)})
+                if not has_key(rows, key) or (not rows.num_rows and self.chance.random() < 0.9):
+                    self.seen["no rows"] += 1
+                    continue
+                refresh = self.chance.choice(["auto", "auto", "auto", "incremental", "full"])
+                self.store.create_view(name, sql, list(key), refresh=refresh, spark=self.spark)
+            except (el.EpochlogError, NoAnswer) as error:
+                self.seen["refused"] += 1
+                self.last_refusal = error
+                continue
+            break
+        self.seen["views"] += 1
+        self.first[name] = sql
+        self.checked.pop(name, None)
+        self.tables_read[sql] = self._tables_read(name, sql)
+        # At all its epochs: no valid epoch of another view is of a dropped one of this name.
+        self.definitions = [(begin, {**queries, name: sql}) for begin, queries in self.definitions]
+
+    def _rows(self, table: str) -> pa.Table:
+        """Return the present rows of a table; none of a view that has not been stepped."""
+        try:
+            return self.store.table(table).to_arrow()
+        except el.EpochNotCommitted:
+            return self.store.table(table).schema.empty_table()
+
+    def _tables_read(self, name: str, sql: str) -> tuple[str, ...]:
+        """Return the tables that a query reads, without those of CTEs that it does not use."""
+        tables = {table: self.store.table(table) for table in tables_of(sql)}
+        schemas = {table: TableSchema(table, t.schema, tuple(t.primary_key)) for table, t in tables.items()}
+        return tuple(derive(sql, schemas, self.store.table(name).primary_key).tables)
+
+    def _random_query(self) -> tuple[str, tuple[str, ...] | None]:
+        chance = self.chance
+        schemas = {name: self.store.table(name) for name in self.views}
+        tables = {**TABLES, **{name: (tuple(t.schema.names), tuple(t.primary_key)) for name, t in schemas.items()}}
+        types = {**self.types, **{name: {f.name: sql_type(f.type) for f in t.schema} for name, t in schemas.items()}}
+        queries = Queries(chance, tables=tables, column_types=types)
+        query = queries.sums() if chance.random() < 0.25 else queries.query(chance.choice([1, 1, 2]))
+        if not query.unique:
+            return query.sql, None
+        sql, key = query.sql, tuple(chance.sample(query.unique, len(query.unique)))
+        if chance.random() < 0.5:
+            texts = TypedTexts(chance, dict(zip((f"q.{c}" for c in query.columns), query.types, strict=True)))
+            outputs = [f"{texts.filled(f'q.{c}') if c in key else f'q.{c}'} AS {c}" for c in query.columns]
+            sql = f"SELECT {', '.join(outputs)} FROM ({sql}) q"
+        return sql, key
+
+    def _replace(self) -> None:
+        """Replace some views: each has some rows of its first query from then on, or all of them."""
+        chance, new = self.chance, {}
+        for name in chance.sample(sorted(self.views), chance.randint(1, 2)):
+            table = self.store.table(name)
+            texts = Queries(chance)
+            columns = tuple(texts.typed(f"q.{field.name}", sql_type(field.type)) for field in table.schema)
+            sql = f"SELECT {', '.join(columns)} FROM ({self.first[name]}) q WHERE {texts.predicate(columns, 0)}"
+            new[name] = chance.choice([sql, sql, self.first[name]])
+        try:
+            epoch = self.store.replace_views(new, spark=self.spark)
+        except (el.InvalidInput, el.SchemaMismatch) as error:
+            self.seen["replacement refused"] += 1
+            self.last_refusal = error
+            return
+        self.seen["replaced"] += 1
+        self.tables_read.update((sql, self._tables_read(name, sql)) for name, sql in new.items())
+        self.definitions.append((epoch, {**self.views, **new}))
+
+    def _drop(self) -> None:
+        """Drop a view that no other reads, and create another of its name."""
+        name = self.chance.choice(sorted(self.views))
+        try:
+            self.store.drop_view(name)
+        except el.TableInUse:
+            return
+        self.definitions = [
+            (begin, {n: q for n, q in queries.items() if n != name}) for begin, queries in self.definitions
+        ]
+        self._create(name)
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        """Make one random change of the store, or step views and check them."""
+        actions: dict[Callable[[], object], int] = {
+            self._upsert: 12, self._step_some: 12, self._tick: 3, self._delete: 3, self._move: 2, self._compact: 2,
+            self._retain: 1, self._restore: 1, self._replace: 1, self._drop: 1, self.lab.reopen: 1,
+        }  # fmt: skip
+        self.chance.choices(list(actions), list(actions.values()))[0]()
+
+    def _step_some(self) -> None:
+        for name in self.chance.sample(sorted(self.views), self.chance.randint(1, len(self.views))):
+            self.step(name)
+
+    def _tick(self) -> None:
+        self.lab.tick(self.chance.choice([0.3, 1, 2.5]))
+
+    def _compact(self) -> None:
+        self.store.compact(self.chance.choice([*TABLES, *self.views, None]), full=self.chance.random() < 0.5)
+
+    def _retain(self) -> None:
+        """Let time pass, so that history, and sometimes the log, has expired."""
+        self.lab.tick(self.chance.choice([4_000, 100_000]))  # seconds: an hour of history and a day of log are kept
+        self.store.compact(full=True)
+        self.store.vacuum(grace=0)
+
+    def step(self, name: str) -> int | None:
+        """Step a view to the newest boundary and check it at the epochs that are new."""
+        self.store.checkpoint()
+        self.lab.tick()
+        epoch = None
+        view = self.store.view(name)
+        if view.info.state == "parked":
+            self.seen["parked"] += 1
+            view.job.rebuild()
+        try:
+            while (stepped := view.step(self.spark)) is not None:
+                epoch = stepped
+                self.seen["steps"] += 1
+        except el.InvalidInput as error:
+            self.seen["failed steps"] += 1
+            self._require_no_key(name, error)
+        self.check(name)
+        return epoch
+
+    def _require_no_key(self, name: str, error: el.InvalidInput) -> None:
+        """A step fails where the query has two rows with one key, or none for a row, or the engine refuses it."""
+        position = self.store.view(name).info.committed_epoch or 0
+        valid = epochs_of(self.store).valid
+        for epoch in self._marks():
+            sql = self._query_at(name, epoch)
+            if epoch > position and all(valid(table, epoch) for table in self.tables_read[sql]):
+                try:
+                    if not has_key(self.expected(sql, epoch), self.store.table(name).primary_key):
+                        return
+                except NoAnswer:
+                    return
+        raise Differs(f"seed {self.seed}: {name} failed for no reason: {error}\n{self.views[name]}") from error
+
+    # ---- checks ----------------------------------------------------------------------------------------------------
+
+    def _marks(self) -> list[int]:
+        """Return the epochs at which something changed, and those beside them, newest first."""
+        marks = {self.store.last_epoch, *(begin for begin, _ in self.definitions)}
+        for name in (*TABLES, *self.views):
+            marks.update(self.store.table(name).history()["epoch"].to_pylist())
+        near = {mark + distance for mark in marks for distance in (-1, 0, 1)}
+        return sorted((mark for mark in near if 0 < mark <= self.store.last_epoch), reverse=True)
+
+    def _query_at(self, name: str, epoch: int) -> str:
+        return next(queries[name] for begin, queries in reversed(self.definitions) if begin <= epoch)
+
+    def expected(self, sql: str, epoch: int) -> pa.Table:
+        """Return the rows of a query over its tables at an epoch."""
+        used = self.tables_read[sql]
+        tables = {table: self.store.table(table) for table in tables_of(sql)}
+        return self.judge(
+            sql,
+            {name: t.to_arrow(epoch=epoch) if name in used else t.schema.empty_table() for name, t in tables.items()},
+        )
+
+    def check(self, name: str, everywhere: bool = False) -> None:
+        """Compare a view with its query at valid epochs: at the newest ones since the last check, or at all."""
+        view, table = epochs_of(self.store), self.store.table(name)
+        since = 0 if everywhere else self.checked.get(name, 0)
+        self.checked[name] = self.store.last_epoch
+        valid = [epoch for epoch in self._marks() if epoch > since and view.valid(name, epoch)]
+        for epoch in valid if everywhere else valid[:3]:
+            sql = self._query_at(name, epoch)
+            reads = {read: self.store.table(read) for read in self.tables_read[sql]}
+            if any(epoch < read.info.safe_epoch for read in (table, *reads.values())):
+                continue
+            commits = tuple(newest_commit(read, epoch) for read in reads.values())
+            rows = table.to_arrow(epoch=epoch)
+            if (sql, commits) not in self.answers:
+                wanted = self.expected(sql, epoch).select(rows.column_names).cast(rows.schema)
+                self.answers[sql, commits] = Counter(map(repr, wanted.to_pylist()))
+                self.seen["checks"] += 1
+                self.seen["rows"] += rows.num_rows
+            many, few = Counter(map(repr, rows.to_pylist())), self.answers[sql, commits]
+            if many != few:
+                raise Differs(
+                    f"seed {self.seed}: {name} at {epoch}: too many {list((many - few).elements())[:4]}, missing "
+                    f"{list((few - many).elements())[:4]}\n{sql}\n{self._explained(name)}"
+                )
+
+    def _explained(self, name: str) -> str:
+        history = self.store.table(name).history().select(["epoch", "operation"]).to_pylist()[:3]
+        return f"{history}\n{self.store.view(name).explain()}"
+
+    def come_to_rest(self) -> None:
+        """Step all views until none has anything to do, and check them at every valid epoch."""
+        for _ in range(len(self.views) + 1):
+            for name in self.views:
+                self.step(name)
+        for name in self.views:
+            self.check(name, everywhere=True)
+            operations = self.store.table(name).history()["operation"].to_pylist()
+            self.seen.update(operation for operation in operations if operation)
+
+    def play(self, actions: int) -> Counter[str]:
+        try:
+            for _ in range(actions):
+                self.act()
+            self.come_to_rest()
+            problems = self.store.verify().problems
+            assert problems == (), (self.seed, problems)
+        except Differs:
+            raise
+        except Exception as error:
+            raise AssertionError(f"seed {self.seed}: {error!r}\n{self.views}") from error
+        finally:
+            self.store.close()
+        return self.seen
+
+
+def has_key(rows: pa.Table, key: tuple[str, ...] | list[str]) -> bool:
+    """Return True if rows have a key each that no other has."""
+    keys = rows.select(list(key))
+    return not any(column.null_count for column in keys.columns) and (
+        len(set(map(repr, keys.to_pylist()))) == keys.num_rows
+    )
+
+
+def newest_commit(table: el.Table, epoch: int) -> int:
+    """Return the epoch of the newest commit that a read at an epoch sees; 0 without one."""
+    return max((commit for commit in table.history()["epoch"].to_pylist() if commit <= epoch), default=0)

@@ -1,0 +1,74 @@
+"""Views of random queries in a real store, refreshed by DuckDB between random commits."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from epochlog.store.changelog.change_rows import CHANGE_TYPE
+from epochlog.views import local_engine
+from epochlog.views.derivation import ViewPlan
+from stored_views import Differs, StoredViews
+
+STORES = int(os.environ.get("EPOCHLOG_VIEW_STORES", "400"))
+"""Random stores of a campaign, from the seed EPOCHLOG_VIEW_SEED on."""
+FIRST = int(os.environ.get("EPOCHLOG_VIEW_SEED") or random.SystemRandom().randrange(10**9))
+
+
+def play_stores(folder: Path, seeds: Sequence[int], actions: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        print("seed", seed)
+        seen += StoredViews(folder / str(seed), seed).play(actions)
+    print(seen)
+    return seen
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("seed", range(0, 10, 2))
+def test_views_of_a_store_equal_their_queries(tmp_path: Path, seed: int) -> None:
+    """Seeds after a random one, which a failure names."""
+    seen = play_stores(tmp_path, range(FIRST + seed, FIRST + seed + 2), 30)
+    assert seen["views"] >= 6 and seen["checks"] >= 3, seen
+
+
+@pytest.mark.campaign
+def test_views_of_many_stores_equal_their_queries(tmp_path: Path) -> None:
+    seen = play_stores(tmp_path, range(FIRST, FIRST + STORES), 60)
+    assert seen["refresh"] > seen["recompute"] and seen["rows"] > seen["checks"], seen
+
+
+# planted errors
+
+
+def _old_images_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    changes = local_engine._Tables._changes
+
+    def new_ones(self: Any, table: str, columns: Sequence[str]) -> pa.Table:
+        rows = changes(self, table, columns)
+        is_new = [kind not in ("delete", "update_preimage") for kind in rows[CHANGE_TYPE].to_pylist()]
+        return rows.filter(pa.array(is_new, pa.bool_()))
+
+    patch.setattr(local_engine._Tables, "_changes", new_ones)
+
+
+def _one_side_of_a_join_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    original = ViewPlan.touched_query
+    patch.setattr(ViewPlan, "touched_query", lambda plan, changed, scope: original(plan, sorted(changed)[:1], scope))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("plant", [_old_images_are_ignored, _one_side_of_a_join_is_forgotten])
+def test_a_planted_error_of_a_refresh_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Differs):
+        play_stores(tmp_path, range(40), 30)
