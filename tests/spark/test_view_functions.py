@@ -301,6 +301,18 @@ def test_duckdb_makes_the_rows_of_a_query_as_spark(utc: SparkSession, sql: str) 
         assert sorted(map(repr, left.to_pylist())) == sorted(map(repr, right.to_pylist()))
 
 
+def test_the_order_of_rows_decides_between_both_zeros_in_spark(utc: SparkSession) -> None:
+    """So a view has either of them: no refresh could have the one that Spark would compute another time."""
+    seen: dict[str, set[str]] = {"low": set(), "high": set(), "sum": set()}
+    for zeros in ([-0.0, 0.0], [0.0, -0.0]):
+        frame = utc.createDataFrame([(zero,) for zero in zeros], "f double").coalesce(1)
+        frame.createOrReplaceTempView("x")
+        (row,) = utc.sql("SELECT MIN(f) AS low, MAX(f) AS high, MAX(f) + 0D AS sum FROM x").collect()
+        for name, values in seen.items():
+            values.add(repr(row[name]))
+    assert seen == {"low": {"0.0", "-0.0"}, "high": {"0.0", "-0.0"}, "sum": {"0.0"}}
+
+
 def test_every_function_of_the_list_occurs_in_an_agreed_text() -> None:
     """A name on the list without a text here is one that no test compares."""
     seen: set[type[exp.Expr]] = set()

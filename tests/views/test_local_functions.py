@@ -53,3 +53,11 @@ def test_groups_of_doubles_with_a_negative_zero_are_refused(sql: str) -> None:
 def test_a_sum_with_zero_is_grouped(sql: str) -> None:
     rows = answer(sql, pa.table([[1, 2], [1, 1], [-0.0, 0.0]], schema=SCHEMA))
     assert [repr(row["k"]) for row in rows] == ["0.0"]
+
+
+def test_the_order_of_rows_decides_between_both_zeros() -> None:
+    """They are equal, so MIN and MAX are either of them; in Spark too (`test_view_functions`)."""
+    sql = "SELECT 1 AS k, MIN(f) AS low, MAX(f) AS high, MIN(f) + 0D AS low_sum, MAX(f) + 0D AS high_sum FROM x"
+    rows = [answer(sql, pa.table([[1, 2], [1, 1], zeros], schema=SCHEMA))[0] for zeros in ([-0.0, 0.0], [0.0, -0.0])]
+    assert {repr(row[name]) for row in rows for name in ("low", "high")} == {"0.0", "-0.0"}
+    assert {repr(row[name]) for row in rows for name in ("low_sum", "high_sum")} == {"0.0"}
