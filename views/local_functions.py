@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import pyarrow as pa
 from sqlglot import exp
 
 from epochlog.errors import InvalidInput
@@ -16,7 +15,7 @@ from epochlog.store.types.schema import TableSchema
 
 from . import syntax
 from .parsing import ALLOWED
-from .touched import output_names
+from .value_kinds import OF_ALL, ValueKinds, kind_of_type
 
 _ELSEWHERE = frozenset(
     (
@@ -30,22 +29,11 @@ _ELSEWHERE = frozenset(
 LOCAL = ALLOWED - _ELSEWHERE
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 _NUMBERS = ("integer", "float")
-_INTEGERS = (
-    *(exp.Count, exp.CountIf, exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile, exp.Length),
-    *(exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfYear),
-)
 NARROW = (
     *(exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile, exp.Length),
     *(exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfYear),
 )
 """Functions of type INT in Spark and BIGINT in DuckDB."""
-_OF_FIRST = (exp.Paren, exp.Neg, exp.Abs, exp.Sum, exp.Min, exp.Max, exp.Filter, exp.Nullif, exp.Window, exp.Distinct)
-_OF_ALL = (exp.Add, exp.Sub, exp.Mul, exp.Mod, exp.Coalesce, exp.Greatest, exp.Least)
-_WIDTHS = {"TINYINT": pa.int8(), "SMALLINT": pa.int16(), "FLOAT": pa.float32()}
-"""Types whose values DuckDB and Spark widen differently beside values of other types."""
-_VALUES = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
-_FLOATS = (exp.Avg, exp.Div, exp.SafeDivide, exp.PercentRank, exp.CumeDist)
-_TEXTS = (exp.Substring, exp.Left, exp.Concat, exp.DPipe)
 
 
 def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> None:
@@ -53,7 +41,7 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
 
     tables: by alias of an occurrence.
     """
-    kinds = _Kinds(query, tables, schemas)
+    kinds = ValueKinds(query, tables, schemas)
     for node in query.walk():
         reason = _reason_of_membership(node) if isinstance(node, exp.In) else _reason(node, kinds)
         reason = reason or _reason_of_mixture(node, kinds) or _reason_of_place(node, kinds)
@@ -64,7 +52,7 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
             )
 
 
-def _reason(node: exp.Expr, kinds: _Kinds) -> str | None:
+def _reason(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return how to write the node so that the engines agree; None if they do."""
     if not _is_known(node):
         return "use another expression"
@@ -76,7 +64,7 @@ def _reason(node: exp.Expr, kinds: _Kinds) -> str | None:
             return "its operands must be integers or DOUBLE, as CAST(… AS DOUBLE) makes them"
     if isinstance(node, exp.Cast):
         return _reason_of_cast(node, kinds)
-    if isinstance(node, (exp.Sum, *_OF_ALL, exp.Case, exp.If)) and kinds.of(node) == "decimal":
+    if isinstance(node, (exp.Sum, *OF_ALL, exp.Case, exp.If)) and kinds.of(node) == "decimal":
         return _reason_of_decimal(node, kinds)
     if isinstance(node, exp.Like):
         pattern = node.expression
@@ -99,7 +87,7 @@ def _reason(node: exp.Expr, kinds: _Kinds) -> str | None:
     return None
 
 
-def _reason_of_group(node: exp.Expr, kinds: _Kinds) -> str | None:
+def _reason_of_group(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for values that the engines tell apart differently."""
     if isinstance(node, exp.Avg) and isinstance(node.this, exp.Distinct) and kinds.of(node.this) == "integer":
         return "Spark tells its integers apart and DuckDB their DOUBLE values: cast to DOUBLE within it"
@@ -110,7 +98,7 @@ def _reason_of_group(node: exp.Expr, kinds: _Kinds) -> str | None:
     return None
 
 
-def _grouped(node: exp.Group | exp.Select | exp.SetOperation, kinds: _Kinds) -> list[exp.Expr]:
+def _grouped(node: exp.Group | exp.Select | exp.SetOperation, kinds: ValueKinds) -> list[exp.Expr]:
     """Return the expressions by whose equal values the node makes rows one."""
     if isinstance(node, exp.Group):
         entries = [*node.expressions, *(node.args.get("grouping_sets") or [])]
@@ -143,7 +131,7 @@ def _is_known(node: exp.Expr) -> bool:
     return type(node) in LOCAL and not (isinstance(node, exp.GroupingSets) and any(map(_is_empty, node.expressions)))
 
 
-def _reason_of_decimal(node: exp.Expr, kinds: _Kinds) -> str | None:
+def _reason_of_decimal(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for arithmetic of decimals, whose results have other numbers of digits."""
     if isinstance(node, exp.Sum):
         around = node.parent
@@ -157,8 +145,8 @@ def _reason_of_decimal(node: exp.Expr, kinds: _Kinds) -> str | None:
     return "cast all its values to one DECIMAL(precision, scale)"
 
 
-def _reason_of_cast(node: exp.Cast, kinds: _Kinds) -> str | None:
-    source, target = kinds.of(node.this), _kind_of_type(node.to)
+def _reason_of_cast(node: exp.Cast, kinds: ValueKinds) -> str | None:
+    source, target = kinds.of(node.this), kind_of_type(node.to)
     if node.args.get("safe"):
         return "use CAST"
     agreed = {
@@ -189,7 +177,7 @@ def _reason_of_comparison(left: str | None, right: str | None, node: exp.Expr) -
     return f"it compares {left} with {right}: cast one side"
 
 
-def _reason_of_mixture(node: exp.Expr, kinds: _Kinds) -> str | None:
+def _reason_of_mixture(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for values of several types: the engines choose other common types for them."""
     for values in _values_with_one_type(node, kinds):
         known = {kinds.of(value) for value in values} - {None, "null"}
@@ -197,14 +185,14 @@ def _reason_of_mixture(node: exp.Expr, kinds: _Kinds) -> str | None:
             return "cast its FLOAT to DOUBLE"
         if "text" in known and len(known) > 1 and not _is_date_text(values, known):
             return f"it takes {' and '.join(sorted(map(str, known)))} together: cast them to one type"
-    results = kinds.values_of(node) if isinstance(node, (*_OF_ALL, exp.Case, exp.If)) else []
+    results = kinds.values_of(node) if isinstance(node, (*OF_ALL, exp.Case, exp.If)) else []
     if any(_is_number(value) for value in results):
         narrow = [width for value in results if (width := kinds.width(value)) in ("TINYINT", "SMALLINT")]
         return f"cast its {narrow[0]} to INT" if narrow else None
     return None
 
 
-def _reason_of_place(node: exp.Expr, kinds: _Kinds) -> str | None:
+def _reason_of_place(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for a part of the node that Spark refuses: DuckDB casts it to the type that it needs."""
     if isinstance(node, exp.And | exp.Or):
         conditions = [node.left, node.right]
@@ -234,7 +222,7 @@ def _is_number(value: exp.Expr) -> bool:
     return isinstance(value, exp.Literal) and value.is_int
 
 
-def _values_with_one_type(node: exp.Expr, kinds: _Kinds) -> list[list[exp.Expr]]:
+def _values_with_one_type(node: exp.Expr, kinds: ValueKinds) -> list[list[exp.Expr]]:
     """Return the lists of values for which an engine needs one type to compute the node."""
     if isinstance(node, exp.SetOperation):
         sides = [syntax.unwrapped(side) for side in (node.this, node.expression)]
@@ -249,7 +237,7 @@ def _values_with_one_type(node: exp.Expr, kinds: _Kinds) -> list[list[exp.Expr]]
         return [[node.this, node.args["low"], node.args["high"]]]
     if isinstance(node, exp.Case) and node.this is not None:
         return [[node.this, *(case.this for case in node.args["ifs"])], kinds.values_of(node)]
-    if isinstance(node, (*_OF_ALL, exp.Case, exp.If)):
+    if isinstance(node, (*OF_ALL, exp.Case, exp.If)):
         return [kinds.values_of(node)] if not isinstance(node.parent, exp.Case) else []
     if isinstance(node, (*_COMPARISONS, exp.Nullif)):
         return [[node.args["this"], node.args["expression"]]]
@@ -294,128 +282,6 @@ def _is_nonzero(divisor: exp.Expr) -> bool:
         return not divisor.is_string and float(divisor.name) != 0
     zero = divisor.expression if isinstance(divisor, exp.Nullif) else None
     return isinstance(zero, exp.Literal) and not zero.is_string and float(zero.name) == 0
-
-
-class _Kinds:
-    """Kinds of the values of a query's expressions: integer, float, decimal, text, date, timestamp, boolean, null."""
-
-    def __init__(self, query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> None:
-        self._schemas = {alias: schemas[name] for alias, name in tables.items()}
-        self._derived = {
-            node.alias: node.this
-            for node in query.find_all(exp.Subquery)
-            if node.alias and isinstance(node.this, exp.Query)
-        }
-
-    def of(self, node: exp.Expr) -> str | None:
-        """Return the kind of an expression's values; None if it is not known."""
-        if isinstance(node, exp.Column):
-            return self._of_column(node)
-        if isinstance(node, exp.Null):
-            return "null"
-        if isinstance(node, exp.Literal):
-            return "text" if node.is_string else "integer" if node.is_int else "decimal"
-        if isinstance(node, exp.Cast):
-            return _kind_of_type(node.to)
-        if isinstance(node, exp.Query):
-            inner = syntax.unwrapped(node)
-            return self._of_output(inner, output_names(inner)[0])
-        fixed = (("integer", _INTEGERS), ("float", _FLOATS), ("text", _TEXTS), ("timestamp", exp.TimestampTrunc))
-        for kind, types in fixed:
-            if isinstance(node, types):
-                return kind
-        if isinstance(node, exp.Distinct):
-            return self._common([self.of(part) for part in node.expressions])
-        if isinstance(node, (*_OF_FIRST, *_VALUES, exp.TsOrDsToDate)):
-            return self.of(node.this)
-        if isinstance(node, (*_OF_ALL, exp.Case, exp.If)):
-            return self._common([self.of(part) for part in self.values_of(node)])
-        return "boolean" if isinstance(node, exp.Predicate | exp.Connector | exp.Not) else None
-
-    def outputs(self, query: exp.Query) -> list[exp.Expr]:
-        """Return the expressions of a query's outputs; of a set operation, those of its left side."""
-        while isinstance(query, exp.SetOperation):
-            query = syntax.unwrapped(query.this)
-        return [output.this for output in query.expressions]
-
-    def width(self, node: exp.Expr) -> str | None:
-        """Return TINYINT, SMALLINT or FLOAT if an expression has this type; None for other types."""
-        if isinstance(node, (exp.Paren, exp.Neg, exp.Abs, exp.Min, exp.Max, exp.Filter, exp.Window, *_VALUES)):
-            return self.width(node.this)
-        if isinstance(node, (*_OF_ALL, exp.Case, exp.If, exp.Nullif)):
-            parts = [node.this] if isinstance(node, exp.Nullif) else self.values_of(node)
-            return next((width for part in parts if (width := self.width(part)) is not None), None)
-        if isinstance(node, exp.Cast):
-            name = node.to.sql(syntax.DIALECT)
-            return name if name in _WIDTHS else None
-        if isinstance(node, exp.Query):
-            return self.width(self.outputs(syntax.unwrapped(node))[0])
-        if not isinstance(node, exp.Column):
-            return None
-        if node.table in self._schemas:
-            kind = self._schemas[node.table].schema.field(node.name).type
-            return next((name for name, narrow in _WIDTHS.items() if kind == narrow), None)
-        query = self._derived.get(node.table)
-        if query is None:
-            return None
-        inner = syntax.unwrapped(query)
-        return self.width(self.outputs(inner)[output_names(inner).index(node.name)])
-
-    @staticmethod
-    def values_of(node: exp.Expr) -> list[exp.Expr]:
-        """Return the parts of an expression whose values can be its value."""
-        if not isinstance(node, exp.Case | exp.If):
-            return list(node.iter_expressions())
-        default = node.args.get("default") or node.args.get("false")
-        return [*(case.args["true"] for case in node.args.get("ifs") or [node]), *([default] if default else [])]
-
-    @staticmethod
-    def _common(kinds: Sequence[str | None]) -> str | None:
-        known = {kind for kind in kinds if kind != "null"}
-        if len(known) <= 1:
-            return next(iter(known), "null")
-        if known <= {"integer", "float", "decimal"}:
-            return "float" if "float" in known else "decimal"
-        return None
-
-    def _of_column(self, column: exp.Column) -> str | None:
-        if column.table in self._schemas:
-            return _kind_of_arrow(self._schemas[column.table].schema.field(column.name).type)
-        query = self._derived.get(column.table)
-        return None if query is None else self._of_output(syntax.unwrapped(query), column.name)
-
-    def _of_output(self, query: exp.Query, name: str) -> str | None:
-        if isinstance(query, exp.SetOperation):
-            sides = [syntax.unwrapped(query.this), syntax.unwrapped(query.expression)]
-            return self._common([self._of_output(side, name) for side in sides])
-        return self.of(next(output.this for output in query.expressions if output.alias == name))
-
-
-def _kind_of_arrow(kind: pa.DataType) -> str | None:
-    checks = (
-        ("integer", pa.types.is_integer),
-        ("float", pa.types.is_floating),
-        ("decimal", pa.types.is_decimal),
-        ("text", lambda t: pa.types.is_string(t) or pa.types.is_large_string(t)),
-        ("date", pa.types.is_date),
-        ("timestamp", pa.types.is_timestamp),
-        ("boolean", pa.types.is_boolean),
-    )
-    return next((name for name, check in checks if check(kind)), None)
-
-
-def _kind_of_type(kind: exp.DataType) -> str | None:
-    types = exp.DataType.Type
-    kinds = {
-        "integer": (types.TINYINT, types.SMALLINT, types.INT, types.BIGINT),
-        "float": (types.FLOAT, types.DOUBLE),
-        "decimal": (types.DECIMAL,),
-        "text": (types.TEXT, types.VARCHAR),
-        "date": (types.DATE,),
-        "timestamp": (types.TIMESTAMP, types.TIMESTAMPTZ, types.TIMESTAMPNTZ),
-        "boolean": (types.BOOLEAN,),
-    }
-    return next((name for name, members in kinds.items() if kind.this in members), None)
 
 
 def as_spark_computes(query: exp.Expr) -> exp.Expr:
