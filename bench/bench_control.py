@@ -76,6 +76,9 @@ class Watched:
     def resolve(self) -> None:
         raise AssertionError
 
+    def failed(self, error: BaseException) -> None:
+        raise AssertionError
+
     def state(self, index: int) -> PartRecord:
         return PartRecord()
 

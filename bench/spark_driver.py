@@ -112,10 +112,11 @@ def ask_catalog(session: SparkSession, order: dict[str, Any]) -> list[Row]:
 def ask_loads(session: SparkSession, order: dict[str, Any]) -> list[Row]:
     """Load the tables that the query names, and run it over their frames."""
     named = [name for name in order["tables"] if f"{{{name}}}" in order["text"]]
-    frames = {
+    read = {
         name: session.read.format("epochlog").option("path", order["store"]).option("table", name) for name in named
     }
-    return session.sql(order["text"], **{name: reader.load() for name, reader in frames.items()}).collect()
+    frames: dict[str, Any] = {name: reader.load() for name, reader in read.items()}
+    return session.sql(order["text"], **frames).collect()
 
 
 WORK = {"read": read, "read_parquet": read, "write_parquet": write_parquet, "sql_of_catalog": sql, "sql_of_loads": sql}

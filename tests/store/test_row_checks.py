@@ -160,7 +160,7 @@ def test_commits_that_land_while_a_check_is_added_are_tested(lab: Lab, monkeypat
     real = row_checks._test_rows
     read: list[int | None] = []
 
-    def racing(*args: Any) -> int:
+    def racing(*args: Any) -> Any:
         read.append(args[-1])
         tested = real(*args)
         if landing:
