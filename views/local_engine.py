@@ -274,9 +274,28 @@ def _run(connection: duckdb.DuckDBPyConnection, query: Query) -> pa.Table:
 @contextmanager
 def _connected() -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection that sees no file, no network and no tables of other connections, in UTC."""
-    with _database(os.getpid()).cursor() as connection:
-        connection.execute("SET TimeZone = 'UTC'")
+    with _cursor() as connection:
         yield connection
+
+
+def _cursor() -> duckdb.DuckDBPyConnection:
+    """Return a connection to this process' database; to a new one if an internal error of DuckDB has ended that."""
+    process = os.getpid()
+    database = _database(process)
+    import duckdb
+
+    try:
+        return _in_utc(database)
+    except duckdb.FatalException:
+        _log.warning("an internal error of DuckDB has ended the database of this process' views: it is made again")
+        _database.cache_clear()
+        return _in_utc(_database(process))
+
+
+def _in_utc(database: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+    connection = database.cursor()
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
 
 
 @cache

@@ -295,6 +295,23 @@ def test_refreshes_share_one_database_and_see_no_tables_of_each_other() -> None:
     assert local_engine._database.cache_info().currsize == 1
 
 
+def test_views_go_on_after_an_internal_error_of_duckdb(shop: Shop) -> None:
+    """It ends the database, which the views of a process share."""
+    with local_engine._connected() as connection:
+        connection.register("t", pa.table({"a": pa.array([], pa.int64())}))
+        unlucky = """
+            SELECT 1 FROM (SELECT COUNT(*) AS n) ANTI JOIN t s ON (SELECT COUNT(*) FROM t u) > 0
+            ANTI JOIN t w ON w.a IN (0, 1)
+        """
+        with pytest.raises(duckdb.InternalException):
+            connection.sql(unlucky).fetchall()
+        with pytest.raises(duckdb.FatalException):
+            connection.sql("SELECT 1").fetchall()
+    shop.change()
+    shop.step()
+    shop.check()
+
+
 @pytest.mark.parametrize("touched, rows, expected", [
     (5_000, 10_000, True), (4_999, 10_000, False), (9_999, 9_999, False), (0, 0, False), (30_000, 20_000, True),
 ])  # fmt: skip
