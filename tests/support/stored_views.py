@@ -60,6 +60,8 @@ def judged_by_duckdb(sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
         try:
             return connection.sql(_for_duckdb(sql)).to_arrow_table()
         except duckdb.Error as error:
+            if isinstance(error, duckdb.InternalException):
+                _database.cache_clear()  # the error has ended the database
             raise NoAnswer(sql) from error
 
 
@@ -102,12 +104,11 @@ class StoredViews:
     def _random_types(self) -> dict[str, dict[str, str]]:
         """Choose the family of types of each column name, and a type of it for each table."""
         chance, some = self.chance, self.chance.sample(sorted(FAMILIES), 3)
-        families = {column: chance.choice(["integer", *some]) for column in COLUMNS}
-        for column in KEYS:
-            if families[column] in ("BOOLEAN", "float"):
-                families[column] = "integer"
+        of_values = ["integer", "float", "STRING", *some]
+        of_keys = ["integer", *(name for name in some if name not in ("BOOLEAN", "float"))]
+        families = {column: chance.choice(of_keys if column in KEYS else of_values) for column in COLUMNS}
         if "integer" not in (families["a"], families["v"]):
-            families[chance.choice(["a", "v"])] = "integer"
+            families[chance.choice(["a", "a", "v"])] = "integer"
         return {
             name: {column: chance.choice(FAMILIES[families[column]]) for column in columns}
             for name, (columns, _) in TABLES.items()
