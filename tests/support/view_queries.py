@@ -413,6 +413,7 @@ class Queries(TypedTexts):
         else:
             columns = self.some(source.columns, 1, 4)
             outputs, unique = self.outputs(columns), 0
+        depth = depth if any("." in column for column in source.columns) else 0  # others are ambiguous in a subquery
         if depth and self.chance.random() < 0.15:
             largest = self.subquery("MAX({0})", source.columns)
             outputs.append((self.typed(f"({largest})", self.type_of(largest)), "sq"))
