@@ -336,7 +336,7 @@ def _plan(view: ReadTxn, load: Load) -> ScanPlan | LogPlan:
     if not load.feed:
         return plan_scan(view, table, load.epoch, schema)
     start = _feed_start(view, load)
-    if load.mode == "epochs":
+    if load.mode == "epochs" and table.schema.lineage:
         plan_changes(view, table, start, load.epoch)  # raises SchemaChanged for a range that an alter divides
     return plan_changes(view, table, start, load.epoch, columns=Columns(schema, whole=True))
 

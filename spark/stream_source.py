@@ -134,7 +134,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return Offset(table.id, newest if self._target is None else min(newest, self._target))
             after = self._require_log(view, table, begin.epoch)
             until = plan_until(_log_epochs(view, table, after), after, limits, self._target)
-            altered = self._plan(view, table, after, until, cut=True).altered if until > after else None
+            may_end = until > after and bool(table.schema.lineage)
+            altered = self._plan(view, table, after, until, cut=True).altered if may_end else None
             if altered is not None:  # no batch spans an alter; the stream ends with the batch before it
                 until = altered - 1
                 if until <= after or next(_log_epochs(view, table, after)).epoch >= altered:
