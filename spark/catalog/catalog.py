@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from epochlog.batch.tags import list_tags
 from epochlog.errors import InvalidInput, NotWritable, TableNotFound, TableNotReadable
 from epochlog.store.commit.table_ddl import drop_table
-from epochlog.store.metadata.definitions import Counters
+from epochlog.store.metadata.definitions import Counters, TableDef
 
 from .changes import TableChanges
 from .ddl import alter_from_sql, create_from_sql
-from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer, answer_unsupported
+from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer
 from .planned_query import PlannedQueries, PlannedQuery
 from .query_epochs import CatalogTables, LoadedTable, NamedMoment, QueryEpochs
 from .query_group import QueryGroups
@@ -120,9 +121,7 @@ class StoreCatalog(Proxy):
             raise NotWritable(f"{namespace[0]} is a tag: create the table in the catalog itself, {self._name}")
         if self._tables.names is not None and name not in self._tables.names:
             raise NotWritable(f"this catalog has only the tables {', '.join(self._tables.names)}")
-        definition = create_from_sql(self._tables.handle, name, info)
-        epoch = self._tables.handle.catalog.read(lambda view: Counters.read(view).last_epoch)
-        return self._table([name], LoadedTable(definition, epoch, epoch))
+        return self._new_table(create_from_sql(self._tables.handle, name, info))
 
     @answer
     def dropTable(self, identifier: Any) -> bool:
@@ -142,7 +141,7 @@ class StoreCatalog(Proxy):
         drop_table(self._tables.handle, name)
         return True
 
-    @answer_unsupported
+    @partial(answer, unsupported=True)
     def alterTable(self, identifier: Any, changes: Any) -> CatalogTable:
         """Add, drop, rename or widen columns. changes: Java's TableChanges. Raises InvalidInput, SchemaInUse.
 
@@ -153,9 +152,7 @@ class StoreCatalog(Proxy):
             raise NotWritable(f"{namespace[0]} is a tag, which does not change: alter {self._name}.{name}")
         if name not in self._names([]):
             raise self._no_such_table(identifier)
-        definition = alter_from_sql(self._tables.handle, name, changes)
-        epoch = self._tables.handle.catalog.read(lambda view: Counters.read(view).last_epoch)
-        return self._table([name], LoadedTable(definition, epoch, epoch))
+        return self._new_table(alter_from_sql(self._tables.handle, name, changes))
 
     def purgeTable(self, identifier: Any) -> bool:
         return self.dropTable(identifier)
@@ -198,6 +195,11 @@ class StoreCatalog(Proxy):
                 f"VERSION AS OF {_shortened(moment.name)} is no epoch, and no tag of the store, which has "
                 f"{', '.join(tags) or 'none'}; as the token of a snapshot: {error}"
             ) from error
+
+    def _new_table(self, definition: TableDef) -> CatalogTable:
+        """Return a table that was just created or altered."""
+        epoch = self._tables.handle.catalog.read(lambda view: Counters.read(view).last_epoch)
+        return self._table([definition.name], LoadedTable(definition, epoch, epoch))
 
     def _table(self, path: Sequence[str], loaded: LoadedTable) -> CatalogTable:
         label = ".".join([self._name, *path])

@@ -42,8 +42,10 @@ class ChangeRange:
 
     def start_at(self, end: int) -> int | None:
         """Return the first epoch to read, if the last is `end`: the one after it for times that are still to come."""
-        ordered = self.by_time and self.start is not None and (self.at_most is None or self.start <= self.at_most + 1)
-        return min(self.start, end + 1) if ordered and self.start is not None else self.start
+        if self.start is None or not self.by_time:
+            return self.start
+        inverted = self.at_most is not None and self.start > self.at_most + 1  # as the query has it: an error
+        return self.start if inverted else min(self.start, end + 1)
 
     def end_at(self, newest: Callable[[], int]) -> int:
         """Return the last epoch to read. newest: returns the epoch at which the query reads the table."""

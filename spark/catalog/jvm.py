@@ -159,8 +159,8 @@ def thrown_by_java(error: PySparkException) -> Exception:
     return error if origin is None else Refusal(type(error).__name__, origin)
 
 
-def answer(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a method of a proxy that has `jvm`: its epochlog errors reach Spark as Java exceptions."""
+def answer(method: Callable[P, R], *, unsupported: bool = False) -> Callable[P, R]:
+    """Decorate a method of a proxy that has `jvm`: its epochlog errors reach Spark as Java exceptions, see `refuse`."""
 
     @wraps(method)
     def answering(*args: P.args, **keywords: P.kwargs) -> R:
@@ -168,21 +168,7 @@ def answer(method: Callable[P, R]) -> Callable[P, R]:
             return method(*args, **keywords)
         except EpochlogError as error:
             proxy: Any = args[0]
-            raise refuse(proxy.jvm, error) from error
-
-    return answering
-
-
-def answer_unsupported(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorate like `answer`, with the exception that Spark does not wrap when it alters a table."""
-
-    @wraps(method)
-    def answering(*args: P.args, **keywords: P.kwargs) -> R:
-        try:
-            return method(*args, **keywords)
-        except EpochlogError as error:
-            proxy: Any = args[0]
-            raise refuse(proxy.jvm, error, unsupported=True) from error
+            raise refuse(proxy.jvm, error, unsupported=unsupported) from error
 
     return answering
 

@@ -211,8 +211,7 @@ class CatalogTable(Proxy):
     @answer
     def newWriteBuilder(self, info: Any) -> Any:
         """Return the builder of a write by the sink of `format("epochlog")`, which upserts, or overwrites."""
-        if self._loaded.moment is not None:  # Spark names no privilege when it loads the table of a stream's sink
-            raise NotWritable(f"{self._label} is named at an epoch of the past, which does not change")
+        self._refuse_past()
         refuse_catalog_options(option_names(info.options()), self._label, WRITE_OF_CATALOG)
         options = self.jvm.map({})
         options.putAll(info.options().asCaseSensitiveMap())
@@ -249,11 +248,19 @@ class CatalogTable(Proxy):
         schema = self._loaded.definition.schema.schema
         return read_condition(self.jvm, schema, selective) if selective else None
 
+    def _refuse_past(self) -> None:
+        """Raise NotWritable for a table at a moment that the query names: Spark names no privilege when it loads a
+        table to truncate it, or for the sink of a stream.
+        """
+        if self._loaded.moment is not None:
+            raise NotWritable(
+                f"{self._loaded.definition.name!r} is named at an epoch of the past, which does not change"
+            )
+
     @answer
     def truncateTable(self, *options: Any) -> bool:
+        self._refuse_past()
         definition = self._loaded.definition
-        if self._loaded.moment is not None:  # Spark names no privilege when it loads a table to truncate it
-            raise NotWritable(f"{definition.name!r} is named at an epoch of the past, which does not change")
         self._handle.catalog.read(lambda view: refuse_unwritable(view, definition))
         commit_overwrite(self._handle, definition, TableEdit(definition.id, definition.name))
         return True
