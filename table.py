@@ -433,10 +433,7 @@ def segment_writer(
     """
 
     def check_writable(view: ReadTxn) -> TableDef:
-        if txn is not None and has_outcome(view, txn):
-            return table
-        refuse_unwritable(view, table)
-        return get_table(view, table.id, table.name)  # it may have been altered since it was opened here
+        return table if txn is not None and has_outcome(view, txn) else refuse_unwritable(view, table)
 
     current = handle.catalog.read(check_writable)
     return SegmentWriter(handle.write_target(current, handle.intents.store_intent(sealed=sealed))), current

@@ -248,8 +248,7 @@ class LoadPart(Part):
             handle = self._worker.handle
 
             def read_table(view: ReadTxn) -> TableDef:
-                refuse_unwritable(view, table_def := find_table(view, table))
-                return table_def
+                return refuse_unwritable(view, find_table(view, table))
 
             self._writers[table] = PartWriter(
                 self, lambda: SegmentWriter(handle.write_target(handle.catalog.read(read_table)))

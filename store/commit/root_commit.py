@@ -148,12 +148,15 @@ def _transact_root(
     return outcome
 
 
-def refuse_unwritable(view: ReadTxn, table: TableDef) -> None:
-    """Raise TableDropped, NotWritable or TableFinished if the catalog shows that no commit of the table can succeed."""
+def refuse_unwritable(view: ReadTxn, table: TableDef) -> TableDef:
+    """Return the table as it is now: it may have been altered. Raise TableDropped, NotWritable or TableFinished if the
+    catalog shows that no commit of the table can succeed.
+    """
     current = get_table(view, table.id, table.name)
     if current.derived:
         raise NotWritable(f"table {current.name!r} is the output of a job; only that job writes it")
     require_open(current.name, get_version(view, current.id, current.name))
+    return current
 
 
 def _choose_epochs(

@@ -150,8 +150,8 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
     counters, now_ms, epoch = Counters.read(tx), handle.catalog.now_ms(), boundary + 1
     lineage = current.schema.lineage or (current.schema,)
     after = replace(current, schema=next_version(changed, lineage, epoch))
-    for version in lineage[:1] if len(lineage) == 1 else ():  # the first alter records the first version too
-        tx.put(schema_key(table.id, version.version), {"schema": version.to_bytes()})
+    if len(lineage) == 1:  # the first alter records the first version too
+        tx.put(schema_key(table.id, lineage[0].version), {"schema": lineage[0].to_bytes()})
     tx.put(schema_key(table.id, epoch), {"schema": after.schema.to_bytes()})
     tx.put(table_key(table.id), after.to_record())
     edit = TableEdit(table.id, table.name, operation="alter")  # no change: it wakes no reader and no job
