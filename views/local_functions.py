@@ -15,7 +15,7 @@ from epochlog.store.types.schema import TableSchema
 
 from . import syntax
 from .parsing import ALLOWED
-from .value_kinds import OF_ALL, ValueKinds, kind_of_type
+from .value_kinds import NARROW, OF_ALL, ValueKinds, kind_of_type
 
 _ELSEWHERE = frozenset(
     (
@@ -29,11 +29,6 @@ _ELSEWHERE = frozenset(
 LOCAL = ALLOWED - _ELSEWHERE
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 _NUMBERS = ("integer", "float")
-NARROW = (
-    *(exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile, exp.Length),
-    *(exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfYear),
-)
-"""Functions of type INT in Spark and BIGINT in DuckDB."""
 
 
 def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> None:

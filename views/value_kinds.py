@@ -12,10 +12,12 @@ from epochlog.store.types.schema import TableSchema
 from . import syntax
 from .touched import output_names
 
-_INTEGERS = (
-    *(exp.Count, exp.CountIf, exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile, exp.Length),
+NARROW = (
+    *(exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile, exp.Length),
     *(exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfYear),
 )
+"""Functions of type INT in Spark and BIGINT in DuckDB."""
+_INTEGERS = (exp.Count, exp.CountIf, *NARROW)
 _OF_FIRST = (exp.Paren, exp.Neg, exp.Abs, exp.Sum, exp.Min, exp.Max, exp.Filter, exp.Nullif, exp.Window, exp.Distinct)
 OF_ALL = (exp.Add, exp.Sub, exp.Mul, exp.Mod, exp.Coalesce, exp.Greatest, exp.Least)
 """Expressions whose values have the common kind of all their parts."""
