@@ -315,7 +315,7 @@ def test_a_view_that_was_planned_before_an_alter_is_not_made(lab: Lab, monkeypat
 
 
 def sums(altered: AlteredTable) -> dict[str, tuple[int, int | None]]:
-    """The groups of column 4, with the number of their rows and the sum of column 3, by the model."""
+    """Return the groups of column 4, with the number of their rows and the sum of column 3, by the model."""
     groups: dict[str, list[int | None]] = {}
     for row in altered.rows.values():
         if row.get(4) is not None:

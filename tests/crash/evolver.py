@@ -26,7 +26,7 @@ SCHEMAS = {
     LATE: pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64()), ("at", pa.int64())]),
 }
 Rows = dict[int, list[Any]]
-"""The values of each row, without the key, by the key."""
+"""Values of each row, without the key, by the key."""
 
 
 @dataclass(slots=True)

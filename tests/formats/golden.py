@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -126,7 +126,7 @@ def fill(store: el.Store, clock: Clock) -> None:
 
 
 def readings(store: el.Store) -> dict[str, Any]:
-    """All that can be read, as JSON takes it: each table at each epoch, its changes, and what is told of it."""
+    """Return all that can be read, as JSON takes it: each table at each epoch, its changes, and what is told of it."""
     readings: dict[str, Any] = {"resolved": store.resolve(("golden", 7))}
     for info in store.tables():
         table = store.table(info.name)
@@ -159,8 +159,8 @@ def members(root: Path) -> Iterator[Path]:
     return (path for path in sorted(root.rglob("*")) if path.is_file() and path.name != "lock.mdb")
 
 
-def main() -> None:
-    folder = GOLDEN / f"v{FORMAT_VERSION}"
+def write(folder: Path, fill: Callable[[el.Store, Clock], None], readings: Callable[[el.Store], Any]) -> None:
+    """Write the golden store that `fill` makes: its root, an export of its catalog, and its readings."""
     if folder.exists() and "--again" not in sys.argv:
         raise SystemExit(f"{folder} is there; what a version wrote stays. --again writes an unreleased one anew")
     shutil.rmtree(folder, ignore_errors=True)
@@ -176,4 +176,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write(GOLDEN / f"v{FORMAT_VERSION}", fill, readings)

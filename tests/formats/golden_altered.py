@@ -7,16 +7,13 @@ be read from it.
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 import epochlog as el
-from formats.golden import LONG, Clock, pack, rows
+from formats.golden import LONG, Clock, rows, write
 
 FOLDER = Path(__file__).parent / "golden_altered"
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.int8()), ("b", pa.string()), ("f", pa.float32())])
@@ -49,7 +46,7 @@ def fill(store: el.Store, clock: Clock) -> None:
 
 
 def readings(store: el.Store) -> dict[str, Any]:
-    """All that can be read, as JSON takes it."""
+    """Return all that can be read, as JSON takes it."""
     readings: dict[str, Any] = {}
     for info in store.tables():
         table = store.table(info.name)
@@ -65,20 +62,5 @@ def readings(store: el.Store) -> dict[str, Any]:
     return json.loads(json.dumps(readings))
 
 
-def main() -> None:
-    if FOLDER.exists() and "--again" not in sys.argv:
-        raise SystemExit(f"{FOLDER} is there; what a version wrote stays. --again writes an unreleased one anew")
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        root, clock = Path(scratch) / "store", Clock()
-        with el.open(root, clock=clock) as store:
-            fill(store, clock)
-            store.export_catalog(str(FOLDER / "catalog.dump"))
-            (FOLDER / "readings.json").write_text(json.dumps(readings(store), indent=1) + "\n")
-            assert store.verify().ok
-        pack(root, FOLDER / "root.zip")
-
-
 if __name__ == "__main__":
-    main()
+    write(FOLDER, fill, readings)

@@ -1,4 +1,4 @@
-"""A state machine of one altered table: alters among commits, open writers, compactions, restores, tags, clones and
+"""State machine of one altered table: alters among commits, open writers, compactions, restores, tags, clones and
 retention.
 
 Every read of every readable epoch is compared with a model that knows columns by field id only.
@@ -25,7 +25,7 @@ OPTIONS = el.TableOptions(history_retention=timedelta(hours=1), log_retention=ti
 
 
 class AlteredMachine(RuleBasedStateMachine):
-    """The table, its model, and writers that were opened before some of its alters."""
+    """State machine of a table, its model, and writers that were opened before some of its alters."""
 
     @initialize(changelog=st.sampled_from(["upsert", "full"]), seed=SEEDS)
     def start(self, changelog: str, seed: int) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -100,12 +101,12 @@ def test_an_alter_is_an_entry_that_is_no_change(lab: Lab, table: el.Table) -> No
         {"add": [pa.field("c", pa.int8())], "rename": {"a": "c2"}, "widen": {"a": pa.int64()}, "drop": ["b"]},
     ],
 )
-def test_an_alter_that_is_repeated_has_no_effect(table: el.Table, lab: Lab, change: dict[str, object]) -> None:
+def test_an_alter_that_is_repeated_has_no_effect(table: el.Table, lab: Lab, change: dict[str, Any]) -> None:
     table.upsert(ROWS)
-    table.alter(**change)  # pyright: ignore[reportArgumentType]
+    table.alter(**change)
     once = table.schema, table.history().num_rows
-    table.alter(**change)  # pyright: ignore[reportArgumentType]
-    lab.store.table("t").alter(**change)  # pyright: ignore[reportArgumentType]
+    table.alter(**change)
+    lab.store.table("t").alter(**change)
     assert (table.schema, table.history().num_rows) == once
 
 
@@ -146,12 +147,12 @@ def test_parts_of_an_alter_that_the_table_has_are_left_out(table: el.Table) -> N
     ],
 )
 def test_an_alter_that_cannot_be_is_refused_and_changes_nothing(
-    table: el.Table, lab: Lab, change: dict[str, object], error: type[Exception], words: str
+    table: el.Table, lab: Lab, change: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     table.upsert(ROWS)
     before = lab.txn_id()
     with pytest.raises(error, match=words):
-        table.alter(**change)  # pyright: ignore[reportArgumentType]
+        table.alter(**change)
     assert lab.txn_id() == before
     assert lab.store.table("t").schema == table.schema == table.to_arrow().schema
 

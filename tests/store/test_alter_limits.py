@@ -269,14 +269,14 @@ def test_a_clone_of_an_altered_table_has_its_columns(lab: Lab, compacted: str) -
 )
 @pytest.mark.parametrize("changelog", ["upsert", "full"])
 def test_updates_that_were_written_before_an_alter_are_refused(
-    lab: Lab, change: dict[str, object], changelog: str
+    lab: Lab, change: dict[str, Any], changelog: str
 ) -> None:
     table = lab.store.create_table("t", FIELDS, ["id"], changelog=changelog)
     table.upsert(ROWS)
     writer = table.writer()
     writer.update([{"id": 1, "a": 9}])
     segments = writer.seal(lab.store.last_epoch + 1)
-    lab.store.table("t").alter(**change)  # pyright: ignore[reportArgumentType]
+    lab.store.table("t").alter(**change)
     with pytest.raises(el.SchemaChanged, match="after these updates of some columns were written; retry") as changed:
         lab.store.commit({"t": segments})
     assert changed.value.epoch == table.history(1)["epoch"][0].as_py()
