@@ -53,7 +53,7 @@ def output_schema(
     """
     del primary_key
     queries = ViewSession(session)
-    with _keeping_active_session(session):
+    with keeping_active_session(session):
         empty = {NOW + name: queries.empty(tables[name]) for name in plan.tables}
         with queries.named(empty) as run:
             frame = run(plan.query())
@@ -65,7 +65,7 @@ def refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
 
     All rows are recomputed in a backfill or rebuild, and in a step in which a table has changed that touches no groups.
     """
-    with _keeping_active_session(ctx.spark):
+    with keeping_active_session(ctx.spark):
         _refresh(ctx, output, plan)
 
 
@@ -165,7 +165,7 @@ def _rows_before(ctx: SparkRefreshContext, output: str, groups: pa.Table) -> pa.
 
 
 @contextmanager
-def _keeping_active_session(session: SparkSession) -> Iterator[None]:
+def keeping_active_session(session: SparkSession) -> Iterator[None]:
     """Put the thread's active session back at the end: Spark's createDataFrame makes its own session the active one,
     and the user's streams look their data source up in the active session.
     """
