@@ -42,7 +42,8 @@ def served(store: el.Store, location: str | None = None) -> Iterator[el.StoreSer
 
 
 def runner_kind(job: el.Job) -> str | None:
-    return None if job.info.runner is None else job.info.runner.kind
+    runner = job.info.runner
+    return None if runner is None else runner.kind
 
 
 def copied(lake) -> int:

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from epochlog.spark.types import arrow_schema, spark_schema, to_spark
-from epochlog.spark.view_engine import ViewSession
+from epochlog.spark.view_engine import ViewSession, keeping_active_session
 from stored_views import NoAnswer, StoredViews
 
 pytestmark = pytest.mark.spark
@@ -49,9 +49,10 @@ def play_stores(folder: Path, spark: SparkSession, seeds: Sequence[int], actions
         except (PySparkException, Py4JJavaError) as error:
             raise NoAnswer(sql) from error
 
-    for seed in seeds:
-        print("seed", seed)
-        seen += StoredViews(folder / str(seed), seed, judge, session).play(actions)
+    with keeping_active_session(spark):  # the judge's createDataFrame makes its own session the active one
+        for seed in seeds:
+            print("seed", seed)
+            seen += StoredViews(folder / str(seed), seed, judge, session).play(actions)
     print(seen)
     return seen
 
