@@ -117,13 +117,17 @@ class AttachedJob:
         worker = self._worker
         if self._take_over:
             self._fence_other_runner()
-        part = worker.attach_driver(
-            self._runner.name,
-            alive=self._lease.alive,
-            gives_up=lambda: not worker.connected,
-            take_over=self._take_over,
-            notify=self._notify,
-        )
+        try:
+            part = worker.attach_driver(
+                self._runner.name,
+                alive=self._lease.alive,
+                gives_up=lambda: not worker.connected,
+                take_over=self._take_over,
+                notify=self._notify,
+            )
+        except ServerUnavailable:  # the coordinator may have claimed the job before its answer was lost
+            self._runner.give_back(self._lease)
+            raise
         self._take_over = False
         self._runner.give_back(self._lease)  # the coordinator's claim follows an earlier step's, and fences nobody
         return part

@@ -14,6 +14,8 @@ import pytest
 import epochlog as el
 from attached_fixture import add_orders, caught_up, check_chain, copy, end, make_chain, make_store, run, said
 from control_fixture import TOKEN, open_worker, settings
+from epochlog.checkpoint import control_messages
+from epochlog.checkpoint.worker.actor import JobPart
 from ports import fixed_location
 from wait_until import wait_until
 
@@ -145,6 +147,38 @@ def test_jobs_that_were_stepped_before_go_on_without_the_coordinator(tmp_path: P
                 wait_until(lambda: all_caught_up(store, refreshes) or "fenced" in states(pipe).values())
                 assert "fenced" not in states(pipe).values()
                 assert kinds(store, refreshes) == {"pipeline"}
+        check_chain(store, refreshes)
+
+
+def test_a_stepped_job_goes_on_alone_if_the_answer_to_its_attach_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator claimed the job, but ended before its driver knew; this is no other driver's claim."""
+    with make_store(tmp_path / "store") as store:
+        refreshes, location = make_chain(store, 1), fixed_location()
+        add_orders(store, 0, 50)
+        jobs = {name: store.job(name) for name in refreshes}
+        for name, refresh in refreshes.items():
+            store.checkpoint()
+            jobs[name].step_local(refresh)
+        handle_message = JobPart.handle_message
+
+        def lose_answers(part: JobPart, message: Any) -> None:
+            if not isinstance(message, control_messages.Started):
+                handle_message(part, message)
+
+        monkeypatch.setattr(JobPart, "handle_message", lose_answers)
+        server = el.serve(store, location, token=TOKEN, control=settings())
+        with open_worker(server, store) as worker:
+            pipe = el.Pipeline(store, coordinator=worker)
+            for name, refresh in refreshes.items():
+                pipe.add(jobs[name], refresh)
+            with running(pipe):
+                wait_until(lambda: "coordinator" in kinds(store, refreshes))
+                server.shutdown()
+                add_orders(store, 100, 50)
+                wait_until(lambda: all_caught_up(store, refreshes) or "fenced" in states(pipe).values())
+                assert "fenced" not in states(pipe).values()
         check_chain(store, refreshes)
 
 
