@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import shutil
@@ -128,6 +129,17 @@ class Again:
             return action()
 
 
+class Warnings(logging.Handler):
+    """Keeps the texts of warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
 def calls(base: Path) -> int:
     """Count the system calls of the story that can fail."""
     steps = run_with_faults(base, Again(), lambda operation, path: None).steps
@@ -149,8 +161,11 @@ def run_with_faults(
 
 
 def fail_once(base: Path, number: int, code: int) -> None:
-    """The `number`-th of the calls that can fail does so: that is told, the same again works, nothing is lost."""
-    again, seen = Again(), list[str]()
+    """The `number`-th of the calls that can fail does so: that is told, the same again works, nothing is lost.
+
+    A merge of kept deletes, which follows its commit, tells it by a warning: the commit has landed.
+    """
+    again, seen, warnings = Again(), list[str](), Warnings()
 
     def fail(operation: str, path: str) -> OSError | None:
         if operation not in FAILING:
@@ -158,10 +173,16 @@ def fail_once(base: Path, number: int, code: int) -> None:
         seen.append(f"{operation} {path}")
         return OSError(code, os.strerror(code), path) if len(seen) == number else None
 
-    run_with_faults(base, again, fail)
+    log = logging.getLogger("epochlog")
+    log.addHandler(warnings)
+    try:
+        run_with_faults(base, again, fail)
+    finally:
+        log.removeHandler(warnings)
     operation, path = seen[number - 1].split(" ", 1)
     if operation == "unlink" and not again.failures:
         return  # what cannot be removed is left to vacuum
-    assert len(again.failures) == 1, f"{operation} {path} failed, and nobody said so"
-    message = str(again.failures[0])
+    told = [*map(str, again.failures), *(text for text in warnings.texts if "kept deletes" in text)]
+    assert len(told) == 1, f"{operation} {path} failed, and nobody said so"
+    message = told[0]
     assert os.strerror(code) in message and str(base) in message, message
