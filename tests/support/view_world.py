@@ -140,6 +140,12 @@ class DuckDBEngine:
         self._loaded: dict[str, list[Row]] = {}
         self._judges: dict[str, str] = {}
 
+    def restart(self) -> None:
+        """Begin with a database anew: an internal error of DuckDB has ended it."""
+        self._connection = duckdb.connect()
+        self._connection.execute("SET threads = 1")
+        self._loaded.clear()
+
     def load(self, contents: Mapping[str, list[Row]]) -> None:
         for name, rows in contents.items():
             self._fill(name, rows)
