@@ -41,12 +41,12 @@ class NoAnswer(Exception):
 
 
 @contextmanager
-def internal_errors_told() -> Iterator[None]:
-    """Raise NoAnswer in place of an error of Spark's that tells of a bug in Spark."""
+def spark_refusals_told() -> Iterator[None]:
+    """Raise NoAnswer for a bug in Spark, and for a subquery that it refuses only over tables with rows."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        if "[INTERNAL_ERROR" in str(error):
+        if any(name in str(error) for name in ("[INTERNAL_ERROR", "[UNSUPPORTED_SUBQUERY_EXPRESSION_CATEGORY")):
             raise NoAnswer from error
         raise
 
@@ -70,17 +70,17 @@ class SparkEngine:
                 self._loaded[name] = rows
 
     def touched(self, query: exp.Expr) -> list[Row]:
-        with internal_errors_told(), self._queries.named(self._frames) as run:
+        with spark_refusals_told(), self._queries.named(self._frames) as run:
             values = run(query).toArrow()
         self.put(TOUCHED, values)
         return list(zip(*(column.to_pylist() for column in values.columns), strict=True))
 
     def rows(self, query: exp.Expr) -> list[Row]:
-        with internal_errors_told(), self._queries.named(self._frames) as run:
+        with spark_refusals_told(), self._queries.named(self._frames) as run:
             return [tuple(row) for row in run(query).collect()]
 
     def arrow(self, query: exp.Expr) -> pa.Table:
-        with internal_errors_told(), self._queries.named(self._frames) as run:
+        with spark_refusals_told(), self._queries.named(self._frames) as run:
             return run(query).toArrow()
 
     def put(self, name: str, rows: pa.Table) -> None:
