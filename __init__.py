@@ -122,6 +122,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .store.changelog.consumer_info import ConsumerInfo
     from .store.maintenance.vacuum import VacuumedFile, VacuumReport
     from .store.metadata.definitions import TableOptions
+    from .store.scan.result_cache import set_result_cache_bytes
     from .store.sst.segment import Segment
     from .table import Table, TableInfo, TableWriter
     from .transaction import Transaction
@@ -151,6 +152,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "restore_catalog",
         "RestoreReport",
     ),
+    "store.scan.result_cache": ("set_result_cache_bytes",),
     "checkpoint.job.job_ddl": (
         "JobInfo",
         "Output",
@@ -198,6 +200,7 @@ __all__ = [
     "open",
     "restore_catalog",
     "RestoreReport",
+    "set_result_cache_bytes",
     "Store",
     "Transaction",
     "Job",

@@ -32,9 +32,9 @@ BASE, STRING, COMPOSITE, WIDE, LARGE = SHAPES = (
     "20 M rows",
 )
 """What the rows of a figure are like; the first is an int64, a float64 and a short string, of the usual number."""
-_OF_ANY_SHAPE = {"P1": 1, "P2": 2, "P3": 2, "P4": 1, "P5": 1, "P7": 1, "P8": 6, "P10": 1}
+_OF_ANY_SHAPE = {"P1": 1, "P2": 3, "P3": 2, "P4": 1, "P5": 1, "P7": 1, "P8": 6, "P10": 1}
 _SEVERAL = {
-    "P2": 3,
+    "P2": 4,
     "P3": 2,
     "P8": 6,
     "P9": 3,

@@ -33,6 +33,13 @@ class LRUCache(Generic[T]):
     def bytes(self) -> int:
         return self._bytes
 
+    def resize(self, limit_bytes: int) -> int:
+        """Set the bound, evict what is above it, and return the bound before."""
+        with self._lock:
+            before, self._limit = self._limit, limit_bytes
+            self._evict()
+        return before
+
     def get(self, key: CacheKey) -> T | None:
         with self._lock:
             entry = self._entries.get(key)
@@ -56,5 +63,8 @@ class LRUCache(Generic[T]):
             replaced = self._entries.pop(key, None)
             self._bytes += size - (replaced[1] if replaced is not None else 0)
             self._entries[key] = value, size
-            while self._bytes > self._limit:
-                self._bytes -= self._entries.popitem(last=False)[1][1]
+            self._evict()
+
+    def _evict(self) -> None:
+        while self._bytes > self._limit:
+            self._bytes -= self._entries.popitem(last=False)[1][1]

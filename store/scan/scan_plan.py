@@ -34,6 +34,7 @@ from epochlog.store.types.schema import TableSchema
 from .key_ranges import split_by_weight
 from .level_reader import LevelReader
 from .pruning import filter_columns, key_ranges, passed
+from .result_cache import Result, find_result, keep_result, result_key
 from .size_splits import estimate_sizes
 
 BATCH_ROWS = 1 << 20
@@ -91,12 +92,35 @@ class ScanPlan:
         """Read all rows of the key range that pass the filter, in key order."""
         schema, key_range = self.schema(options.columns), options.key_range
         wanted = self._wanted(schema, options.filter)
+        key = None
+        if options.filter is None and key_range == ALL_KEYS:
+            key = result_key(files.place, self.table, self.epoch, self.runs, self.segments)
+        if key is not None and (kept := find_result(key, self.segments, wanted)) is not None:
+            result = self._brought_up_to_date(files, kept)
+            if result is not kept:
+                keep_result(key, result)
+            data = result.data.select(schema.names)
+            return data.cast(schema) if schema.names else data
         # one run alone needs no merge, and nothing of it lies in memory twice; tables of no columns cannot be joined
         count = 1 if self.is_lone_run or not schema.names else self._bytes_of(wanted) // READ_BYTES
         parts = self._parts(count, self.passing(options.filter, key_range), key_range)
         read = partial(self._selected, files, schema, wanted, options.filter, borders=Borders())
         tables = [read(passing=part) for part in parts]
-        return pa.concat_tables(tables) if len(tables) > 1 else tables[0]
+        table = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
+        if key is not None and set(self.table.primary_key) <= set(schema.names):
+            keep_result(key, Result(self.segments, table))
+        return table
+
+    def _brought_up_to_date(self, files: Files, result: Result) -> Result:
+        """Return the result of this plan: its newer segments on the rows of an older result."""
+        newer = self.segments[len(result.segments) :]
+        if not newer:
+            return result
+        keys = self.codec.encode(result.data) if result.keys is None else result.keys
+        names = result.data.column_names
+        levels = replace(self._reader(files), runs=(), segments=newer).levels(names, None, [ALL_KEYS])
+        rows = merge_sources([Rows(keys, result.data), *levels])
+        return Result(self.segments, rows.data.select(names), rows.keys)
 
     def batches(
         self, files: Files, options: ReadOptions = ALL_ROWS, *, applied: bool = True, piece_bytes: int = READ_BYTES

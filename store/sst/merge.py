@@ -5,7 +5,7 @@ without a Python object per row.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -299,7 +299,13 @@ def _edges(large: Rows) -> list[int]:
     if not chunks or len(large) < _MIN_CHUNK_ROWS * len(chunks):
         chunks = [len(large)]
     ends = np.cumsum([0, *chunks]).tolist()
-    return [low for start, end in pairwise(ends) for low in range(start, end, PIECE_ROWS)] + [ends[-1]]
+    return [low for start, end in pairwise(ends) for low in _even_cuts(start, end)] + [ends[-1]]
+
+
+def _even_cuts(start: int, end: int) -> Iterator[int]:
+    """Yield the offsets of pieces of nearly equal size, so that a chunk that has grown a little has no tiny piece."""
+    count = -(-(end - start) // PIECE_ROWS)
+    return (start + (end - start) * place // count for place in range(count))
 
 
 def _slice(rows: Rows, low: int, high: int) -> Rows:
