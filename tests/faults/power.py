@@ -182,7 +182,7 @@ def fail_once(base: Path, number: int, code: int) -> None:
     operation, path = seen[number - 1].split(" ", 1)
     if operation == "unlink" and not again.failures:
         return  # what cannot be removed is left to vacuum
-    told = [*map(str, again.failures), *(text for text in warnings.texts if "kept deletes" in text)]
-    assert len(told) == 1, f"{operation} {path} failed, and nobody said so"
-    message = told[0]
+    messages = [*map(str, again.failures), *(text for text in warnings.texts if "kept deletes" in text)]
+    assert len(messages) == 1, f"{operation} {path} failed, and nobody said so"
+    message = messages[0]
     assert os.strerror(code) in message and str(base) in message, message
