@@ -36,7 +36,7 @@ def some_rows(dice: random.Random, key: list[pa.Field], keys: int, count: int) -
 
 
 def anew(read: Callable[[], pa.Table]) -> pa.Table:
-    """The same read by the files alone."""
+    """Return the answer of a read by the files alone."""
     result_cache.clear_results()
     return read()
 
