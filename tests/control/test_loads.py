@@ -545,7 +545,7 @@ def test_a_worker_has_a_load_checkpointed_drained_and_stopped(tmp_path: Path) ->
 
 
 def write_until_it_ends(part: Any) -> None:
-    """Write row 1 again after each rollback: on a busy machine the coordinator may have missed the worker for a while."""
+    """Write row 1 again after each rollback: on a busy machine a coordinator may miss its worker for a while."""
     while True:
         part.writer("clicks").upsert(rows(1))
         with suppress(RolledBack):
