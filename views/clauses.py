@@ -1,4 +1,4 @@
-"""Clauses of one block in normal form: named windows, positions in GROUP BY, WITH ROLLUP, misplaced aggregates (R0)."""
+"""Clauses of one block in normal form: named windows, positions in GROUP BY, outputs without a name, misuse (R0)."""
 
 from __future__ import annotations
 
@@ -64,3 +64,22 @@ def refuse_misplaced(query: exp.Select) -> None:
             syntax.has_aggregate(condition) or any(isinstance(child, exp.Window) for child in syntax.walk(condition))
         ):
             raise InvalidInput(f"a view cannot have an aggregate or a window in {clause}")
+
+
+def name_of_output(output: exp.Expr) -> str:
+    """Return the name of an output: its alias, or that of a column, also in a cast; empty for another expression."""
+    inside = output.this if isinstance(output, exp.Cast) else output
+    return inside.alias_or_name if isinstance(inside, exp.Alias | exp.Column) else ""
+
+
+def unnamed(number: int) -> str:
+    """Return the name by which an output without a name is read; a view's column cannot have it."""
+    return f"_c{number}"
+
+
+def grouping_keys(group: exp.Expr | None) -> list[exp.Expr]:
+    """Return the expressions of all grouping sets."""
+    if group is None:
+        return []
+    lists = [node for node in group.walk() if isinstance(node, exp.Group | exp.Rollup | exp.Cube | exp.Tuple)]
+    return [part for node in lists for part in node.expressions]

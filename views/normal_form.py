@@ -16,7 +16,15 @@ from epochlog.errors import InvalidInput, TableNotFound
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
-from .clauses import refuse_misplaced, with_totals_inside, with_window_definitions, without_ordinals
+from .clauses import (
+    grouping_keys,
+    name_of_output,
+    refuse_misplaced,
+    unnamed,
+    with_totals_inside,
+    with_window_definitions,
+    without_ordinals,
+)
 from .null_rejection import inner_where_nulls_are_rejected
 from .tie_breaks import break_ties
 
@@ -65,6 +73,9 @@ def normal_form(query: exp.Query, tables: Mapping[str, TableSchema]) -> NormalFo
     normal, outputs = resolver.query(query, {}, None, for_expression=False)
     if len({name.casefold() for name in outputs}) < len(outputs):
         raise InvalidInput(f"the query has two columns of one name: {', '.join(outputs)}")
+    for number, name in enumerate(outputs):
+        if name == unnamed(number):
+            raise InvalidInput(f"column {number + 1} of the query has no name: write … AS name")
     return NormalForm(normal, tuple(outputs), resolver.occurrences)
 
 
@@ -330,6 +341,33 @@ class _Resolver:
 
         return visit(node.copy())
 
+    def _with_outputs(
+        self,
+        node: exp.Expr,
+        ctes: Mapping[str, _Cte],
+        scope: _Scope,
+        outputs: Mapping[str, exp.Expr],
+        keys: Sequence[exp.Expr] = (),
+    ) -> exp.Expr:
+        """Return an expression of HAVING or ORDER BY, in which a name means an output before a column of FROM, but not
+        in aggregates, subqueries and the keys of GROUP BY.
+        """
+
+        def visit(current: exp.Expr) -> exp.Expr:
+            if isinstance(current, exp.AggFunc | exp.Window | exp.Query):
+                return self._expression(current, ctes, scope, outputs)
+            if not syntax.has_query(current):  # each subquery is resolved once
+                plain = self._expression(current, ctes, scope, outputs)
+                if plain in keys or (isinstance(current, exp.Column) and current.table):
+                    return plain
+                if isinstance(current, exp.Column):
+                    return outputs.get(current.name.casefold(), plain).copy()
+            for child in list(current.iter_expressions()):
+                child.replace(visit(child))
+            return current
+
+        return visit(node.copy())
+
     # SELECT, GROUP BY, ORDER BY
 
     def _outputs(
@@ -342,10 +380,8 @@ class _Resolver:
                 outputs += _expand_star(node, scope)
                 continue
             inside = node.this if isinstance(node, exp.Alias) else node
-            name = node.alias_or_name
+            name = name_of_output(node) or unnamed(len(outputs))
             inside = with_window_definitions(inside, windows)
-            if not name:
-                name = f"_c{len(outputs)}"
             outputs.append(syntax.named(self._expression(inside, ctes, scope), name))
         if for_expression:
             return [syntax.named(output.this, f"c{number + 1}") for number, output in enumerate(outputs)]
@@ -365,7 +401,8 @@ class _Resolver:
                 resolved = self._expression(resolved, ctes, scope, outputs)
             normal.set("group", resolved)
         if query.args.get("having"):
-            having = self._expression(query.args["having"].this, ctes, scope, outputs)
+            keys = grouping_keys(normal.args.get("group"))
+            having = self._with_outputs(query.args["having"].this, ctes, scope, outputs, keys)
             normal.set("having", exp.Having(this=having))
 
     def _order(self, query: exp.Select, normal: exp.Select, ctes: Mapping[str, _Cte], scope: _Scope) -> None:
@@ -390,7 +427,7 @@ class _Resolver:
                 names = [output.alias.casefold() for output in normal.expressions]
                 term.set("this", exp.Literal.number(names.index(inside.name.casefold()) + 1))
             else:
-                term.set("this", self._expression(inside, ctes, scope, outputs))
+                term.set("this", self._with_outputs(inside, ctes, scope, outputs))
             terms.append(term)
         normal.set("order", exp.Order(expressions=terms))
 
