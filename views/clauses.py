@@ -83,3 +83,18 @@ def grouping_keys(group: exp.Expr | None) -> list[exp.Expr]:
         return []
     lists = [node for node in group.walk() if isinstance(node, exp.Group | exp.Rollup | exp.Cube | exp.Tuple)]
     return [part for node in lists for part in node.expressions]
+
+
+def require_width(test: exp.In) -> None:
+    """Refuse IN with a subquery of more or fewer columns than the values on its left."""
+    query = test.args.get("query")
+    if not isinstance(query, exp.Query):
+        return
+    left = len(test.this.expressions) if isinstance(test.this, exp.Tuple) else 1
+    first = syntax.unwrapped(query)
+    while isinstance(first, exp.SetOperation):
+        first = syntax.unwrapped(first.this)
+    if len(first.expressions) != left:
+        raise InvalidInput(
+            f"IN compares {left} value{'s'[: left > 1]} with the {len(first.expressions)} of its subquery"
+        )

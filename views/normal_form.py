@@ -20,6 +20,7 @@ from .clauses import (
     grouping_keys,
     name_of_output,
     refuse_misplaced,
+    require_width,
     unnamed,
     with_totals_inside,
     with_window_definitions,
@@ -337,6 +338,8 @@ class _Resolver:
                     current.set(name, visit(value))
                 elif isinstance(value, list):
                     current.set(name, [visit(part) if isinstance(part, exp.Expr) else part for part in value])
+            if isinstance(current, exp.In):
+                require_width(current)
             return current
 
         return visit(node.copy())
@@ -364,6 +367,8 @@ class _Resolver:
                     return outputs.get(current.name.casefold(), plain).copy()
             for child in list(current.iter_expressions()):
                 child.replace(visit(child))
+            if isinstance(current, exp.In):
+                require_width(current)
             return current
 
         return visit(node.copy())

@@ -81,3 +81,9 @@ def test_an_output_without_a_name_is_refused(store: el.Store, output: str) -> No
 
 def test_a_cast_keeps_the_name_of_its_column(store: el.Store) -> None:
     assert rows_of(store, "SELECT CAST(id AS INT), CAST(cents AS STRING) FROM sales WHERE id = 1", "id") == [(1, "5")]
+
+
+def test_a_membership_of_other_width_is_refused(store: el.Store) -> None:
+    for test in ("id IN (SELECT id, cents FROM sales)", "(id, cents) NOT IN (SELECT id FROM sales)"):
+        with pytest.raises(el.InvalidInput, match="IN compares . value"):
+            store.create_view("v", f"SELECT id FROM sales WHERE {test}", ["id"])
