@@ -51,7 +51,7 @@ def parse(sql: str) -> exp.Query:
         raise InvalidInput(f"the query cannot be parsed: {error}") from error
     except RecursionError as error:
         raise InvalidInput("the query is nested too deeply") from error
-    statements = [statement for statement in statements if statement is not None]
+    statements = [statement for statement in statements if not isinstance(statement, exp.Semicolon | None)]
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         kinds = ", ".join(statement.key.upper() for statement in statements) or "nothing"
         raise InvalidInput(f"a view is one SELECT, not {kinds}")

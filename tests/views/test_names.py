@@ -87,3 +87,7 @@ def test_a_membership_of_other_width_is_refused(store: el.Store) -> None:
     for test in ("id IN (SELECT id, cents FROM sales)", "(id, cents) NOT IN (SELECT id FROM sales)"):
         with pytest.raises(el.InvalidInput, match="IN compares . value"):
             store.create_view("v", f"SELECT id FROM sales WHERE {test}", ["id"])
+
+
+def test_a_comment_may_follow_the_query(store: el.Store) -> None:
+    assert rows_of(store, "SELECT id FROM sales WHERE id < 2; -- the first", "id") == [(1,)]
