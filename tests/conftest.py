@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from epochlog.store.scan.result_cache import set_result_cache_bytes
 from redis_server import redis_executable, touched
 from s3_server import S3Server
 from stores import STORE, servers, watch
@@ -89,6 +90,21 @@ def redis_is_marked(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     complaint = touched.complaint(marked=request.node.get_closest_marker("redis") is not None)
     assert not complaint or STORE != "lmdb", complaint
+
+
+TESTS_OF_FILES = ("store", "faults", "crash")
+"""Folders of tests in which a read must come to the files, and not to rows that an earlier read has kept."""
+
+
+@pytest.fixture(autouse=True)
+def reads_come_to_files(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of files run without the result cache; all others have it as users do."""
+    if request.path.relative_to(request.config.rootpath).parts[1] not in TESTS_OF_FILES:
+        yield
+        return
+    before = set_result_cache_bytes(0)
+    yield
+    set_result_cache_bytes(before)
 
 
 @pytest.fixture(autouse=True)

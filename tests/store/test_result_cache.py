@@ -22,8 +22,9 @@ KEYS = {"int": [INT], "text": [TEXT], "both": [TEXT, INT]}
 @pytest.fixture(autouse=True)
 def no_results() -> Iterator[None]:
     result_cache.clear_results()
+    before = el.set_result_cache_bytes(result_cache.LIMIT_BYTES)
     yield
-    result_cache.clear_results()
+    el.set_result_cache_bytes(before)
 
 
 def some_rows(dice: random.Random, key: list[pa.Field], keys: int, count: int) -> pa.Table:
