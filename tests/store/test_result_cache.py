@@ -15,6 +15,7 @@ from epochlog.store.env.memory import available_bytes
 from epochlog.store.scan import result_cache
 from epochlog.store.sst.segment import SegmentReader
 
+pytestmark = pytest.mark.local_only
 INT, TEXT = (pa.field("id", pa.int64(), False), pa.field("name", pa.string(), False))
 KEYS = {"int": [INT], "text": [TEXT], "both": [TEXT, INT]}
 
@@ -82,7 +83,7 @@ def operate(dice: random.Random, store: el.Store, table: el.Table, key: list[pa.
 
 @pytest.mark.rule("2.12")
 @pytest.mark.parametrize("shape", KEYS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 12))])
 def test_reads_among_all_operations_give_the_rows_of_the_files(tmp_path: Path, shape: str, seed: int) -> None:
     dice, key = random.Random(f"{shape} {seed}"), KEYS[shape]
     with el.open(tmp_path / "s") as store:
