@@ -211,7 +211,7 @@ def _chosen_epoch(view: ReadTxn, handle: Handle, table: TableDef, options: Optio
         return choose_epochs(policy, epochs, names_option(options, "tables") or [table.name])[table.name]
     assert version is not None
     require_complete(table.name, version, epochs.complete_through(table.id))
-    require_begun(epochs.table(table.id), version)
+    require_begun(epochs.table(table.id), version, zero=False)
     return plan_scan(view, table, version).epoch
 
 

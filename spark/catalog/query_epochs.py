@@ -137,7 +137,7 @@ class CatalogTables:
                 return _loaded(view, pinned, chosen.epoch(table), chosen)
             epochs = self._view(view)
             require_complete(table, chosen, epochs.complete_through(definition.id))
-            require_begun(epochs.table(definition.id), chosen)
+            require_begun(epochs.table(definition.id), chosen, zero=False)
             return _loaded(view, definition, chosen)
 
         return self.handle.catalog.read(read)

@@ -33,9 +33,11 @@ def explain_expired(table: TableEpochs, epoch: int) -> str:
     )
 
 
-def require_begun(table: TableEpochs, epoch: int) -> None:
-    """Raise EpochNotCommitted for an epoch before the creation of the table. Epoch 0 reads a table without a commit."""
-    if epoch and epoch < table.begin:
+def require_begun(table: TableEpochs, epoch: int, *, zero: bool = True) -> None:
+    """Raise EpochNotCommitted for an epoch before the creation of the table. zero: let epoch 0 pass, at which a table
+    reads as one without a commit.
+    """
+    if (epoch or not zero) and epoch < table.begin:
         raise EpochNotCommitted(
             f"table {table.name!r} was created at {show_epoch(table.begin)}; {show_epoch(epoch)} is "
             f"{distance(epoch, table.begin)} before that. "
