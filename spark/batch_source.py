@@ -37,6 +37,8 @@ from epochlog.store.types.schema import TableSchema
 from .options import (
     EPOCH,
     FEED,
+    FEED_OPTIONS,
+    LOAD_OPTIONS,
     NO_CATALOG,
     POLICY,
     STREAM,
@@ -152,7 +154,8 @@ def resolve_load(options: Options) -> Load:
             f"option {write_options[0]} is for writing; with it, every INSERT INTO a view would be one transaction, "
             "which lands once. Set it on df.write"
         )
-    location, policy = parse_store_location(options), _policy(options)
+    location = parse_store_location(options, FEED_OPTIONS if _reads_changes(options) else LOAD_OPTIONS)
+    policy = _policy(options)
     with closing(location.open()) as handle:
         tag = text_option(options, "snapshot")
         if is_tag_name(tag):
@@ -168,7 +171,7 @@ def resolve_load(options: Options) -> Load:
 
 def _resolve(view: ReadTxn, handle: Handle, location: StoreLocation, options: Options, policy: Policy | None) -> Load:
     table = find_table(view, location.table)
-    feed = bool_option(options, "readChangeFeed", False) or bool(present_options(options, (*FEED, *STREAM)))
+    feed = _reads_changes(options)
     mode = text_option(options, "changeMode") or "epochs"
     if mode not in ("epochs", "net"):
         raise InvalidInput(f"option changeMode must be epochs or net, not {mode!r}")
@@ -192,11 +195,18 @@ def _resolve(view: ReadTxn, handle: Handle, location: StoreLocation, options: Op
     return load
 
 
+def _reads_changes(options: Options) -> bool:
+    """Return True if the load is of changes: a feed, or a stream."""
+    return bool_option(options, "readChangeFeed", False) or bool(present_options(options, (*FEED, *STREAM)))
+
+
 def _feed_end(view: ReadTxn, table: TableDef, options: Options) -> int:
     epoch_options = present_options(options, EPOCH)
     if epoch_options:
         raise InvalidInput(
-            f"option {epoch_options[0]} chooses one epoch, and a change feed reads a range of epochs; leave it out"
+            f"option {epoch_options[0]} chooses one epoch, and a change feed or stream reads a range of epochs: leave "
+            "it out, and set startingVersion to the first epoch to read. To begin with the rows at one epoch, load "
+            "them in a batch, and start at that epoch + 1"
         )
     end = int_option(options, "endingVersion")
     return get_version(view, table.id, table.name).max_committed_epoch if end is None else end
@@ -287,8 +297,11 @@ class TableReader(DataSourceReader):
         return partition.read_partition.read()
 
 
-def make_reader(load: Load, schema: StructType) -> TableReader:
-    """Make the reader of a batch load. Raises InvalidInput for a startingVersion that only streams take."""
+def make_reader(load: Load, schema: StructType, options: Options) -> TableReader:
+    """Make the reader of a batch load. Raises InvalidInput for an option, or a startingVersion, of streams."""
+    of_streams = present_options(options, STREAM)
+    if of_streams:
+        raise InvalidInput(f"option {of_streams[0]} is for streams, and a batch reads all at once; leave it out")
     if load.feed and load.start in ("latest", "snapshot"):
         raise InvalidInput(
             f"startingVersion={load.start} is for streams; a batch read of changes starts at an epoch or at earliest"

@@ -9,12 +9,14 @@ from epochlog.errors import InvalidInput
 from epochlog.exchange.staged.client import ExchangeClient
 from epochlog.exchange.staged.state import check_name
 
-from .options import Options, bool_option, int_option, names_option, refuse_unknown_options, text_option
+from .options import Options, OptionSet, bool_option, int_option, names_option, refuse_unknown_options, text_option
 
 SERVER = ("location", "token", "tlsRoots", "insecure")
 LAYOUT = ("query", "stages", "channels", "consumers")
 PUSH = ("stage", "partitionBy", "broadcast")
-_NAMES = {name.lower(): name for name in (*SERVER, *LAYOUT, *PUSH)}
+PULL_OPTIONS = OptionSet("a read of format('epochlog.exchange')", (*SERVER, *LAYOUT), ("path", *PUSH))
+PUSH_OPTIONS = OptionSet("a write of format('epochlog.exchange')", (*SERVER, *LAYOUT, *PUSH), ("path",))
+"""Options that are let pass without being listed are refused with advice of their own."""
 DEFAULT_CHANNELS = 16
 
 
@@ -36,9 +38,9 @@ class ExchangeLayout:
     consumers: int
 
     @classmethod
-    def from_options(cls, options: Options) -> ExchangeLayout:
-        """Parse the server and the query. Raises InvalidInput."""
-        refuse_unknown_options(options, _NAMES)
+    def from_options(cls, options: Options, known: OptionSet = PULL_OPTIONS) -> ExchangeLayout:
+        """Parse the server and the query. Raises InvalidInput, also for an unknown option."""
+        refuse_unknown_options(options, known)
         for name in ("location", "query"):
             if not text_option(options, name):
                 raise InvalidInput(f'format("epochlog.exchange") needs .option("{name}", …)')
@@ -103,7 +105,7 @@ class PushTarget:
     @classmethod
     def from_options(cls, options: Options) -> PushTarget:
         """Parse the target of a write. Raises InvalidInput."""
-        layout = ExchangeLayout.from_options(options)
+        layout = ExchangeLayout.from_options(options, PUSH_OPTIONS)
         stage_text = text_option(options, "stage")
         if stage_text is None:
             raise InvalidInput('set .option("stage", …): the stage of the query to which the frame is pushed')

@@ -27,6 +27,8 @@ POLICY = ("tables", *(_spark_name(name) for name in declared_options() if name !
 """Options of the policy that `consistency` names. A token is the option `snapshot`."""
 STATE = (*EPOCH, *POLICY, "filter")
 FEED = ("readChangeFeed", "startingVersion", "endingVersion", "preImages", "changeMode")
+OF_BATCHES = ("endingVersion", "changeMode")
+"""Options of a change feed that a stream does not take."""
 STREAM = ("maxEpochsPerTrigger", "maxRowsPerTrigger", "maxBytesPerTrigger", "consumerId", "failOnDataLoss")
 CHANGES = (
     *("partial", "ignoreNullUpdates", "applyAsDeletes", "columnList", "exceptColumnList"),
@@ -39,6 +41,7 @@ OF_SPARK = ("checkpointLocation", "queryName", "asyncProgressTrackingEnabled")
 TASKS = ("minPartitions", "sessionParallelism", "schemaVersion")
 READ = ("columns", *STATE, *FEED, *STREAM)
 _CANONICAL_NAMES = {name.lower(): name for name in (*LOCATION, *READ, *WRITE, *TASKS)}
+_SET_BY_EPOCHLOG = TASKS[1:]
 _START_ADVICE = "take a snapshot as of that time, and set startingVersion to its epoch + 1"
 _CHANGE_ADVICE = "a stream returns every change with its _change_type; filter by that column"
 _OVERWRITE_ADVICE = (
@@ -63,6 +66,26 @@ _FOREIGN_OPTIONS = {
 
 Options = Mapping[str, str]
 """Options from Spark, with case-insensitive names."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionSet:
+    """Set of the options that one kind of read or write takes. silent: options that it lets pass and does not list."""
+
+    taker: str
+    options: tuple[str, ...]
+    silent: tuple[str, ...] = (*OF_SPARK, *_SET_BY_EPOCHLOG)
+
+
+LOAD_OPTIONS = OptionSet(
+    "a load of format('epochlog')", (*LOCATION, "columns", *STATE, "minPartitions", *FEED), (*TASKS, *STREAM)
+)
+FEED_OPTIONS = OptionSet(
+    "a change feed or stream of format('epochlog')",
+    (*LOCATION, "columns", "filter", "minPartitions", *FEED, *STREAM),
+    (*TASKS, *STATE),  # refused with advice of their own
+)
+SAVE_OPTIONS = OptionSet("a write of format('epochlog')", (*LOCATION, *WRITE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +122,11 @@ def location_options(handle: Handle) -> dict[str, str]:
     return {"path": handle.root, **catalog, **({"volatile": "true"} if handle.volatile else {})}
 
 
-def parse_store_location(options: Options) -> StoreLocation:
-    """Parse the store and table of an option map. Raises InvalidInput if `path` or `table` is missing, or if an option
-    looks like a misspelled one.
+def parse_store_location(options: Options, known: OptionSet) -> StoreLocation:
+    """Parse the store and table of an option map. Raises InvalidInput if `path` or `table` is missing, or for an
+    unknown option.
     """
-    refuse_unknown_options(options)
+    refuse_unknown_options(options, known)
     for name in ("path", "table"):
         if not text_option(options, name):
             raise InvalidInput(f'format("epochlog") needs .option("{name}", …). {NO_CATALOG}')
@@ -126,19 +149,21 @@ class Tasks:
         return cls(parallelism, int_option(options, "minPartitions", 1) or 1)
 
 
-def refuse_unknown_options(options: Options, names: Mapping[str, str] = _CANONICAL_NAMES) -> None:
-    """Raise InvalidInput for an option that resembles a known one, or belongs to another table format: `versionAsOff`
-    would silently read the newest version, and `startingTimestamp` the whole log. Other options, such as Spark's own,
-    are accepted. names: the known options by their names in lower case.
+def refuse_unknown_options(options: Options, known: OptionSet) -> None:
+    """Raise InvalidInput for any other option: `versionAsOff` would silently read the newest version, and
+    `startingTimestamp` the whole log.
     """
+    taken = {name.lower(): name for name in (*known.options, *known.silent)}
     for name in options:
-        if name.lower() in names:
+        if name.lower() in taken:
             continue
         if name.lower() in _FOREIGN_OPTIONS:
             raise InvalidInput(f"epochlog has no option {name!r}: {_FOREIGN_OPTIONS[name.lower()]}")
-        similar = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.85)
+        similar = difflib.get_close_matches(name.lower(), taken, n=1, cutoff=0.85)
         if similar:
-            raise InvalidInput(f"epochlog has no option {name!r}; did you mean {names[similar[0]]!r}?")
+            raise InvalidInput(f"epochlog has no option {name!r}; did you mean {taken[similar[0]]!r}?")
+        canonical = _CANONICAL_NAMES.get(name.lower(), name)
+        raise InvalidInput(f"{known.taker} takes no option {canonical}; it takes {', '.join(known.options)}")
 
 
 def refuse_catalog_options(names: Iterable[str], table: str, accepted: tuple[str, ...]) -> None:

@@ -317,7 +317,7 @@ class EpochlogSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from .batch_source import make_reader
 
-        return make_reader(self._resolve_load(), schema)
+        return make_reader(self._resolve_load(), schema, self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from .sink import BatchSink, resolve_save

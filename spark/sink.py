@@ -38,6 +38,7 @@ from .event_options import check_event_options, parse_event_shape
 from .frames import FrameWriter, check_frame
 from .options import (
     READ,
+    SAVE_OPTIONS,
     Options,
     StoreLocation,
     bool_option,
@@ -89,7 +90,7 @@ def resolve_save(options: Options, schema: StructType, overwrite: bool, *, strea
     app_id, version = text_option(options, "txnAppId"), int_option(options, "txnVersion")
     check_pair(None if app_id is None else (app_id, version or 0))
     txn = None if app_id is None or version is None else (app_id, version)
-    location = parse_store_location(options)
+    location = parse_store_location(options, SAVE_OPTIONS)
     shape = parse_event_shape(options, overwrite=overwrite)
 
     def resolve(view: ReadTxn) -> tuple[TableDef, bool]:
@@ -143,7 +144,7 @@ def _add_columns(
 
 def present_version(options: Options) -> int:
     """Return the version of the table's columns now, for a stream that begins."""
-    location = parse_store_location(options)
+    location = parse_store_location(options, SAVE_OPTIONS)
     with closing(location.open()) as handle:
         return handle.catalog.read(lambda view: find_table(view, location.table)).schema.version
 

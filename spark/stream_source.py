@@ -30,7 +30,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
-from .options import Options, StoreLocation, Tasks, bool_option, int_option, text_option
+from .options import OF_BATCHES, Options, StoreLocation, Tasks, bool_option, int_option, present_options, text_option
 from .partitions import ReadPartition, cut
 from .stream_offsets import LATEST, BatchLimits, LogEpoch, Offset, parse_start, plan_until
 from .worker_gc import freeze_loaded_objects
@@ -55,6 +55,12 @@ class StreamRead:
 
     @classmethod
     def from_options(cls, options: Options, location: StoreLocation, table_id: int, table: TableSchema) -> StreamRead:
+        of_batches = present_options(options, OF_BATCHES)
+        if of_batches:
+            raise InvalidInput(
+                f"option {of_batches[0]} is for a batch read of changes: a stream reads every change from "
+                "startingVersion on, and ends with those that are there under trigger(availableNow=True)"
+            )
         consumer = text_option(options, "consumerId")
         if consumer is not None:
             check_consumer_name(consumer)

@@ -37,6 +37,7 @@ SCHEMA = pa.schema({"k": pa.int64(), "x": pa.float64()})
     ({"stages": "build"}, "whole numbers"),
     ({"stages": "0, 0"}, "twice"),
     ({"channel": "4"}, "did you mean 'channels'"),
+    ({"foo": "4"}, "takes no option foo; it takes location, token, .*, consumers, stage, partitionBy, broadcast"),
     ({"path": "lake"}, "takes no path"),
     ({"consumers": "0"}, ">= 1"),
     ({}, 'option\\("stage"'),
@@ -52,6 +53,8 @@ def test_wrong_options_are_refused(options: dict[str, str], message: str) -> Non
 def test_options_of_writes_are_refused_in_reads() -> None:
     with pytest.raises(el.InvalidInput, match="option stage is for writing"):
         exchange_layout.refuse_push_options({**QUERY, "stage": "0"})
+    with pytest.raises(el.InvalidInput, match="takes no option foo; it takes location, .*, channels, consumers$"):
+        ExchangeLayout.from_options({**QUERY, "foo": "0"})
 
 
 def test_every_option_is_in_the_reference() -> None:

@@ -190,6 +190,12 @@ def test_bad_read_options_are_refused_at_load(lake) -> None:
     """tests/spark/test_load_options.py has all of them, without Spark."""
     with pytest.raises(Exception, match="InvalidInput: epochlog has no option 'versionasoff'"):
         lake.read(versionAsOff=1)
+    with pytest.raises(
+        Exception, match="(?i)InvalidInput: a load of .* takes no option snapshotToken; it takes path, "
+    ):
+        lake.read(snapshotToken="x")
+    with pytest.raises(Exception, match="InvalidInput: option maxRowsPerTrigger is for streams"):
+        lake.read(maxRowsPerTrigger=1, startingVersion="earliest").collect()
     with pytest.raises(Exception, match="TableNotFound: there is no table 'missing'"):
         lake.read(table="missing")
 

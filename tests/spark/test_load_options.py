@@ -58,6 +58,12 @@ def test_options_of_policies_choose_the_epoch(store: el.Store) -> None:
     ("options", "message"),
     [
         ({"versionasoff": 1}, "InvalidInput: epochlog has no option 'versionasoff'"),
+        ({"foo": 1}, "InvalidInput: a load of .* takes no option foo; it takes path, .*, versionAsOf, .*snapshot, "),
+        (
+            {"foo": 1, "readChangeFeed": True},
+            "InvalidInput: a change feed .* takes no option foo; it takes .*consumerId",
+        ),
+        ({"versionAsOf": 1, "readChangeFeed": True}, "InvalidInput: option versionAsOf .* set startingVersion to the "),
         ({"versionAsOf": 1 << 52}, "EpochNotCommitted: table 'orders'"),
         ({"versionAsOf": "x"}, "InvalidInput: option versionAsOf"),
         ({"versionAsOf": 1, "snapshot": "t"}, "InvalidInput: options versionAsOf and snapshot"),

@@ -331,3 +331,51 @@ def test_a_query_whose_consumer_was_taken_over_is_fenced_and_can_be_started_agai
     assert copy.to_arrow().equals(lake.orders.to_arrow())
     with pytest.raises(el.Fenced):
         taken.check()
+
+
+# ---- options -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("versionAsOf", "chooses one epoch, .* set startingVersion to the first epoch to read"),
+        ("timestampAsOf", "chooses one epoch, .* set startingVersion to the first epoch to read"),
+        ("snapshot", "chooses one epoch, .* set startingVersion to the first epoch to read"),
+        ("endingVersion", "is for a batch read of changes"),
+        ("changeMode", "is for a batch read of changes"),
+        ("foo", "it takes path, .*, failOnDataLoss"),
+    ],
+)
+def test_an_option_that_a_stream_does_not_take_is_refused(lake, option: str, advice: str) -> None:
+    epoch = lake.orders.upsert(rows(0, 2))
+    value = {"timestampAsOf": "2999-01-01", "changeMode": "net", "snapshot": lake.store.snapshot(["orders"]).token}
+
+    def run() -> None:
+        writer = lake.stream(**{option: value.get(option, epoch)}).writeStream.format("noop")
+        lake.drain(writer.option("checkpointLocation", str(lake.scratch / "refused")))
+
+    with pytest.raises(Exception, match=f"(?i)InvalidInput: .*{option};? {advice}"):
+        run()
+
+
+def test_an_option_that_nobody_knows_is_refused_by_each_write(lake, files) -> None:
+    add, stream = files
+    add("f0", rows(0, 1))
+    with pytest.raises(Exception, match=r"InvalidInput: a write of .* takes no option foo; it takes path, .*txnAppId"):
+        lake.into(stream(), "orders", "refused", foo=1)
+    with pytest.raises(
+        Exception, match=r"(?i)InvalidInput: a write of .* takes no option snapshotToken; it takes path"
+    ):
+        lake.write(lake.spark.sql("SELECT 1L id, 'd' day, 1D amount"), snapshotToken="x")
+    assert lake.orders.history().num_rows == 0
+
+
+def test_the_options_that_spark_adds_to_a_stream_pass(lake, files) -> None:
+    add, stream = files
+    add("f0", rows(0, 1))
+    checkpoint = str(lake.scratch / "named")
+    writer = stream().writeStream.queryName("named").outputMode("append").options(**lake.options("orders"))
+    writer = writer.trigger(availableNow=True).partitionBy("day")
+    writer.start(format="epochlog", checkpointLocation=checkpoint).awaitTermination()
+    assert lake.orders.count() == 1
