@@ -198,7 +198,8 @@ class TableScan(PlannedScan):
                 current = get_table(view, definition.id, definition.name)
                 return plan_scan(view, current, epoch, definition.schema.with_lineage(current.schema.lineage))
 
-            self._statistics = TableStatistics(self.jvm, self._handle.catalog.read(plan), self._schema.names)
+            columns = [name for name in self._schema.names if name in definition.schema.schema.names]
+            self._statistics = TableStatistics(self.jvm, self._handle.catalog.read(plan), columns)
         return self._statistics
 
     def _load(self) -> Load:

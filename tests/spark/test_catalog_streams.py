@@ -148,3 +148,18 @@ def test_changes_are_those_of_the_log(lake: el.Store, spark: SparkSession) -> No
         feed(spark, "FROM VERSION 'nightly'")
     with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
         spark.sql("SELECT * FROM lake.nothing CHANGES FROM VERSION 1").collect()
+
+
+def test_changes_are_joined_with_a_table_at_a_version(lake: el.Store, spark: SparkSession, tmp_path: Path) -> None:
+    put(lake, (1, 1, 5))
+    first = lake.last_epoch
+    put(lake, (2, 1, 7))
+    last = lake.last_epoch
+    changes = spark.readStream.option("startingVersion", first + 1).table("lake.orders").select("id", "_commit_version")
+    joined = changes.join(spark.sql(f"SELECT id AS key FROM lake.orders VERSION AS OF {last}"), F.expr("id = key"))
+    joined_rows: list[tuple[int, int, int]] = []
+    writer = joined.writeStream.trigger(availableNow=True).option("checkpointLocation", str(tmp_path / "joined"))
+    writer.foreachBatch(
+        lambda frame, _batch: joined_rows.extend(map(tuple, frame.collect()))
+    ).start().awaitTermination()
+    assert joined_rows == [(2, last, 2)]
