@@ -22,6 +22,7 @@ from .sql_columns import stored_columns
 _SPARKS_OWN = {"owner", "is_managed_location"}
 _CLAUSES = {
     "comment": "COMMENT of the table: columns have comments, a table has none",
+    "location": "LOCATION: the files of a table lie in its store",
     "collation": "DEFAULT COLLATION: a table compares texts by their bytes",
 }
 """Clauses that Spark passes as properties, with the reason for which a table has none."""
@@ -39,8 +40,6 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
     sequence_by = properties.pop("sequence_by", None)
     if provider != "epochlog":
         raise InvalidInput(f"CREATE TABLE … USING {provider}: leave out USING, the catalog has tables of a store only")
-    if "external" in properties or "location" in properties:
-        raise InvalidInput(f"CREATE TABLE {name}: the store manages its tables: leave out EXTERNAL and LOCATION")
     for clause, reason in _CLAUSES.items():
         if clause in properties:
             raise InvalidInput(f"CREATE TABLE {name}: leave out {reason}")

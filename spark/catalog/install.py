@@ -11,7 +11,6 @@ from epochlog.batch.policy_registry import resolve_policy
 from epochlog.errors import InvalidInput
 from epochlog.spark.create_guard import SPARK_CATALOG
 from epochlog.spark.session import register
-from epochlog.store.metadata.definitions import Counters
 from epochlog.store.session.handle import Handle, HasHandle, open_handle
 from epochlog.store.types.schema import is_name
 
@@ -39,7 +38,7 @@ def catalog(
     of `store.snapshot`. tables: the tables that the catalog has, and that the policy aligns; None for all that take
     part in `global`. Each session needs a call of its own, also `spark.newSession()`.
     Raises InvalidInput for a session of Spark Connect or without pinned threads, and for wrong arguments; SparkLost for
-    a session that was stopped; StoreClosed.
+    a session that was stopped.
     """
     jvm = Jvm(spark)
     if not isinstance(name, str) or not is_name(name):
@@ -51,10 +50,8 @@ def catalog(
     policy = resolve_policy(consistency, **policy_options)
     names = None if tables is None else tuple(tables)
     require_suitable(policy, names)
-    handle = _open(store)
-    handle.catalog.read(Counters.read)  # raises StoreClosed
     register(spark)
-    proxy = StoreCatalog(jvm, name, CatalogTables(handle, policy, names))
+    proxy = StoreCatalog(jvm, name, CatalogTables(_open(store), policy, names))
     catalogs = jvm.catalogs.getClass().getDeclaredField("catalogs")
     catalogs.setAccessible(True)
     catalogs.get(jvm.catalogs).put(name, proxy)

@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
-from epochlog.errors import EpochlogError, InvalidInput, StoreClosed
+from epochlog.errors import EpochlogError, InvalidInput
 from epochlog.spark.live_session import is_connect, require_live
 
 P = ParamSpec("P")
@@ -148,10 +148,6 @@ def refuse(jvm: Jvm, error: EpochlogError, *, unsupported: bool = False) -> Refu
     unsupported: make an UnsupportedOperationException, where Spark wraps others into one that Python does not know.
     """
     text = error.args[0] if error.args else ""
-    if isinstance(error, StoreClosed):
-        text = (
-            "the store of this catalog was closed; call el.catalog(spark, store) with an open store, epochlog.open(…)"
-        )
     name, kinds = type(error).__name__, jvm.java.lang
     kind = kinds.UnsupportedOperationException if unsupported else kinds.IllegalArgumentException
     return Refusal(name, kind(f"epochlog.errors.{name}: {text}"))

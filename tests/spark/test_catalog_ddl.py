@@ -125,7 +125,7 @@ CLAUSES = {
     f"CLUSTERED BY (id) INTO 4 BUCKETS {KEYED}": "leave out CLUSTERED BY",
     f"PARTITIONED BY (n) {KEYED}": "leave out PARTITIONED BY",
     f"COMMENT 'about' {KEYED}": "leave out COMMENT",
-    f"LOCATION '/somewhere' {KEYED}": "leave out EXTERNAL and LOCATION",
+    f"LOCATION '/somewhere' {KEYED}": "leave out LOCATION",
     f"DEFAULT COLLATION UTF8_LCASE {KEYED}": "leave out DEFAULT COLLATION",
     f"OPTIONS (depth = 1) {KEYED}": "no property 'depth'",
 }
@@ -134,13 +134,6 @@ CLAUSES = {
 @pytest.mark.parametrize("clause", CLAUSES)
 def test_a_clause_that_a_table_would_drop_is_refused(spark: SparkSession, store: el.Store, clause: str) -> None:
     assert CLAUSES[clause] in refusal(spark, f"CREATE TABLE lake.t (id BIGINT, n INT) {clause}")
-    assert store.tables() == []
-
-
-@pytest.mark.parametrize("location", ["", "LOCATION '/somewhere'"])
-def test_an_external_table_is_refused(spark: SparkSession, store: el.Store, location: str) -> None:
-    statement = f"CREATE EXTERNAL TABLE lake.t (id BIGINT) {location} {KEYED}"
-    assert "the store manages its tables: leave out EXTERNAL and LOCATION" in refusal(spark, statement)
     assert store.tables() == []
 
 

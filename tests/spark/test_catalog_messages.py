@@ -53,28 +53,6 @@ def test_a_version_that_is_nothing_names_the_tags(spark: SparkSession, store: el
     assert "which has none" in refusal(lambda: spark.sql("SELECT * FROM lake.a VERSION AS OF 'nigtly'"))
 
 
-def test_a_closed_store_is_named_with_the_call_that_mends_it(spark: SparkSession, tmp_path: Path) -> None:
-    with el.open(tmp_path / "closed") as closed:
-        closed.create_table("a", SCHEMA, ["id"])
-        el.catalog(spark, closed, "shut")
-        frame = spark.table("shut.a")
-    with pytest.raises(el.StoreClosed):
-        el.catalog(spark, closed, "never")
-    calls: list[Callable[[], object]] = [
-        lambda: spark.sql("SELECT * FROM shut.a").collect(),
-        lambda: spark.sql("SHOW TABLES IN shut").collect(),
-        lambda: spark.sql("INSERT INTO shut.a VALUES (1, 1)"),
-        frame.collect,
-    ]
-    for call in calls:
-        text = refusal(call)
-        assert text.startswith("StoreClosed: ")
-        assert "el.catalog(spark, store)" in text
-    with el.open(tmp_path / "closed") as opened:
-        el.catalog(spark, opened, "shut")
-        assert spark.table("shut.a").count() == 0
-
-
 def test_a_table_that_a_tag_lacks_is_named(spark: SparkSession, store: el.Store) -> None:
     token = store.snapshot(["a"]).token
     for source, name in {
