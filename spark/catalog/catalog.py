@@ -93,10 +93,13 @@ class StoreCatalog(Proxy):
             raise self._no_such_table(identifier)
         travel = _time_travel(context[0]) if context else None
         privileges = _privileges(context[0]) if context else set[str]()
-        _refuse_write(name, privileges, travel, namespace)
+        if travel is not None and self.jvm.is_called_by("NamedStreamingRelation"):
+            raise InvalidInput(_STREAM_ADVICE.format(table=f"{self._name}.{name}"))
+        past = self._past(namespace, name, named=travel is not None)
+        _refuse_write(name, privileges, past)
         try:
             loaded = self._load(namespace, name, travel, writes=bool(privileges))
-            return self._table([*namespace, name], self._tables.to_write(loaded) if privileges else loaded)
+            return self._table([*namespace, name], self._tables.to_write(loaded) if privileges else loaded, past)
         except TableNotFound:
             raise self._no_such_table(identifier) from None
 
@@ -119,8 +122,16 @@ class StoreCatalog(Proxy):
         namespace, name = _path(identifier.namespace()), identifier.name()
         if namespace:
             raise NotWritable(f"{namespace[0]} is a tag: create the table in the catalog itself, {self._name}")
+        self._refuse_fixed(name)
         if self._tables.names is not None and name not in self._tables.names:
             raise NotWritable(f"this catalog has only the tables {', '.join(self._tables.names)}")
+        if self.jvm.is_called_by(".saveAsTable(", ".toTable("):
+            label = f"{self._name}.{name}"
+            raise TableNotFound(
+                f"there is no table {name!r} in the catalog {self._name!r}, and this write names no primary key: "
+                f"create it first, CREATE TABLE {label} (…) TBLPROPERTIES (primary_key = 'id'), or from a frame, "
+                f"frame.writeTo('{label}').tableProperty('primary_key', 'id').create()"
+            )
         return self._new_table(create_from_sql(self._tables.handle, name, info))
 
     @answer
@@ -136,6 +147,7 @@ class StoreCatalog(Proxy):
             )
         if namespace:
             raise NotWritable(f"{namespace[0]} is a tag: drop {self._name}.{name}")
+        self._refuse_fixed(name)
         if name not in self._names([]):
             return False
         drop_table(self._tables.handle, name)
@@ -150,6 +162,7 @@ class StoreCatalog(Proxy):
         namespace, name = _path(identifier.namespace()), identifier.name()
         if namespace:
             raise NotWritable(f"{namespace[0]} is a tag, which does not change: alter {self._name}.{name}")
+        self._refuse_fixed(name)
         if name not in self._names([]):
             raise self._no_such_table(identifier)
         return self._new_table(alter_from_sql(self._tables.handle, name, changes))
@@ -201,9 +214,30 @@ class StoreCatalog(Proxy):
         epoch = self._tables.handle.catalog.read(lambda view: Counters.read(view).last_epoch)
         return self._table([definition.name], LoadedTable(definition, epoch, epoch))
 
-    def _table(self, path: Sequence[str], loaded: LoadedTable) -> CatalogTable:
+    def _table(self, path: Sequence[str], loaded: LoadedTable, past: str | None = None) -> CatalogTable:
         label = ".".join([self._name, *path])
-        return CatalogTable(self.jvm, self._tables.handle, label, loaded, self._shapes, self._scanning)
+        return CatalogTable(self.jvm, self._tables.handle, label, loaded, self._shapes, self._scanning, past)
+
+    def _past(self, namespace: Sequence[str], name: str, *, named: bool) -> str | None:
+        """Return the reason for which a table does not change, and what to write to; None for one that does. named: the
+        query names a version or a time.
+        """
+        if self._tables.fixed:
+            policy = getattr(self._tables.policy, "name", "")
+            return (
+                f"the catalog {self._name!r} shows {name!r} at an epoch of the past, which does not change "
+                f"(consistency={policy!r}): write and stream through a catalog without it, el.catalog(spark, store, "
+                "name=…)"
+            )
+        if not named and not namespace:
+            return None
+        return f"{name!r} is named at an epoch of the past, which does not change: write to {self._name}.{name}"
+
+    def _refuse_fixed(self, name: str) -> None:
+        """Raise NotWritable if the catalog itself is of the past."""
+        past = self._past([], name, named=False)
+        if past is not None:
+            raise NotWritable(past)
 
     def _scanning(self) -> PlannedQuery:
         """Return the query for which Spark builds a scan; it loads no further tables on this thread."""
@@ -282,10 +316,17 @@ class StoreCatalog(Proxy):
         return Refusal("NoSuchNamespace", errors.NoSuchNamespaceException(self.jvm.strings(namespace)))
 
 
-def _refuse_write(table: str, privileges: set[str], travel: str | int | None, namespace: Sequence[str]) -> None:
+_STREAM_ADVICE = (
+    "{table}: a stream reads changes, not one moment, so it takes neither versionAsOf nor timestampAsOf: set "
+    "startingVersion to the first epoch to read. To begin with the rows at one epoch, load them in a batch, and start "
+    "at that epoch + 1"
+)
+
+
+def _refuse_write(table: str, privileges: set[str], past: str | None) -> None:
     """Raise NotWritable for a statement that a table does not support. privileges: of Java's TableContext."""
-    if privileges and (travel is not None or namespace):
-        raise NotWritable(f"{table!r} is named at an epoch of the past, which does not change")
+    if privileges and past is not None:
+        raise NotWritable(past)
     if "UPDATE" in privileges:
         raise NotWritable(
             f"{table!r} takes neither UPDATE nor MERGE: INSERT INTO {table} replaces the rows that have the key of a "

@@ -22,7 +22,8 @@ from .sql_columns import stored_columns
 _SPARKS_OWN = {"owner", "is_managed_location"}
 _CLAUSES = {
     "comment": "COMMENT of the table: columns have comments, a table has none",
-    "location": "LOCATION: the files of a table lie in its store",
+    "external": "EXTERNAL and LOCATION: tables are always managed by their store, which keeps their files",
+    "location": "EXTERNAL and LOCATION: tables are always managed by their store, which keeps their files",
     "collation": "DEFAULT COLLATION: a table compares texts by their bytes",
 }
 """Clauses that Spark passes as properties, with the reason for which a table has none."""
@@ -38,11 +39,14 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
     provider = properties.pop("provider", "epochlog")
     key, changelog = properties.pop("primary_key", ""), properties.pop("changelog", None)
     sequence_by = properties.pop("sequence_by", None)
-    if provider != "epochlog":
-        raise InvalidInput(f"CREATE TABLE … USING {provider}: leave out USING, the catalog has tables of a store only")
     for clause, reason in _CLAUSES.items():
         if clause in properties:
             raise InvalidInput(f"CREATE TABLE {name}: leave out {reason}")
+    if provider != "epochlog":
+        raise InvalidInput(
+            f"CREATE TABLE {name} … USING {provider}: leave out USING, the catalog has tables of a store only; "
+            f"write CREATE TABLE {name} (…) TBLPROPERTIES (primary_key = 'id')"
+        )
     if properties:
         raise InvalidInput(
             f"a table has no property {min(properties)!r}; TBLPROPERTIES takes primary_key, sequence_by and changelog, "

@@ -37,10 +37,10 @@ def catalog(
     second call replaces it. consistency and policy_options: the policy that chooses the epoch of each query, as those
     of `store.snapshot`. tables: the tables that the catalog has, and that the policy aligns; None for all that take
     part in `global`. Each session needs a call of its own, also `spark.newSession()`.
-    Raises InvalidInput for a session of Spark Connect or without pinned threads, and for wrong arguments; SparkLost for
-    a session that was stopped.
+    Raises InvalidInput for a session of Spark Connect or without pinned threads, and for wrong arguments; TableNotFound
+    for a table that the store does not have; StoreClosed for a closed store; SparkLost for a session that was stopped.
     """
-    jvm = Jvm(spark)
+    jvm = Jvm(spark, name)
     if not isinstance(name, str) or not is_name(name):
         raise InvalidInput(f"a catalog cannot be named {name!r}: use 1 to 63 of a-z, 0-9 and _, a letter first")
     if name == SPARK_CATALOG:
@@ -50,8 +50,10 @@ def catalog(
     policy = resolve_policy(consistency, **policy_options)
     names = None if tables is None else tuple(tables)
     require_suitable(policy, names)
+    catalog_tables = CatalogTables(_open(store), policy, names)
+    catalog_tables.require_tables()
     register(spark)
-    proxy = StoreCatalog(jvm, name, CatalogTables(_open(store), policy, names))
+    proxy = StoreCatalog(jvm, name, catalog_tables)
     catalogs = jvm.catalogs.getClass().getDeclaredField("catalogs")
     catalogs.setAccessible(True)
     catalogs.get(jvm.catalogs).put(name, proxy)

@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
-from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.errors import EpochlogError, InvalidInput, StoreClosed
 from epochlog.spark.live_session import is_connect, require_live
 
 P = ParamSpec("P")
@@ -45,14 +45,17 @@ class ScanAnswers:
 class Jvm:
     """JVM of one classic session. Raises InvalidInput for a session of Spark Connect, or without pinned threads, and
     SparkLost for one that was stopped.
+
+    catalog: the name of the catalog that the proxies are of.
     """
 
-    def __init__(self, session: SparkSession) -> None:
+    def __init__(self, session: SparkSession, catalog: str) -> None:
         require_classic(session)
         require_live(session, "catalog")
         inner: Any = session
         context: Any = session.sparkContext
         self.session = session
+        self.catalog = catalog
         self.gateway: Any = context._gateway
         self.context: Any = context._jsc.sc()
         if type(self.gateway).__name__ != "ClientServer":
@@ -121,10 +124,10 @@ class Jvm:
         """Return a Java map that compares Spark's objects by identity and does not keep them."""
         return self.java.util.Collections.synchronizedMap(self.java.util.WeakHashMap())
 
-    def is_called_by(self, name: str) -> bool:
-        """Return True if the stack of this Java thread names a class or method that contains `name`."""
+    def is_called_by(self, *names: str) -> bool:
+        """Return True if the stack of this Java thread names a class or method that contains one of the names."""
         trace = self.root.org.apache.commons.lang3.exception.ExceptionUtils.getStackTrace(self.java.lang.Throwable())
-        return name in trace
+        return any(name in trace for name in names)
 
     def identifier(self, namespace: Iterable[str], name: str) -> Any:
         return self.spark.connector.catalog.Identifier.of(self.strings(namespace), name)
@@ -168,9 +171,19 @@ def answer(method: Callable[P, R], *, unsupported: bool = False) -> Callable[P, 
             return method(*args, **keywords)
         except EpochlogError as error:
             proxy: Any = args[0]
-            raise refuse(proxy.jvm, error, unsupported=unsupported) from error
+            raise refuse(proxy.jvm, _with_advice(error, proxy.jvm.catalog), unsupported=unsupported) from error
 
     return answering
+
+
+def _with_advice(error: EpochlogError, catalog: str) -> EpochlogError:
+    """Return the error, of a closed store with the call that installs the catalog again."""
+    if not isinstance(error, StoreClosed):
+        return error
+    return StoreClosed(
+        f"the store of the catalog {catalog!r} was closed: install the catalog again with an open store, "
+        f"el.catalog(spark, store, name={catalog!r})"
+    )
 
 
 class Proxy:

@@ -69,7 +69,7 @@ class NamedMoment:
 class LoadedTable:
     """Table as a query reads it. moment: the one that the query names for it, if any. chosen: the query epochs with
     which it was loaded; None for a given epoch. changed: an epoch at which the table has the same rows, the one of its
-    last commit if that is not later.
+    last commit if that is not later. fixed: the catalog's policy reads the past.
     """
 
     definition: TableDef
@@ -77,6 +77,7 @@ class LoadedTable:
     changed: int
     moment: NamedMoment | None = None
     chosen: QueryEpochs | None = None
+    fixed: bool = False
 
     def named(self, moment: NamedMoment) -> LoadedTable:
         """Return the table as one that the query names at a moment, whose rows do not depend on later commits."""
@@ -105,6 +106,21 @@ class CatalogTables:
         """Return the names of the tables, sorted."""
         stored = sorted(table.name for table in self.handle.catalog.read(lambda view: list(all_tables(view))))
         return stored if self.names is None else [name for name in stored if name in self.names]
+
+    @property
+    def fixed(self) -> bool:
+        """Return True if the policy reads the past: later commits do not show in the catalog."""
+        return isinstance(self.policy, AsOf | Exact)
+
+    def require_tables(self) -> None:
+        """Raise TableNotFound if the store lacks a table of the catalog; StoreClosed for a closed store."""
+        stored = sorted(table.name for table in self.handle.catalog.read(lambda view: list(all_tables(view))))
+        for name in self.names or ():
+            if name not in stored:
+                raise TableNotFound(
+                    f"tables={list(self.names or ())}: there is no table {name!r}; the store has: "
+                    f"{', '.join(stored) or 'none'}"
+                )
 
     def newest(self) -> QueryEpochs:
         """Return the epochs that the policy chooses now; wait for them as long as the policy says."""
@@ -140,7 +156,7 @@ class CatalogTables:
             require_begun(epochs.table(definition.id), chosen, zero=False)
             return _loaded(view, definition, chosen)
 
-        return self.handle.catalog.read(read)
+        return replace(self.handle.catalog.read(read), fixed=self.fixed)
 
     def to_write(self, loaded: LoadedTable) -> LoadedTable:
         """Return a table that a query writes: with its present columns, whatever epoch its policy chooses for reads."""

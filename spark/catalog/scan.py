@@ -224,6 +224,12 @@ class TableScan(PlannedScan):
                 f"table {self._table.definition.name}: a stream reads changes, not one moment; leave out "
                 "VERSION, TIMESTAMP and the tag, and set startingVersion"
             )
+        if self._table.fixed:
+            raise InvalidInput(
+                f"table {self._table.definition.name}: a stream reads changes, and this catalog shows one moment "
+                "of the past: stream through a catalog without it, el.catalog(spark, store, name=…), and set "
+                "startingVersion"
+            )
         require_present_columns(self._handle, self._table.definition)
         return self._stream(self._stream_options, checkpoint)
 

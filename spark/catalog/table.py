@@ -125,7 +125,9 @@ class StreamWriteBuilder(Proxy):
 
 
 class CatalogTable(Proxy):
-    """Table at one epoch. scanning: called when Spark builds a scan of it; returns the query of the scan."""
+    """Table at one epoch. scanning: called when Spark builds a scan of it; returns the query of the scan. past: the
+    reason for which the table does not change; None for one that does.
+    """
 
     class Java:
         implements = (
@@ -143,6 +145,7 @@ class CatalogTable(Proxy):
         loaded: LoadedTable,
         shapes: JavaShapes,
         scanning: Callable[[], PlannedQuery],
+        past: str | None = None,
     ) -> None:
         super().__init__(jvm)
         self._handle = handle
@@ -150,6 +153,7 @@ class CatalogTable(Proxy):
         self._loaded = loaded
         self._shapes = shapes
         self._scanning = scanning
+        self._past = past
 
     def identity(self) -> str:
         return f"table {self.id()} at {self.version()}, columns of {self._loaded.definition.schema.version}"
@@ -249,13 +253,11 @@ class CatalogTable(Proxy):
         return read_condition(self.jvm, schema, selective) if selective else None
 
     def _refuse_past(self) -> None:
-        """Raise NotWritable for a table at a moment that the query names: Spark names no privilege when it loads a
-        table to truncate it, or for the sink of a stream.
+        """Raise NotWritable for a table of the past: Spark names no privilege when it loads a table to truncate it, or
+        for the sink of a stream.
         """
-        if self._loaded.moment is not None:
-            raise NotWritable(
-                f"{self._loaded.definition.name!r} is named at an epoch of the past, which does not change"
-            )
+        if self._past is not None:
+            raise NotWritable(self._past)
 
     @answer
     def truncateTable(self, *options: Any) -> bool:

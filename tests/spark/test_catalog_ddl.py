@@ -125,7 +125,7 @@ CLAUSES = {
     f"CLUSTERED BY (id) INTO 4 BUCKETS {KEYED}": "leave out CLUSTERED BY",
     f"PARTITIONED BY (n) {KEYED}": "leave out PARTITIONED BY",
     f"COMMENT 'about' {KEYED}": "leave out COMMENT",
-    f"LOCATION '/somewhere' {KEYED}": "leave out LOCATION",
+    f"LOCATION '/somewhere' {KEYED}": "leave out EXTERNAL and LOCATION",
     f"DEFAULT COLLATION UTF8_LCASE {KEYED}": "leave out DEFAULT COLLATION",
     f"OPTIONS (depth = 1) {KEYED}": "no property 'depth'",
 }

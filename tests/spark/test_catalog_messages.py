@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -144,3 +145,177 @@ def test_the_tables_are_listed_as_the_page_says(spark: SparkSession, store: el.S
     assert [table.name for table in spark.catalog.listTables("lake.nightly")] == ["a", "b"]
     with pytest.raises(PySparkException, match="PARSE_EMPTY_STATEMENT"):  # Spark parses the name of the empty namespace
         spark.catalog.listTables("lake")
+
+
+# ---- frames and tables that are not there ------------------------------------------------------------------------
+
+
+def test_a_frame_into_a_missing_table_is_refused_with_how_to_create_it(
+    spark: SparkSession, store: el.Store, tmp_path: Path
+) -> None:
+    frame = spark.createDataFrame([(7, 7)], "id long, n long")
+    stream = spark.readStream.table("lake.a").writeStream.option("checkpointLocation", str(tmp_path / "refused"))
+    calls: list[Callable[[], object]] = [
+        lambda: frame.write.saveAsTable("lake.missing"),
+        lambda: frame.write.mode("append").saveAsTable("lake.missing"),
+        lambda: frame.write.mode("overwrite").saveAsTable("lake.missing"),
+        lambda: stream.toTable("lake.missing"),
+    ]
+    for call in calls:
+        text = refusal(call)
+        assert text.startswith("TableNotFound: there is no table 'missing' in the catalog 'lake'")
+        assert "create it first, CREATE TABLE lake.missing (…) TBLPROPERTIES (primary_key = 'id')" in text
+        assert "parquet" not in text
+    for statement in (
+        "CREATE TABLE lake.missing AS SELECT 1L AS id",
+        "CREATE TABLE lake.missing (id BIGINT) USING csv",
+    ):
+        assert "TBLPROPERTIES (primary_key = 'id')" in refusal(lambda statement=statement: spark.sql(statement))
+    assert [table.name for table in store.tables()] == ["a", "b"]
+    frame.writeTo("lake.missing").tableProperty("primary_key", "id").create()
+    assert store.table("missing").to_arrow().num_rows == 1
+
+
+def test_external_tables_are_refused(spark: SparkSession, store: el.Store, tmp_path: Path) -> None:
+    keyed = "TBLPROPERTIES (primary_key = 'id')"
+    calls: list[Callable[[], object]] = [
+        lambda: spark.sql(f"CREATE EXTERNAL TABLE lake.c (id BIGINT) {keyed}"),
+        lambda: spark.sql(f"CREATE EXTERNAL TABLE lake.c (id BIGINT) LOCATION '/somewhere' {keyed}"),
+        lambda: spark.sql(f"CREATE TABLE lake.c (id BIGINT) LOCATION '/somewhere' {keyed}"),
+        lambda: spark.catalog.createTable("lake.c", str(tmp_path), schema=spark.table("lake.a").schema),
+    ]
+    for call in calls:
+        assert refusal(call) == (
+            "InvalidInput: CREATE TABLE c: leave out EXTERNAL and LOCATION: tables are always managed by their store, "
+            "which keeps their files"
+        )
+
+
+# ---- a store that was closed, tables that it lacks ---------------------------------------------------------------
+
+
+def test_a_closed_store_is_named_with_the_call_that_installs_it_again(spark: SparkSession, tmp_path: Path) -> None:
+    gone = el.open(tmp_path / "gone")
+    gone.create_table("a", SCHEMA, ["id"]).upsert([{"id": 1, "n": 1}])
+    el.catalog(spark, gone, name="gone")
+    frame = spark.table("gone.a")
+    gone.close()
+    keyed = "TBLPROPERTIES (primary_key = 'id')"
+    statements = (
+        *("SELECT * FROM gone.a", "SHOW TABLES IN gone", "INSERT INTO gone.a VALUES (1, 1)", "DROP TABLE gone.a"),
+        *("DELETE FROM gone.a WHERE id = 1", "ALTER TABLE gone.a ADD COLUMNS (x INT)", "SELECT * FROM gone.tag.a"),
+        *(f"CREATE TABLE gone.c (id INT) {keyed}", "SELECT * FROM gone.a VERSION AS OF 5"),
+    )
+    calls = [lambda statement=statement: spark.sql(statement).collect() for statement in statements]
+    for call in (*calls, frame.collect):
+        text = refusal(call)
+        assert text.startswith("StoreClosed: the store of the catalog 'gone' was closed: ")
+        assert "el.catalog(spark, store, name='gone')" in text
+    with pytest.raises(el.StoreClosed, match="this store was closed"):
+        el.catalog(spark, gone, name="gone_again")
+    with el.open(tmp_path / "gone") as opened:
+        el.catalog(spark, opened, name="gone")
+        assert spark.table("gone.a").count() == 1
+
+
+def test_a_table_that_the_store_lacks_is_named_when_the_catalog_is_installed(
+    spark: SparkSession, store: el.Store
+) -> None:
+    for arguments in ({"consistency": "aligned", "tables": ["nope"]}, {"tables": ["a", "nope"]}):
+        with pytest.raises(el.TableNotFound, match=r"there is no table 'nope'; the store has: a, b"):
+            el.catalog(spark, store, name="partial", **arguments)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(PySparkException, match="CATALOG_NOT_FOUND|TABLE_OR_VIEW_NOT_FOUND"):
+        spark.sql("SELECT * FROM partial.a")
+
+
+# ---- the past ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("2.7")
+def test_an_epoch_before_the_creation_of_a_table_is_refused_zero_too(spark: SparkSession, store: el.Store) -> None:
+    for version in ("0", "'0'", "1", "'1'"):
+        query = f"SELECT * FROM lake.a VERSION AS OF {version}"
+        assert refusal(lambda query=query: spark.sql(query)).startswith("EpochNotCommitted: table 'a' was created at ")
+    for version in (0, 1):
+        reader = spark.read.option("versionAsOf", version)
+        assert refusal(lambda reader=reader: reader.table("lake.a")).startswith("EpochNotCommitted: table 'a'")
+        reader = reader.format("epochlog").option("path", store.root).option("table", "a")
+        assert refusal(lambda reader=reader: reader.load()).startswith("EpochNotCommitted: table 'a' was created at ")
+
+
+def test_a_stream_takes_no_version_and_names_the_option_that_starts_it(spark: SparkSession, store: el.Store) -> None:
+    epoch = store.last_epoch
+    for option, value in {"versionAsOf": epoch, "VERSIONASOF": "nightly", "timestampAsOf": "2999-01-01"}.items():
+        reader = spark.readStream.option(option, value)
+        text = refusal(lambda reader=reader: reader.table("lake.a"))
+        assert text.startswith("InvalidInput: lake.a: a stream reads changes, not one moment")
+        assert "set startingVersion to the first epoch to read" in text
+    text = refusal(lambda: spark.sql(f"SELECT * FROM STREAM lake.a WITH (versionAsOf = {epoch})"))
+    assert "set startingVersion to the first epoch to read" in text
+
+
+WRITES = {
+    "INSERT": lambda spark, table: spark.sql(f"INSERT INTO {table} VALUES (9, 9)"),
+    "OVERWRITE": lambda spark, table: spark.sql(f"INSERT OVERWRITE {table} VALUES (9, 9)"),
+    "DELETE": lambda spark, table: spark.sql(f"DELETE FROM {table} WHERE id = 1"),
+    "DELETE all": lambda spark, table: spark.sql(f"DELETE FROM {table}"),
+    "TRUNCATE": lambda spark, table: spark.sql(f"TRUNCATE TABLE {table}"),
+    "UPDATE": lambda spark, table: spark.sql(f"UPDATE {table} SET n = 1"),
+    "append": lambda spark, table: spark.table("lake.b").writeTo(table).append(),
+    "saveAsTable": lambda spark, table: spark.table("lake.b").write.mode("append").saveAsTable(table),
+}
+CHANGES = {
+    "DROP": lambda spark, table: spark.sql(f"DROP TABLE {table}"),
+    "ALTER": lambda spark, table: spark.sql(f"ALTER TABLE {table} ADD COLUMNS (x INT)"),
+    "CREATE": lambda spark, table: spark.sql(f"CREATE TABLE {table}2 (id INT) TBLPROPERTIES (primary_key = 'id')"),
+}
+
+
+def test_a_catalog_at_a_fixed_moment_takes_no_writes(spark: SparkSession, store: el.Store, tmp_path: Path) -> None:
+    fixed = store.last_epoch
+    token = store.snapshot(["a", "b"]).token
+    el.catalog(spark, store, "fixed", consistency="as_of", epoch=fixed)
+    el.catalog(spark, store, "exact", consistency=el.Exact(token))
+    before = store.table("a").upsert([{"id": 2, "n": 2}])
+    for name in ("fixed", "exact"):
+        assert spark.table(f"{name}.a").count() == 1
+        for call in (*WRITES.values(), *CHANGES.values()):
+            text = refusal(lambda call=call, name=name: call(spark, f"{name}.a"))
+            assert text.startswith(f"NotWritable: the catalog '{name}' shows 'a")
+            assert "write and stream through a catalog without it, el.catalog(spark, store, name=…)" in text
+    shown: Any = spark.sql("SHOW CREATE TABLE fixed.a").first()
+    assert shown[0].startswith("CREATE TABLE fixed.a (")
+    written = spark.readStream.table("lake.b").writeStream.option("checkpointLocation", str(tmp_path / "written"))
+    assert "write and stream through a catalog without it" in failure(lambda: written.toTable("fixed.a"))
+    streamed = spark.readStream.table("fixed.a").writeStream.format("noop")
+    streamed = streamed.option("checkpointLocation", str(tmp_path / "read"))
+    assert "stream through a catalog without it" in failure(streamed.start)
+    assert store.last_epoch == before
+    spark.sql("INSERT INTO lake.a VALUES (3, 3)")
+    assert (spark.table("lake.a").count(), spark.table("fixed.a").count()) == (3, 1)
+
+
+def test_a_table_of_a_tag_is_shown_and_names_the_table_to_write_to(
+    spark: SparkSession, store: el.Store, tmp_path: Path
+) -> None:
+    before = store.last_epoch
+    for call in WRITES.values():
+        text = refusal(lambda call=call: call(spark, "lake.nightly.a"))
+        assert text == ("NotWritable: 'a' is named at an epoch of the past, which does not change: write to lake.a")
+    stream = spark.readStream.table("lake.b").writeStream.option("checkpointLocation", str(tmp_path / "refused"))
+    assert "which does not change: write to lake.a" in failure(lambda: stream.toTable("lake.nightly.a"))
+    assert store.last_epoch == before
+    shown: Any = spark.sql("SHOW CREATE TABLE lake.nightly.a").first()
+    assert shown[0].startswith("CREATE TABLE lake.nightly.a (")
+    text = refusal(lambda: spark.sql(shown[0].replace("nightly.a", "nightly.c")))
+    assert text == "NotWritable: nightly is a tag: create the table in the catalog itself, lake"
+    spark.sql("DROP TABLE lake.a")
+    spark.sql(shown[0].replace("nightly.", ""))
+    assert (store.table("a").schema.names, store.table("a").primary_key) == (["id", "n"], ["id"])
+
+
+def failure(start: Callable[[], StreamingQuery]) -> str:
+    """Return the text of the error of a stream, at its start or after."""
+    with pytest.raises(PySparkException) as caught:
+        start().processAllAvailable()
+    return str(caught.value)
