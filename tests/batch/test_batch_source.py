@@ -65,7 +65,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def read(options: dict[str, str], filter_text: str | None = None) -> pa.Table:
     """The rows of all tasks."""
     load = resolve_load({**options, **({"filter": filter_text} if filter_text else {})})
-    reader = make_reader(load, load.spark_schema())
+    reader = make_reader(load, load.spark_schema(), {})
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     return pa.Table.from_batches(batches) if batches else SCHEMA.empty_table()
 
@@ -92,14 +92,14 @@ def test_a_filter_on_other_columns_skips_only_what_hides_nothing(
 def test_what_a_filter_rules_out_is_no_work_for_tasks(place: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = Decoded(monkeypatch)
     load = resolve_load({**place, "filter": "id > 1000000", "minPartitions": "4"})
-    assert len(make_reader(load, load.spark_schema()).partitions()) == 1  # the one that there must be
+    assert len(make_reader(load, load.spark_schema(), {}).partitions()) == 1  # the one that there must be
     assert (decoded.groups, decoded.segments) == (0, 0)
 
 
 def test_readers_take_no_filters_of_sparks(place: dict[str, str]) -> None:
     """See TableReader: Spark would give the rows that pass one use of a frame to its other uses."""
     load = resolve_load(place)
-    assert type(make_reader(load, load.spark_schema())).pushFilters is DataSourceReader.pushFilters
+    assert type(make_reader(load, load.spark_schema(), {})).pushFilters is DataSourceReader.pushFilters
 
 
 def test_a_schema_may_not_say_that_there_are_no_nulls(place: dict[str, str]) -> None:
@@ -107,8 +107,8 @@ def test_a_schema_may_not_say_that_there_are_no_nulls(place: dict[str, str]) -> 
     load = resolve_load(place)
     fields = [StructField("id", LongType(), False), StructField("day", StringType(), False)]
     with pytest.raises(el.SchemaMismatch, match="column 'day': it may hold nulls"):
-        make_reader(load, StructType(fields))
-    assert make_reader(load, StructType(fields[:1]))  # a key holds none
+        make_reader(load, StructType(fields), {})
+    assert make_reader(load, StructType(fields[:1]), {})  # a key holds none
 
 
 def test_a_time_of_eight_digits_is_a_day(place: dict[str, str]) -> None:
