@@ -29,7 +29,7 @@ SMALL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All rows of a table, in key order, as of the newest of these segments.
+    """Rows of a whole table, in key order, as of the newest of these segments.
 
     data: the primary key's columns and others. keys: encoded; None while no read has needed them.
     """
@@ -51,7 +51,7 @@ def _size_of(result: Result) -> int:
     return result.data.nbytes + (0 if result.keys is None else result.keys.nbytes)
 
 
-_results: LRUCache[Result] = LRUCache(LIMIT_BYTES, _size_of)
+results: LRUCache[Result] = LRUCache(LIMIT_BYTES, _size_of)
 
 
 def result_key(
@@ -72,7 +72,7 @@ def result_key(
 
 def find_result(key: CacheKey, segments: Sequence[Segment], names: Sequence[str]) -> Result | None:
     """Return a result with these columns on which newer ones of the segments can be put."""
-    result = _results.get(key)
+    result = results.get(key)
     return result if result is not None and result.covers(names) and result.is_below(segments) else None
 
 
@@ -80,9 +80,9 @@ def keep_result(key: CacheKey, result: Result) -> None:
     """Keep a result, unless a newer one with its columns is kept, or little memory is available."""
     available = available_bytes() if _size_of(result) >= SMALL_BYTES else None
     if available is not None and available < RESERVE_BYTES:
-        _results.clear()
+        results.clear()
         return
-    kept = _results.get(key)
+    kept = results.get(key)
     is_older = (
         kept is not None
         and len(result.segments) < len(kept.segments)
@@ -90,7 +90,7 @@ def keep_result(key: CacheKey, result: Result) -> None:
         and kept.covers(result.data.column_names)
     )
     if not is_older:
-        _results.put(key, result)
+        results.put(key, result)
 
 
 def set_result_cache_bytes(limit_bytes: int) -> int:
@@ -101,14 +101,4 @@ def set_result_cache_bytes(limit_bytes: int) -> int:
     """
     if not isinstance(limit_bytes, int) or isinstance(limit_bytes, bool) or limit_bytes < 0:
         raise InvalidInput(f"the bound of the result cache is a number of bytes, 0 or more, not {limit_bytes!r}")
-    return _results.resize(limit_bytes)
-
-
-def kept_bytes() -> int:
-    """Return the bytes of all results."""
-    return _results.bytes
-
-
-def clear_results() -> None:
-    """Remove all results."""
-    _results.clear()
+    return results.resize(limit_bytes)

@@ -99,8 +99,7 @@ class ScanPlan:
             result = self._brought_up_to_date(files, kept)
             if result is not kept:
                 keep_result(key, result)
-            data = result.data.select(schema.names)
-            return data.cast(schema) if schema.names else data
+            return _projected(result.data, schema)
         # one run alone needs no merge, and nothing of it lies in memory twice; tables of no columns cannot be joined
         count = 1 if self.is_lone_run or not schema.names else self._bytes_of(wanted) // READ_BYTES
         parts = self._parts(count, self.passing(options.filter, key_range), key_range)
@@ -178,8 +177,7 @@ class ScanPlan:
         reader = self._reader(files)
         levels = reader.levels(wanted, filter, passing, borders, keyed=keyed)
         data = merge_data(levels) if levels else reader.no_rows(wanted).data
-        data = passed(self.table.name, data, filter if applied else None).select(schema.names)
-        return data.cast(schema) if schema.names else data  # a cast of no columns would forget the number of rows
+        return _projected(passed(self.table.name, data, filter if applied else None), schema)
 
     def _reader(self, files: Files) -> LevelReader:
         return LevelReader(files, self.table, self.codec, self.epoch, self.runs, self.segments)
@@ -278,6 +276,12 @@ def require_complete(name: str, epoch: int | None, complete_through: int) -> Non
             f"{'Read an earlier epoch, or take' if complete_through else 'Take'} a snapshot that waits: "
             "consistency=epochlog.AtLeast(epoch, timeout=...)"
         )
+
+
+def _projected(data: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of the schema, in its types."""
+    chosen = data.select(schema.names)
+    return chosen.cast(schema) if schema.names else chosen  # a cast of no columns would forget the number of rows
 
 
 def _batches_of(

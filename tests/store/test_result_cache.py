@@ -1,4 +1,4 @@
-"""The result cache: a later read puts newer commits on kept rows, and gives what a read of the files gives."""
+"""Tests of the result cache: a read puts newer commits on kept rows, and gives what a read of the files gives."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import epochlog as el
 from epochlog.store.env.memory import available_bytes
 from epochlog.store.scan import result_cache
+from epochlog.store.sst.merge import Rows
 from epochlog.store.sst.segment import SegmentReader
 
 pytestmark = pytest.mark.local_only
@@ -22,7 +24,7 @@ KEYS = {"int": [INT], "text": [TEXT], "both": [TEXT, INT]}
 
 @pytest.fixture(autouse=True)
 def no_results() -> Iterator[None]:
-    result_cache.clear_results()
+    result_cache.results.clear()
     before = el.set_result_cache_bytes(result_cache.LIMIT_BYTES)
     yield
     el.set_result_cache_bytes(before)
@@ -39,26 +41,26 @@ def some_rows(dice: random.Random, key: list[pa.Field], keys: int, count: int) -
 
 def anew(read: Callable[[], pa.Table]) -> pa.Table:
     """Return the answer of a read by the files alone."""
-    result_cache.clear_results()
+    result_cache.results.clear()
     return read()
 
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths of the segments that are decoded from now on."""
+    """Return a list that gets the path of each segment that is decoded from now on."""
     paths: list[str] = []
     read = SegmentReader.read
 
-    def counting(reader: SegmentReader, *args: object, **options: object) -> object:
+    def counting(reader: SegmentReader, *args: Any, **options: Any) -> Rows:
         paths.append(reader.segment.path)
-        return read(reader, *args, **options)  # type: ignore[arg-type]
+        return read(reader, *args, **options)
 
     monkeypatch.setattr(SegmentReader, "read", counting)
     return paths
 
 
 def operate(dice: random.Random, store: el.Store, table: el.Table, key: list[pa.Field], epochs: list[int]) -> None:
-    """One operation that changes the table's rows, schema or files."""
+    """Do one operation that changes the table's rows, schema or files."""
     match dice.randrange(9):
         case 0 if epochs:
             store.compact("t", full=dice.random() < 0.5)
@@ -165,12 +167,12 @@ def test_nothing_is_kept_when_memory_is_short(tmp_path: Path, monkeypatch: pytes
         table = store.create_table("t", some_rows(dice, [INT], 1, 1).schema, primary_key=["id"])
         table.upsert(some_rows(dice, [INT], 60, 20))
         table.to_arrow()
-        assert result_cache.kept_bytes() > 0
+        assert result_cache.results.bytes > 0
         table.upsert(some_rows(dice, [INT], 60, 20))
         monkeypatch.setattr(result_cache, "SMALL_BYTES", 0)
         monkeypatch.setattr(result_cache, "available_bytes", lambda: result_cache.RESERVE_BYTES - 1)
         table.to_arrow()
-        assert result_cache.kept_bytes() == 0
+        assert result_cache.results.bytes == 0
 
 
 def test_the_memory_that_is_available(tmp_path: Path) -> None:
@@ -196,6 +198,6 @@ def test_a_forked_child_reads_by_itself(tmp_path: Path) -> None:
         table.to_arrow()
         pid = os.fork()
         if not pid:
-            os._exit(0 if result_cache.kept_bytes() == 0 else 1)
+            os._exit(0 if result_cache.results.bytes == 0 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert result_cache.kept_bytes() > 0
+        assert result_cache.results.bytes > 0
