@@ -42,6 +42,7 @@ from .options import (
     NO_CATALOG,
     POLICY,
     STREAM,
+    STREAM_ADVICE,
     WRITE,
     Options,
     StoreLocation,
@@ -205,8 +206,7 @@ def _feed_end(view: ReadTxn, table: TableDef, options: Options) -> int:
     if epoch_options:
         raise InvalidInput(
             f"option {epoch_options[0]} chooses one epoch, and a change feed or stream reads a range of epochs: leave "
-            "it out, and set startingVersion to the first epoch to read. To begin with the rows at one epoch, load "
-            "them in a batch, and start at that epoch + 1"
+            f"it out, and {STREAM_ADVICE}"
         )
     end = int_option(options, "endingVersion")
     return get_version(view, table.id, table.name).max_committed_epoch if end is None else end

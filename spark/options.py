@@ -38,10 +38,14 @@ CHANGES = (
 WRITE = ("txnAppId", "txnVersion", "mergeSchema", *CHANGES)
 OF_SPARK = ("checkpointLocation", "queryName", "asyncProgressTrackingEnabled")
 """Options that Spark passes on to the sink of a stream, though they are its own."""
-TASKS = ("minPartitions", "sessionParallelism", "schemaVersion")
+SET_BY_EPOCHLOG = ("sessionParallelism", "schemaVersion")
+TASKS = ("minPartitions", *SET_BY_EPOCHLOG)
 READ = ("columns", *STATE, *FEED, *STREAM)
 _CANONICAL_NAMES = {name.lower(): name for name in (*LOCATION, *READ, *WRITE, *TASKS)}
-_SET_BY_EPOCHLOG = TASKS[1:]
+STREAM_ADVICE = (
+    "set startingVersion to the first epoch to read. To begin with the rows at one epoch, load them in a batch, and "
+    "start at that epoch + 1"
+)
 _START_ADVICE = "take a snapshot as of that time, and set startingVersion to its epoch + 1"
 _CHANGE_ADVICE = "a stream returns every change with its _change_type; filter by that column"
 _OVERWRITE_ADVICE = (
@@ -74,7 +78,7 @@ class OptionSet:
 
     taker: str
     options: tuple[str, ...]
-    silent: tuple[str, ...] = (*OF_SPARK, *_SET_BY_EPOCHLOG)
+    silent: tuple[str, ...] = (*OF_SPARK, *SET_BY_EPOCHLOG)
 
 
 LOAD_OPTIONS = OptionSet(

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from epochlog.batch.tags import list_tags
 from epochlog.errors import InvalidInput, NotWritable, TableNotFound, TableNotReadable
+from epochlog.spark.options import STREAM_ADVICE
 from epochlog.store.commit.table_ddl import drop_table
 from epochlog.store.metadata.definitions import Counters, TableDef
 
@@ -94,7 +95,10 @@ class StoreCatalog(Proxy):
         travel = _time_travel(context[0]) if context else None
         privileges = _privileges(context[0]) if context else set[str]()
         if travel is not None and self.jvm.is_called_by("NamedStreamingRelation"):
-            raise InvalidInput(_STREAM_ADVICE.format(table=f"{self._name}.{name}"))
+            raise InvalidInput(
+                f"{self._name}.{name}: a stream reads changes, not one moment, so it takes neither versionAsOf nor "
+                f"timestampAsOf: {STREAM_ADVICE}"
+            )
         past = self._past(namespace, name, named=travel is not None)
         _refuse_write(name, privileges, past)
         try:
@@ -314,13 +318,6 @@ class StoreCatalog(Proxy):
     def _no_such_namespace(self, namespace: Sequence[str]) -> Refusal:
         errors = self.jvm.spark.catalyst.analysis
         return Refusal("NoSuchNamespace", errors.NoSuchNamespaceException(self.jvm.strings(namespace)))
-
-
-_STREAM_ADVICE = (
-    "{table}: a stream reads changes, not one moment, so it takes neither versionAsOf nor timestampAsOf: set "
-    "startingVersion to the first epoch to read. To begin with the rows at one epoch, load them in a batch, and start "
-    "at that epoch + 1"
-)
 
 
 def _refuse_write(table: str, privileges: set[str], past: str | None) -> None:

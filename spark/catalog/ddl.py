@@ -22,8 +22,10 @@ from .sql_columns import stored_columns
 _SPARKS_OWN = {"owner", "is_managed_location"}
 _CLAUSES = {
     "comment": "COMMENT of the table: columns have comments, a table has none",
-    "external": "EXTERNAL and LOCATION: tables are always managed by their store, which keeps their files",
-    "location": "EXTERNAL and LOCATION: tables are always managed by their store, which keeps their files",
+    **dict.fromkeys(
+        ("external", "location"),
+        "EXTERNAL and LOCATION: tables are always managed by their store, which keeps their files",
+    ),
     "collation": "DEFAULT COLLATION: a table compares texts by their bytes",
 }
 """Clauses that Spark passes as properties, with the reason for which a table has none."""

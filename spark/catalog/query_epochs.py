@@ -104,7 +104,7 @@ class CatalogTables:
 
     def listed(self) -> list[str]:
         """Return the names of the tables, sorted."""
-        stored = sorted(table.name for table in self.handle.catalog.read(lambda view: list(all_tables(view))))
+        stored = self._stored()
         return stored if self.names is None else [name for name in stored if name in self.names]
 
     @property
@@ -114,13 +114,16 @@ class CatalogTables:
 
     def require_tables(self) -> None:
         """Raise TableNotFound if the store lacks a table of the catalog; StoreClosed for a closed store."""
-        stored = sorted(table.name for table in self.handle.catalog.read(lambda view: list(all_tables(view))))
+        stored = self._stored()
         for name in self.names or ():
             if name not in stored:
                 raise TableNotFound(
                     f"tables={list(self.names or ())}: there is no table {name!r}; the store has: "
                     f"{', '.join(stored) or 'none'}"
                 )
+
+    def _stored(self) -> list[str]:
+        return sorted(table.name for table in self.handle.catalog.read(lambda view: list(all_tables(view))))
 
     def newest(self) -> QueryEpochs:
         """Return the epochs that the policy chooses now; wait for them as long as the policy says."""

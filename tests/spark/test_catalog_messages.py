@@ -221,9 +221,10 @@ def test_a_closed_store_is_named_with_the_call_that_installs_it_again(spark: Spa
 def test_a_table_that_the_store_lacks_is_named_when_the_catalog_is_installed(
     spark: SparkSession, store: el.Store
 ) -> None:
-    for arguments in ({"consistency": "aligned", "tables": ["nope"]}, {"tables": ["a", "nope"]}):
+    cases: list[dict[str, Any]] = [{"consistency": "aligned", "tables": ["nope"]}, {"tables": ["a", "nope"]}]
+    for arguments in cases:
         with pytest.raises(el.TableNotFound, match=r"there is no table 'nope'; the store has: a, b"):
-            el.catalog(spark, store, name="partial", **arguments)  # pyright: ignore[reportArgumentType]
+            el.catalog(spark, store, name="partial", **arguments)
     with pytest.raises(PySparkException, match="CATALOG_NOT_FOUND|TABLE_OR_VIEW_NOT_FOUND"):
         spark.sql("SELECT * FROM partial.a")
 
