@@ -126,59 +126,58 @@ def test_without_a_coordinator_the_pipeline_goes_on_and_returns_to_it(tmp_path: 
         check_chain(store, refreshes)
 
 
+@contextmanager
+def stepped_and_attached(store: el.Store, refreshes: Mapping[str, Any]) -> Iterator[tuple[Any, el.Pipeline]]:
+    """Step each job, and run the same handles under a coordinator; yield its server and the pipeline."""
+    add_orders(store, 0, 50)
+    jobs = {name: store.job(name) for name in refreshes}
+    for name, refresh in refreshes.items():
+        store.checkpoint()
+        jobs[name].step_local(refresh)
+    server = el.serve(store, fixed_location(), token=TOKEN, control=settings())
+    with open_worker(server, store) as worker:
+        pipe = el.Pipeline(store, coordinator=worker)
+        for name, refresh in refreshes.items():
+            pipe.add(jobs[name], refresh)
+        with running(pipe):
+            yield server, pipe
+
+
+def end_coordinator(store: el.Store, refreshes: Mapping[str, Any], server: Any, pipe: el.Pipeline) -> None:
+    """Shut the server down; the jobs go on alone, and none takes its claim for one that has fenced them."""
+    server.shutdown()
+    add_orders(store, 100, 50)
+    wait_until(lambda: all_caught_up(store, refreshes) or "fenced" in states(pipe).values())
+    assert "fenced" not in states(pipe).values()
+
+
 def test_jobs_that_were_stepped_before_go_on_without_the_coordinator(tmp_path: Path) -> None:
     """The coordinator's claim follows theirs, so they must not take it for a runner that has fenced them."""
     with make_store(tmp_path / "store") as store:
-        refreshes, location = make_chain(store, 2), fixed_location()
-        add_orders(store, 0, 50)
-        jobs = {name: store.job(name) for name in refreshes}
-        for name, refresh in refreshes.items():
-            store.checkpoint()
-            jobs[name].step_local(refresh)
-        server = el.serve(store, location, token=TOKEN, control=settings())
-        with open_worker(server, store) as worker:
-            pipe = el.Pipeline(store, coordinator=worker)
-            for name, refresh in refreshes.items():
-                pipe.add(jobs[name], refresh)
-            with running(pipe):
-                wait_until(lambda: kinds(store, refreshes) == {"coordinator"})
-                server.shutdown()
-                add_orders(store, 100, 50)
-                wait_until(lambda: all_caught_up(store, refreshes) or "fenced" in states(pipe).values())
-                assert "fenced" not in states(pipe).values()
-                assert kinds(store, refreshes) == {"pipeline"}
+        refreshes = make_chain(store, 2)
+        with stepped_and_attached(store, refreshes) as (server, pipe):
+            wait_until(lambda: kinds(store, refreshes) == {"coordinator"})
+            end_coordinator(store, refreshes, server, pipe)
+            assert kinds(store, refreshes) == {"pipeline"}
         check_chain(store, refreshes)
 
 
 def test_a_stepped_job_goes_on_alone_if_the_answer_to_its_attach_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The coordinator claimed the job, but ended before its driver knew; this is no other driver's claim."""
+    """Take the claim of a coordinator that ended before its driver knew of it for no other driver's."""
+    handle_message = JobPart.handle_message
+
+    def lose_answers(part: JobPart, message: Any) -> None:
+        if not isinstance(message, control_messages.Started):
+            handle_message(part, message)
+
+    monkeypatch.setattr(JobPart, "handle_message", lose_answers)
     with make_store(tmp_path / "store") as store:
-        refreshes, location = make_chain(store, 1), fixed_location()
-        add_orders(store, 0, 50)
-        jobs = {name: store.job(name) for name in refreshes}
-        for name, refresh in refreshes.items():
-            store.checkpoint()
-            jobs[name].step_local(refresh)
-        handle_message = JobPart.handle_message
-
-        def lose_answers(part: JobPart, message: Any) -> None:
-            if not isinstance(message, control_messages.Started):
-                handle_message(part, message)
-
-        monkeypatch.setattr(JobPart, "handle_message", lose_answers)
-        server = el.serve(store, location, token=TOKEN, control=settings())
-        with open_worker(server, store) as worker:
-            pipe = el.Pipeline(store, coordinator=worker)
-            for name, refresh in refreshes.items():
-                pipe.add(jobs[name], refresh)
-            with running(pipe):
-                wait_until(lambda: "coordinator" in kinds(store, refreshes))
-                server.shutdown()
-                add_orders(store, 100, 50)
-                wait_until(lambda: all_caught_up(store, refreshes) or "fenced" in states(pipe).values())
-                assert "fenced" not in states(pipe).values()
+        refreshes = make_chain(store, 1)
+        with stepped_and_attached(store, refreshes) as (server, pipe):
+            wait_until(lambda: "coordinator" in kinds(store, refreshes))
+            end_coordinator(store, refreshes, server, pipe)
         check_chain(store, refreshes)
 
 

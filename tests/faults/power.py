@@ -161,7 +161,7 @@ def run_with_faults(
 
 
 def fail_once(base: Path, number: int, code: int) -> None:
-    """The `number`-th of the calls that can fail does so: that is told, the same again works, nothing is lost.
+    """Let the `number`-th of the calls that can fail do so: that is told, the same again works, nothing is lost.
 
     A merge of kept deletes, which follows its commit, tells it by a warning: the commit has landed.
     """

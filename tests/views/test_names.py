@@ -69,7 +69,7 @@ def rows_of(store: el.Store, sql: str, key: str) -> list[tuple[object, ...]]:
 def test_outputs_are_read_by_having_and_order_by(
     store: el.Store, sql: str, key: str, rows: list[tuple[object, ...]]
 ) -> None:
-    """The rows are those of Spark 4 for the same text."""
+    """Compare with the rows of Spark 4 for the same text."""
     assert rows_of(store, sql, key) == rows
 
 
