@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql.datasource import CaseInsensitiveDict
+
 import epochlog as el
 from epochlog.spark import compaction, frames
 from epochlog.spark.session import EpochlogSource, register
@@ -107,7 +109,9 @@ class MoodySource(EpochlogSource):
         return "moody"
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
-        sink = MoodySink(resolve_save(self.options, schema, overwrite))
+        own = ("notes", "mood", "driver", "jvm")
+        options = CaseInsensitiveDict({name: value for name, value in self.options.items() if name not in own})
+        sink = MoodySink(resolve_save(options, schema, overwrite))
         sink.notes, sink.mood = self.options["notes"], self.options["mood"]
         sink.driver, sink.jvm = int(self.options["driver"]), int(self.options["jvm"])
         return sink

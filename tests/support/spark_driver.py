@@ -78,9 +78,9 @@ class Driver:
         print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = self._answer()
         if error:
-            assert error in answer["error"]
+            assert error in answer["error"], answer
         else:
-            assert answer == ({} if mood in DRIVER_DIES else {"done": True})
+            assert answer == ({} if mood in DRIVER_DIES else {"done": True}), answer
         notes_by_name = {path.name: path.read_text() for path in notes.iterdir()}
         sick = notes_by_name.pop("sick", "")
         return Attempts({name: json.loads(paths) for name, paths in notes_by_name.items()}, sick)
