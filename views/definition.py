@@ -54,6 +54,7 @@ def create_view(
         max_lag=max_lag,
         exist_ok=exist_ok,
         view=ViewDefinition(sql, refresh, DERIVATION),
+        columns=plan.columns,
         planned=planned,
     )
 
@@ -85,7 +86,8 @@ def change_views(
         with naming(name):
             plan, schema, planned = plan_view(handle, name, queries[name], table.primary_key, refresh, schema_of)
         require_same_columns(name, table, TableSchema(name, schema, table.primary_key))
-        replacements[name] = Replacement(ViewDefinition(queries[name], refresh, DERIVATION), plan.tables, planned)
+        definition = ViewDefinition(queries[name], refresh, DERIVATION)
+        replacements[name] = Replacement(definition, plan.columns, planned)
     return replace_views(handle, replacements)
 
 

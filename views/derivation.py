@@ -69,6 +69,21 @@ class ViewPlan:
         return tuple(dict.fromkeys(self.form.occurrences.values()))
 
     @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """Return the columns that the query reads, by table. Every query of the plan reads these, or fewer.
+
+        The normal form has all of them: a `*` is expanded in it, and orders are completed by keys.
+        """
+        read: dict[str, set[str]] = {name: set() for name in self.tables}
+        for column in self.form.query.find_all(exp.Column):
+            if column.table in self.form.occurrences:
+                read[self.form.occurrences[column.table]].add(column.name)
+        return {
+            table: tuple(name for name in self.schemas[table].schema.names if name in names)
+            for table, names in read.items()
+        }
+
+    @property
     def scope(self) -> tuple[str, ...]:
         """Return the scope of a barrier in which each table has changed; () if such a barrier recomputes all rows."""
         return self.scope_of(self.tables)

@@ -246,7 +246,7 @@ def _require_same_job(tx: Txn, job: JobRecord, request: _JobRequest) -> JobRecor
     wanted_columns = {name: list(names) for name, names in (request.columns or {}).items()}
     by_id = dict(zip(job.upstreams, upstreams, strict=True))
     present_columns = {by_id[table]: list(names) for table, names in job.columns}
-    if wanted_columns != present_columns:
+    if request.view is None and wanted_columns != present_columns:  # a view's are those of its query
         differences.append(f"it reads the columns {present_columns or 'of all upstreams'}, not {wanted_columns}")
     if job.view != request.view:
         differences.append(_view_difference(job.view, request.view))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from epochlog.errors import InvalidInput, JobCycle
@@ -10,7 +10,7 @@ from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.commit.boundaries import force_within
 from epochlog.store.metadata.definitions import Counters, JobRecord, ViewDefinition
-from epochlog.store.metadata.job_columns import bound_versions, require_versions
+from epochlog.store.metadata.job_columns import Declared, bound_versions, checked_columns, require_versions
 from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_table, get_version
 from epochlog.store.session.handle import Handle
 
@@ -19,10 +19,10 @@ from .rebuild import rebuilding
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """New definition of a view, and the names of the tables that it reads. planned: the versions of their columns."""
+    """New definition of a view, and the columns that it reads, by table. planned: the versions of their columns."""
 
     definition: ViewDefinition
-    upstreams: Sequence[str]
+    columns: Declared
     planned: Mapping[str, int]
 
 
@@ -48,11 +48,15 @@ def replace_views(handle: Handle, replacements: Mapping[str, Replacement]) -> in
         changed: dict[int, JobRecord] = {}
         for name, replacement in replacements.items():
             require_view(jobs[name])
-            read = [find_table(tx, upstream) for upstream in replacement.upstreams]
+            read = [find_table(tx, upstream) for upstream in replacement.columns]
             require_versions(read, replacement.planned)
             upstreams = tuple(dict.fromkeys(table.id for table in read))
             changed[jobs[name].id] = replace(
-                jobs[name], view=replacement.definition, upstreams=upstreams, bound=bound_versions(read)
+                jobs[name],
+                view=replacement.definition,
+                upstreams=upstreams,
+                bound=bound_versions(read),
+                columns=checked_columns(name, read, replacement.columns),
             )
         _refuse_cycle(tx, changed)
         boundary = force_within(tx, handle, above=Counters.read(tx).last_epoch)  # readers may have read up to it

@@ -194,9 +194,14 @@ def refuse_bound(view: ReadTxn, table: TableDef, change: SchemaChange) -> None:
         for id_, name in zip(columns.ids, columns.schema.names, strict=True):
             if id_ in changed:
                 raise SchemaInUse(
-                    f"table {table.name!r}: column {name!r} cannot be {changed[id_]}: job {job.name!r} reads it; "
-                    f"drop that job first with store.drop_job({job.name!r}), or declare the columns that it reads with "
-                    "create_job(…, columns={…})"
+                    f"table {table.name!r}: column {name!r} cannot be {changed[id_]}: "
+                    + (
+                        f"the query of view {job.name!r} reads it; give the view another query first with "
+                        f"store.replace_views({{{job.name!r}: …}}), or drop it"
+                        if job.view is not None
+                        else f"job {job.name!r} reads it; drop that job first with store.drop_job({job.name!r}), or "
+                        "declare the columns that it reads with create_job(…, columns={…})"
+                    )
                 )
 
 

@@ -311,6 +311,72 @@ def test_a_view_that_was_planned_before_an_alter_is_not_made(lab: Lab, monkeypat
     assert not lab.store.jobs()
 
 
+@pytest.mark.rule("7.7")
+@pytest.mark.parametrize("refresh", ["auto", "full"])
+def test_a_view_binds_the_columns_that_its_query_reads(lab: Lab, refresh: str) -> None:
+    pytest.importorskip("duckdb")
+    schema = pa.schema([("k", pa.int64()), ("g", pa.int64()), ("v", pa.int64()), ("a", pa.int8()), ("b", pa.string())])
+    table = lab.store.create_table("r", schema, ["k"])
+    table.upsert([{"k": 1, "g": 1, "v": 10, "a": 1, "b": "x"}, {"k": 2, "g": 1, "v": 20, "a": 2, "b": "y"}])
+    sql = (
+        "WITH q AS (SELECT r.* EXCEPT (a, b) FROM r) SELECT g, SUM(v) AS v, COUNT(*) AS n FROM q WHERE k < 9 GROUP BY g"
+    )
+    view = lab.store.create_view("totals", sql, ["g"], refresh=refresh)
+
+    def check(expected: dict[int, tuple[int, int]]) -> int:
+        lab.tick()
+        while view.step() is not None:
+            lab.tick()
+        assert totals(lab) == expected
+        assert view.check().ok
+        assert view.explain().startswith("full" if refresh == "full" else "incremental")
+        return view.info.committed_epoch
+
+    first = check({1: (30, 2)})
+    table.alter(widen={"a": pa.int64()})
+    table.upsert([{"k": 3, "g": 2, "v": 5, "a": 1 << 40, "b": "z"}])
+    second = check({1: (30, 2), 2: (5, 1)})
+    table.alter(drop=["b"], rename={"a": "b"})
+    table.upsert([{"k": 3, "g": 1, "v": 6, "b": 3}])
+    table.delete([1])
+    check({1: (26, 2)})
+    table.alter(drop=["b"])
+    table.alter(add=[pa.field("b", pa.int32())])
+    lab.store.compact(full=True)
+    table.upsert([{"k": 4, "g": 3, "v": 1, "b": 5}])
+    check({1: (26, 2), 3: (1, 1)})
+    for change in ({"drop": ["v"]}, {"drop": ["g"]}, {"widen": {"v": pa.float64()}}):
+        with pytest.raises(el.InvalidInput, match="cannot be|widened"):
+            table.alter(**change)  # pyright: ignore[reportArgumentType]
+    view.rebuild()
+    check({1: (26, 2), 3: (1, 1)})
+    for epoch, expected in ((first, {1: 30}), (second, {1: 30, 2: 5})):
+        rows = lab.store.table("totals").to_arrow(epoch=epoch).to_pylist()
+        assert {row["g"]: row["v"] for row in rows} == expected
+    lab.store.replace_views({"totals": sql.replace("(a, b)", "(v)").replace("SUM(v)", "SUM(b)")})
+    table.alter(drop=["v"])  # no query reads it any more
+    with pytest.raises(el.SchemaInUse, match="replace_views"):
+        table.alter(drop=["b"])
+    lab.reopen()
+    view = lab.store.view("totals")
+    lab.tick()
+    while view.step() is not None:
+        lab.tick()
+    assert {row["g"]: row["n"] for row in lab.store.table("totals").to_arrow().to_pylist()} == {1: 2, 3: 1}
+    assert lab.store.verify().ok
+
+
+@pytest.mark.rule("7.7")
+def test_a_view_made_again_need_not_name_its_columns(lab: Lab) -> None:
+    pytest.importorskip("duckdb")
+    table = lab.root_table()
+    lab.store.create_view("copy", "SELECT k FROM r", ["k"])
+    table.alter(drop=["v"])
+    lab.store.create_view("copy", "SELECT k FROM r", ["k"], exist_ok=True)
+    with pytest.raises(el.JobExists, match="its query is"):
+        lab.store.create_view("copy", "SELECT k FROM r WHERE k > 1", ["k"], exist_ok=True)
+
+
 # ---- random histories ------------------------------------------------------------------------------------------------
 
 

@@ -209,6 +209,42 @@ def test_a_view_that_spark_refreshes_keeps_its_columns(lake) -> None:
     assert lake.store.table("days").to_arrow()["amount"].to_pylist() == [3.0, 10.0, 2.0, 9.0]
 
 
+@pytest.mark.rule("7.7")
+@pytest.mark.parametrize("refresh", ["auto", "full"])
+def test_a_view_that_spark_refreshes_binds_the_columns_that_its_query_reads(lake, refresh: str) -> None:
+    lake.orders.upsert(rows(0, 4))
+    query = (
+        "WITH q AS (SELECT * EXCEPT (amount) FROM orders) SELECT day, COUNT(*) AS n FROM q WHERE id < 9 GROUP BY day"
+    )
+    view = lake.store.create_view("days", query, ["day"], refresh=refresh, spark=lake.spark)
+
+    def counts() -> dict[str, int]:
+        lake.store.checkpoint()
+        while view.step(spark=lake.spark) is not None:
+            lake.store.checkpoint()
+        assert view.check().ok
+        return {row["day"]: row["n"] for row in lake.store.table("days").to_arrow().to_pylist()}
+
+    expected = counts()
+    lake.orders.alter(drop=["amount"])
+    lake.orders.upsert([{"id": 0, "day": "d1"}, {"id": 8, "day": "d8"}])
+    lake.orders.alter(add=[pa.field("amount", pa.string())])
+    expected = {**expected, "d1": expected["d1"] + 1, "d8": 1}
+    expected["d0"] -= 1
+    expected = {day: n for day, n in expected.items() if n}
+    assert counts() == expected
+    lake.store.compact("orders", full=True)
+    view.rebuild()
+    assert counts() == expected
+    with pytest.raises(el.SchemaInUse, match="the query of view 'days' reads it"):
+        lake.orders.alter(drop=["day"])
+    lake.store.replace_views({"days": query.replace("(amount)", "(day)").replace("SELECT day", "SELECT amount AS day")
+        .replace("BY day", "BY amount").replace("id < 9", "amount IS NOT NULL")}, spark=lake.spark)  # fmt: skip
+    lake.orders.alter(drop=["day"])
+    lake.orders.upsert([{"id": 1, "amount": "many"}])
+    assert counts() == {"many": 1}
+
+
 # ---- the catalog ---------------------------------------------------------------------------------------------------
 
 

@@ -68,16 +68,21 @@ def judged_by_duckdb(sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
 class StoredViews:
     """Store with the tables of `view_queries`, whose columns have random types, and random views. `seed` repeats it."""
 
-    def __init__(self, folder: Path, seed: int, judge: Judge = judged_by_duckdb, spark: Any = None) -> None:
+    def __init__(
+        self, folder: Path, seed: int, judge: Judge = judged_by_duckdb, spark: Any = None, *, alters: int = 2
+    ) -> None:
+        self.alters = alters  # their weight among the actions
         self.seed, self.chance, self.judge, self.spark = seed, random.Random(seed), judge, spark
         self.lab = Lab(folder)
         self.seen: Counter[str] = Counter()
         self.types = self._random_types()
         self.definitions: list[tuple[int, dict[str, str]]] = [(0, {})]
+        self.made: list[tuple[int, dict[str, int]]] = [(0, {})]  # epochs at which the definitions were made
+        self.remade: dict[str, list[tuple[int, str]]] = {name: [] for name in TABLES}  # columns dropped and added again
         self.first: dict[str, str] = {}  # queries as the views were created
         self.checked: dict[str, int] = {}
         self.tables_read: dict[str, tuple[str, ...]] = {}
-        self.answers: dict[tuple[str, tuple[int, ...]], Counter[str]] = {}  # by query and commits of its tables
+        self.answers: dict[tuple[str, int, tuple[int, ...]], Counter[str]] = {}  # by query and commits of its tables
         self.ids = self.chance.choice([10, 10, 60])
         for name, (columns, key) in TABLES.items():
             fields = [
@@ -184,6 +189,7 @@ class StoredViews:
         self.tables_read[sql] = self._tables_read(name, sql)
         # At all its epochs: no valid epoch of another view is of a dropped one of this name.
         self.definitions = [(begin, {**queries, name: sql}) for begin, queries in self.definitions]
+        self.made = [(begin, {**made, name: self.store.last_epoch}) for begin, made in self.made]
 
     def _rows(self, table: str) -> pa.Table:
         """Return the present rows of a table; none of a view that has not been stepped."""
@@ -223,6 +229,7 @@ class StoredViews:
             columns = tuple(texts.typed(f"q.{field.name}", sql_type(field.type)) for field in table.schema)
             sql = f"SELECT {', '.join(columns)} FROM ({self.first[name]}) q WHERE {texts.predicate(columns, 0)}"
             new[name] = chance.choice([sql, sql, self.first[name]])
+        made = dict.fromkeys(new, self.store.last_epoch)
         try:
             epoch = self.store.replace_views(new, spark=self.spark)
         except (el.InvalidInput, el.SchemaMismatch) as error:
@@ -232,6 +239,7 @@ class StoredViews:
         self.seen["replaced"] += 1
         self.tables_read.update((sql, self._tables_read(name, sql)) for name, sql in new.items())
         self.definitions.append((epoch, {**self.views, **new}))
+        self.made.append((epoch, {**self.made[-1][1], **made}))
 
     def _drop(self) -> None:
         """Drop a view that no other reads, and create another of its name."""
@@ -245,6 +253,45 @@ class StoredViews:
         ]
         self._create(name)
 
+    # ---- alters ----------------------------------------------------------------------------------------------------
+
+    def _alter(self) -> None:
+        """Change a column that no query names, which always succeeds, or make one anew that no view may read."""
+        chance, name = self.chance, self.chance.choice(sorted(TABLES))
+        table, (columns, key) = self.store.table(name), TABLES[name]
+        extra = [column for column in table.schema.names if column not in columns]
+        if not extra:
+            table.alter(add=[pa.field("extra", pa.int8())])
+        elif chance.random() < 0.5:
+            wider = pa.int16() if table.schema.field(extra[0]).type == pa.int8() else pa.int64()
+            new = f"extra{len(table.history())}"
+            table.alter(**chance.choice([{"drop": extra}, {"widen": {extra[0]: wider}}, {"rename": {extra[0]: new}}]))
+            self.seen["extra columns changed"] += 1
+        else:
+            column = chance.choice([column for column in columns if column not in key])
+            try:
+                table.alter(drop=[column])
+            except el.SchemaInUse:
+                self.seen["columns in use"] += 1
+                return
+            table.alter(add=[pa.field(column, ARROW[self.types[name][column]])])
+            self.remade[name].append((self.store.last_epoch, column))
+            self.seen["columns made anew"] += 1
+
+    def _columns_at(self, name: str, rows: pa.Table, epoch: int, made: int) -> pa.Table:
+        """Return the rows of a table at an epoch in the columns that a query made at another epoch reads: null before
+        a column was added.
+        """
+        if name not in TABLES:
+            return rows
+        later = {column for added, column in self.remade[name] if epoch < added <= made}
+        for column in TABLES[name][0]:
+            if column in rows.column_names and column in later:
+                rows = rows.drop_columns([column])
+            if column not in rows.column_names:
+                rows = rows.append_column(column, pa.nulls(rows.num_rows, ARROW[self.types[name][column]]))
+        return rows
+
     # ---- steps -----------------------------------------------------------------------------------------------------
 
     def act(self) -> None:
@@ -252,6 +299,7 @@ class StoredViews:
         actions: dict[Callable[[], object], int] = {
             self._upsert: 12, self._step_some: 12, self._tick: 3, self._delete: 3, self._move: 2, self._compact: 2,
             self._retain: 1, self._restore: 1, self._replace: 1, self._drop: 1, self.lab.reopen: 1,
+            self._alter: self.alters,
         }  # fmt: skip
         self.chance.choices(list(actions), list(actions.values()))[0]()
 
@@ -298,7 +346,9 @@ class StoredViews:
             sql = self._query_at(name, epoch)
             if epoch > position and all(valid(table, epoch) for table in self.tables_read[sql]):
                 try:
-                    if not has_key(self.expected(sql, epoch), self.store.table(name).primary_key):
+                    if not has_key(
+                        self.expected(sql, epoch, self._made_at(name, epoch)), self.store.table(name).primary_key
+                    ):
                         return
                 except NoAnswer:
                     return
@@ -317,13 +367,21 @@ class StoredViews:
     def _query_at(self, name: str, epoch: int) -> str:
         return next(queries[name] for begin, queries in reversed(self.definitions) if begin <= epoch)
 
-    def expected(self, sql: str, epoch: int) -> pa.Table:
-        """Return the rows of a query over its tables at an epoch."""
+    def _made_at(self, name: str, epoch: int) -> int:
+        return next(made[name] for begin, made in reversed(self.made) if begin <= epoch)
+
+    def expected(self, sql: str, epoch: int, made: int) -> pa.Table:
+        """Return the rows of a query over its tables at an epoch. made: epoch at which the query was given."""
         used = self.tables_read[sql]
         tables = {table: self.store.table(table) for table in tables_of(sql)}
         return self.judge(
             sql,
-            {name: t.to_arrow(epoch=epoch) if name in used else t.schema.empty_table() for name, t in tables.items()},
+            {
+                name: self._columns_at(name, t.to_arrow(epoch=epoch), epoch, made)
+                if name in used
+                else t.schema.empty_table()
+                for name, t in tables.items()
+            },
         )
 
     def check(self, name: str, everywhere: bool = False) -> None:
@@ -333,18 +391,18 @@ class StoredViews:
         self.checked[name] = self.store.last_epoch
         valid = [epoch for epoch in self._marks() if epoch > since and view.valid(name, epoch)]
         for epoch in valid if everywhere else valid[:3]:
-            sql = self._query_at(name, epoch)
+            sql, made = self._query_at(name, epoch), self._made_at(name, epoch)
             reads = {read: self.store.table(read) for read in self.tables_read[sql]}
             if any(epoch < read.info.safe_epoch for read in (table, *reads.values())):
                 continue
             commits = tuple(newest_commit(read, epoch) for read in reads.values())
             rows = table.to_arrow(epoch=epoch)
-            if (sql, commits) not in self.answers:
-                wanted = self.expected(sql, epoch).select(rows.column_names).cast(rows.schema)
-                self.answers[sql, commits] = counted(wanted, sql)
+            if (sql, made, commits) not in self.answers:
+                wanted = self.expected(sql, epoch, made).select(rows.column_names).cast(rows.schema)
+                self.answers[sql, made, commits] = counted(wanted, sql)
                 self.seen["checks"] += 1
                 self.seen["rows"] += rows.num_rows
-            many, few = counted(rows, sql), self.answers[sql, commits]
+            many, few = counted(rows, sql), self.answers[sql, made, commits]
             if many != few:
                 raise Differs(
                     f"seed {self.seed}: {name} at {epoch}: too many {list((many - few).elements())[:4]}, missing "

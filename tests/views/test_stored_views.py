@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
+from epochlog.store.commit import table_ddl
 from epochlog.views import local_engine
 from epochlog.views.derivation import ViewPlan
 from stored_views import Differs, StoredViews
@@ -22,11 +23,11 @@ STORES = int(os.environ.get("EPOCHLOG_VIEW_STORES", "400"))
 FIRST = int(os.environ.get("EPOCHLOG_VIEW_SEED") or random.SystemRandom().randrange(10**9))
 
 
-def play_stores(folder: Path, seeds: Sequence[int], actions: int) -> Counter[str]:
+def play_stores(folder: Path, seeds: Sequence[int], actions: int, **options: int) -> Counter[str]:
     seen: Counter[str] = Counter()
     for seed in seeds:
         print("seed", seed)
-        seen += StoredViews(folder / str(seed), seed).play(actions)
+        seen += StoredViews(folder / str(seed), seed, **options).play(actions)
     print(seen)
     return seen
 
@@ -71,4 +72,26 @@ def test_a_planted_error_of_a_refresh_is_found(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(Differs):
-        play_stores(tmp_path, range(40), 30)
+        play_stores(tmp_path, range(40), 30, alters=0)
+
+
+def _one_column_is_not_bound(patch: pytest.MonkeyPatch) -> None:
+    """The last column that a query reads of each table is not the job's."""
+    original = ViewPlan.columns.fget
+    assert original is not None
+    few = property(lambda plan: {table: names[:-1] for table, names in original(plan).items()})
+    patch.setattr(ViewPlan, "columns", few)
+
+
+def _an_alter_asks_for_no_views_columns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(table_ddl, "refuse_bound", lambda *_: None)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("plant", [_one_column_is_not_bound, _an_alter_asks_for_no_views_columns])
+def test_a_view_that_binds_too_few_columns_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        play_stores(tmp_path, range(20), 30, alters=20)
