@@ -315,7 +315,7 @@ def _check_columns(table: TableDef, version: TableVersion, files: TableFiles) ->
         yield f"has versions of its columns at {epochs}, and its newest commit at {version.max_committed_epoch}"
     oldest = min((version.safe_epoch, *version.kept))
     parts = [part for run in files.runs for part in (*run.parts, *run.history)]
-    for file in (*files.segments, *parts):
+    for file in (*files.segments, *files.kept, *parts):
         if file.schema_version not in known:
             yield f"reaches {file.path}, whose columns are of an unknown version {file.schema_version}"
     for part in parts:

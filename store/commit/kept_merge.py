@@ -63,18 +63,18 @@ def _newest_small(kept: KeptFiles) -> KeptFiles:
 
 
 def _merge(handle: Handle, table: TableDef) -> None:
-    def read(view: ReadTxn) -> tuple[KeptFiles, int]:
+    def read(view: ReadTxn) -> tuple[TableSchema, KeptFiles, int]:
         newest = get_version(view, table.id, table.name).max_committed_epoch
-        retention = get_table(view, table.id, table.name).options.tombstone_retention
-        return kept_deletes(view, table.id), expired_epoch(newest, retention)
+        now = get_table(view, table.id, table.name)  # it may have been altered since the commit
+        return now.schema, kept_deletes(view, table.id), expired_epoch(newest, now.options.tombstone_retention)
 
-    kept, expired = handle.catalog.read(read)
+    schema, kept, expired = handle.catalog.read(read)
     merged = _chosen(_newest_small(kept))
-    rows, epochs = _read(handle, table.schema, merged, expired)
+    rows, epochs = _read(handle, schema, merged, expired)
     output: KeptFiles = ()
     if len(rows):
         path = handle.new_path(table.id, SEGMENT_ENDING)
-        file = write_kept(handle.files, path, table.id, table.schema, rows, epochs)
+        file = write_kept(handle.files, path, table.id, schema, rows, epochs)
         output = (KeptFile(file, merged[-1].epoch),)
     hit("kept:merged")
 

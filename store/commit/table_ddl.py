@@ -161,15 +161,8 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
 
 
 def refuse_fixed(table: TableDef, change: SchemaChange) -> None:
-    """Raise InvalidInput if the table orders its changes by a sequence, or a check or the ttl names a column that the
-    change drops, renames or widens.
-    """
+    """Raise InvalidInput if a check or the ttl of the table names a column that the change drops, renames or widens."""
     name, schema = table.name, table.schema.schema
-    if table.schema.sequence_by is not None:
-        raise InvalidInput(
-            f"table {name!r}: its columns cannot change, because it orders its changes by a sequence; create a table "
-            "with the columns that you want, and write the rows into it"
-        )
     for column in change.touched(table.schema):
         if column == table.options.ttl_column:
             raise InvalidInput(

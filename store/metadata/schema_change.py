@@ -146,6 +146,11 @@ class SchemaChange:
                     f"table {table!r}, column {name!r}: a column of the primary key can only be renamed, for files are "
                     "sorted by it"
                 )
+            if name == schema.sequence_by:
+                raise InvalidInput(
+                    f"table {table!r}, column {name!r}: the sequence can only be renamed, for changes that arrive late "
+                    "are compared with it"
+                )
         kept = [(field, id_) for field, id_ in zip(columns, schema.ids, strict=True) if field.name not in self.drop]
         fields = [
             field.with_name(renamed.get(field.name, field.name)).with_type(_widened(table, field, types))
@@ -154,7 +159,8 @@ class SchemaChange:
         free = max(id_ for version in lineage for id_ in version.ids) + 1
         ids = (*(id_ for _, id_ in kept), *range(free, free + len(self.add)))
         key = tuple(renamed.get(name, name) for name in schema.primary_key)
-        return TableSchema(table, pa.schema([*fields, *self.add]), key, ids=ids)
+        sequence_by = None if schema.sequence_by is None else renamed.get(schema.sequence_by, schema.sequence_by)
+        return TableSchema(table, pa.schema([*fields, *self.add]), key, sequence_by, ids=ids)
 
 
 def _widened(table: str, field: pa.Field, types: Mapping[str, pa.DataType]) -> pa.DataType:

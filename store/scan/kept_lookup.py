@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,16 @@ class FoundDeletes:
 
 
 def kept_schema(table: TableSchema) -> TableSchema:
-    """Return the schema of a table's kept deletes: the columns of the key and of the sequence."""
-    schema = pa.schema([table.schema.field(name) for name in table.delete_columns])
-    return TableSchema(table.name, schema, table.primary_key, table.sequence_by)
+    """Return the schema of a table's kept deletes: the columns of the key and of the sequence, with their field ids and
+    in all versions, by which they are found in files that were written under other names.
+    """
+    return _of_deletes(table).with_lineage(tuple(map(_of_deletes, table.lineage)))
+
+
+def _of_deletes(table: TableSchema) -> TableSchema:
+    places = [table.schema.get_field_index(name) for name in table.delete_columns]
+    fields = pa.schema([table.schema.field(place) for place in places])
+    return replace(table, schema=fields, ids=tuple(table.ids[place] for place in places))
 
 
 def write_kept(

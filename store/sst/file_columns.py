@@ -172,4 +172,5 @@ def signature(schema: TableSchema, names: Iterable[str]) -> tuple[object, ...]:
     if not schema.lineage:
         return ()
     places = (schema.schema.get_field_index(name) for name in names)
-    return tuple((schema.ids[at], schema.schema.field(at).name, str(schema.schema.field(at).type)) for at in places)
+    visible = (at for at in places if at >= 0)  # hidden columns have one name everywhere
+    return tuple((schema.ids[at], schema.schema.field(at).name, str(schema.schema.field(at).type)) for at in visible)
