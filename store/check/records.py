@@ -322,6 +322,7 @@ def _check_columns(table: TableDef, version: TableVersion, files: TableFiles) ->
         if part.schema_version in known:
             written = table.schema.at(part.schema_version)
             needed = {id_ for schema in _readable(lineage, oldest, part) for id_ in schema.ids}
+            needed |= _ids_of_clone(table, lineage, part)
             missing = needed.difference(written.ids, part.dropped)
             if missing:
                 yield f"reaches {part.path}, which lacks the columns {sorted(missing)} of epochs that can be read"
@@ -333,6 +334,15 @@ def _readable(lineage: Sequence[TableSchema], oldest: int, part: RunFile) -> Ite
     for schema, end in zip(lineage, ends, strict=True):
         if schema.version <= part.schema_version and end > oldest:
             yield schema
+
+
+def _ids_of_clone(table: TableDef, lineage: Sequence[TableSchema], part: RunFile) -> set[int]:
+    """Return the columns that a clone as of an epoch before an alter had at first, as far as a file of its source can
+    have them.
+    """
+    first = [schema.ids for schema in lineage if schema.version == table.created > part.schema_version]
+    known = {id_ for schema in lineage if schema.version <= part.schema_version for id_ in schema.ids}
+    return known.intersection(*first) if first else set()
 
 
 def _check_counts(version: TableVersion, entries: list[LogEntry]) -> Iterator[str]:

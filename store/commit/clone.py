@@ -6,11 +6,13 @@ sees and the L0 segments above them; a run with later rows, too, is cut at the e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epochlog.errors import EpochNotCommitted, InvalidInput, TableExists
+import pyarrow as pa
+
+from epochlog.errors import EpochNotCommitted, InvalidInput, LimitExceeded, TableExists
 from epochlog.store.catalog.keys import HEAD, head_key, hist_key, log_key, name_key, runs_key, schema_key, table_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.failpoints import hit
@@ -19,6 +21,7 @@ from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import find_table, get_entries, get_runs, get_version
+from epochlog.store.metadata.schema_change import MAX_VERSIONS, next_version
 from epochlog.store.metadata.shared_files import share_files
 from epochlog.store.metadata.version import (
     Commit,
@@ -28,9 +31,12 @@ from epochlog.store.metadata.version import (
     runs_to_record,
     version_of_clone,
 )
+from epochlog.store.scan.pruning import needed_columns
 from epochlog.store.scan.scan_plan import plan_scan, require_complete
 from epochlog.store.sst.sorted_run import SortedRun
 from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
+from epochlog.store.types.predicate import parse_predicate
+from epochlog.store.types.schema import TableSchema
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -39,8 +45,8 @@ if TYPE_CHECKING:
 def clone_table(handle: Handle, source: str, name: str, epoch: int | None = None) -> TableDef:
     """Create a root table with the rows of `source` at an epoch (None: its newest commit) and its settings.
 
-    Raises TableNotFound, TableExists, InvalidName, EpochExpired, EpochNotCommitted, InvalidInput (a table with a
-    sequence, or an epoch before its newest alter).
+    Raises TableNotFound, TableExists, InvalidName, EpochExpired, EpochNotCommitted, LimitExceeded, InvalidInput (a
+    table with a sequence, or a setting that names a column of after the epoch).
     """
     at = None if epoch is None else as_epoch("as_of", epoch)
     clone = handle.catalog.transact(lambda tx: _clone(handle, tx, source, name, at))
@@ -50,7 +56,6 @@ def clone_table(handle: Handle, source: str, name: str, epoch: int | None = None
 
 def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None) -> TableDef:
     source = find_table(tx, source_name)
-    schema = replace(source.schema, name=name)
     if tx.get(name_key(name)) is not None:
         raise TableExists(f"table {name!r} exists already; clone {source_name!r} under another name")
     if source.schema.sequence_by is not None:
@@ -69,18 +74,13 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
         require_complete(source.name, at, epochs.complete_through(source.id))
         require_begun(epochs.table(source.id), at)
     plan_scan(tx, source, at)  # raises EpochExpired
-    if at < source.schema.version:
-        raise InvalidInput(
-            f"the columns of {source_name!r} were altered at epoch {show_epoch(source.schema.version)}; a clone has "
-            f"the present ones: clone it as of that epoch or a later one, or write the rows into a new table {name!r}"
-        )
     runs = cut_runs(get_runs(tx, source.id), at)
     entries = [_bare(entry) for entry in get_entries(tx, source.id, version.compacted_epoch, at)]
     counters = Counters.read(tx)
     begin = max(counters.last_epoch + 1, from_unix_ms(now_ms))
     clone = TableDef(
         counters.next_table,
-        schema,
+        schema_of_clone(source, name, at, begin),
         source.changelog,
         source.options,
         checks=source.checks,
@@ -92,8 +92,7 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
     tx.put(HEAD, replace(counters, next_table=clone.id + 1).to_record())
     move_counters(tx, Counters.read(tx), begin)
     tx.put(table_key(clone.id), clone.to_record())
-    for columns_before in source.schema.lineage:
-        columns = replace(columns_before, name=name)
+    for columns in clone.schema.lineage:
         tx.put(schema_key(clone.id, columns.version), {"schema": columns.to_bytes()})
     tx.put(name_key(name), {"id": clone.id})
     _put_rows(tx, clone, version_of_clone(begin, runs, entries), runs, entries, now_ms)
@@ -102,6 +101,47 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
         tx.put(table_key(source.id), replace(find_table(tx, source_name), shares=True).to_record())
     hit("clone:before-transaction")
     return clone
+
+
+def schema_of_clone(source: TableDef, name: str, at: int, begin: int) -> TableSchema:
+    """Return the schema of a clone as of an epoch, with the versions of the source's columns, which the shared files
+    have. If the source was altered since, the columns in force at the epoch become a version of the clone at `begin`.
+
+    Raises LimitExceeded, and InvalidInput if a check or the ttl, which the clone takes over, names a column that was
+    another one at the epoch. Pure.
+    """
+    lineage = tuple(replace(version, name=name) for version in source.schema.lineage)
+    schema = replace(source.schema.at(at), name=name).with_lineage(lineage)
+    if schema.version == source.schema.version:
+        return schema
+    if len(lineage) >= MAX_VERSIONS:
+        raise LimitExceeded(
+            f"table {source.name!r} was altered {MAX_VERSIONS - 1} times, which is the limit: clone it as of its "
+            f"newest alter at epoch {show_epoch(source.schema.version)}, or of a later epoch"
+        )
+    for setting, column in _named_columns(source):
+        if _identity(schema, column) != _identity(source.schema, column):
+            raise InvalidInput(
+                f"{setting} of {source.name!r} names the column {column!r}, which was added, renamed or widened after "
+                f"epoch {show_epoch(at)}, and a clone has the settings of its source: clone it as of epoch "
+                f"{show_epoch(source.schema.version)} or a later one, or remove {setting} first"
+            )
+    return next_version(schema, lineage, begin)
+
+
+def _named_columns(table: TableDef) -> Iterator[tuple[str, str]]:
+    """Yield the columns that the settings of a table name, each with the setting."""
+    if table.options.ttl_column is not None:
+        yield "the ttl", table.options.ttl_column
+    columns = table.schema.schema
+    for check, text in table.checks:
+        for column in needed_columns(table.name, columns, [], parse_predicate(text, columns)):
+            yield f"check {check!r}", column
+
+
+def _identity(schema: TableSchema, column: str) -> tuple[int, pa.DataType] | None:
+    place = schema.schema.get_field_index(column)
+    return None if place < 0 else (schema.ids[place], schema.schema.field(place).type)
 
 
 def cut_runs(runs: Runs, at: int) -> Runs:

@@ -141,7 +141,7 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
             "or adopt the table first"
         )
     require_open(table.name, get_version(tx, table.id, table.name))
-    changed = change.applied(current.schema)
+    changed = change.applied(current.schema, current.created)
     if changed is None:
         return current
     refuse_fixed(current, change)

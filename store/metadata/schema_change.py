@@ -83,12 +83,13 @@ class SchemaChange:
         named = {*self.drop, *(name for name, _ in (*self.rename, *self.widen))}
         return [name for name in schema.schema.names if name in named]
 
-    def applied(self, schema: TableSchema) -> TableSchema | None:
+    def applied(self, schema: TableSchema, created: int = 0) -> TableSchema | None:
         """Return the next version of an altered table's schema, whose `version` the caller sets; None if the table has
-        the change already.
+        the change already. created: epoch of the table's creation: a clone has versions up to it that no alter of its
+        own has made.
         """
         lineage = schema.lineage or (schema,)
-        if len(lineage) > 1 and self._repeats(lineage[-2], lineage[-1], lineage):
+        if len(lineage) > 1 and schema.version > created and self._repeats(lineage[-2], lineage[-1], lineage):
             return None
         pending = self._without_done(schema, lineage)
         if not pending:

@@ -89,12 +89,19 @@ class AlteredMachine(RuleBasedStateMachine):
         self.tags[name] = self.altered.table.to_arrow()
 
     @precondition(lambda self: len(self.clones) < 3)
-    @rule(of_clone=st.booleans())
-    def clone(self, of_clone: bool) -> None:
-        source = [*self.clones][-1] if of_clone and self.clones else "t"
+    @rule(of=st.sampled_from(["a clone", "the past", "a tag", "the present"]), seed=SEEDS)
+    def clone(self, of: str, seed: int) -> None:
+        rng, source, as_of = random.Random(seed), "t", None
+        if of == "a clone" and self.clones:
+            source = [*self.clones][-1]
+        elif of == "the past":
+            as_of = rng.choice([epoch for epoch, _ in self.altered.readable()])
+        elif of == "a tag" and self.tags:
+            as_of = rng.choice([*self.tags])
+        rows = self.tags[as_of] if isinstance(as_of, str) else self.store.table(source).to_arrow(epoch=as_of)
         name = f"clone{len(self.clones)}"
-        self.store.clone(source, name)
-        self.clones[name] = self.store.table(source).to_arrow()
+        self.store.clone(source, name, as_of=as_of)
+        self.clones[name] = rows
 
     @precondition(lambda self: self.clones)
     @rule(seed=SEEDS, full=st.booleans())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
@@ -135,6 +136,15 @@ class AlteredTable:
         restored = self.table.restore(epoch)
         self.rows = {key: {id_: row.get(id_) for id_ in ids} for key, row in rows.items()}
         return self._note(restored)
+
+    def clone(self, name: str, epoch: int) -> AlteredTable:
+        """Clone the table as of an epoch; return the clone with a model of its own."""
+        clone, moment = copy(self), self.moments[epoch]
+        clone.name, clone.table = name, self.store.clone(self.name, name, as_of=epoch)
+        clone.columns, clone.rows = list(moment.columns), {key: dict(row) for key, row in moment.rows.items()}
+        clone.moments, clone.alters, clone.last_change = {}, [], None
+        clone._note(clone.table.info.safe_epoch)
+        return clone
 
     def open_writer(self, rows: list[Mapping[str, Any]]) -> OpenWriter:
         """Write rows by the present names, to be committed later."""
