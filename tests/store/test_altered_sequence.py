@@ -91,6 +91,15 @@ def test_each_order_of_four_events_around_alters_gives_one_table() -> None:
         assert [[row[name] for name in names] for row in model.rows()] == [[2, "2@5", 5]]
 
 
+@pytest.mark.rule("7.6", "7.10")
+def test_deletes_of_an_open_writer_land_after_a_drop_and_rows_do_not() -> None:
+    changes = [CdcEvent(1, 5, deleted=True), CdcEvent(1, 4)]  # the row has lost to the delete before the alter
+    for later in ([], [CdcEvent(2, 1)]):
+        steps: Steps = [("alter", "add"), ("write", [CdcEvent(1, 3)]), ("open", changes + later), ("alter", "drop")]
+        model = play([*steps, ("commit", None)])
+        assert len(model.rows()) == len(later)  # refused with a row that has the dropped column
+
+
 # ---- the rules, one by one -------------------------------------------------------------------------------------------
 
 
