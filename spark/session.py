@@ -283,7 +283,10 @@ def _refuse_save(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         source = args[1] if len(args) > 1 else keywords.get("format")
         if (source or "").lower() == FORMAT or (source is None and getattr(self, "_writes_epochlog", False)):
             table = args[0] if args else keywords.get("name", keywords.get("tableName"))
-            raise InvalidInput(f"{name}({table!r}) does not support format('epochlog'). {NO_CATALOG}")
+            advice = NO_CATALOG
+            if "." in str(table):
+                advice = f"If that is a table of a catalog that el.catalog has installed, leave the format out. {advice}"
+            raise InvalidInput(f"{name}({table!r}) does not support format('epochlog'). {advice}")
         return original(self, *args, **keywords)
 
     return patched

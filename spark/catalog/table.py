@@ -186,6 +186,8 @@ class CatalogTable(Proxy):
         """Return Java's map of properties. Those of SHOW CREATE TABLE are those that CREATE TABLE takes."""
         definition = self._loaded.definition
         shown = {"primary_key": ", ".join(definition.schema.primary_key)}
+        if definition.schema.sequence_by is not None:
+            shown["sequence_by"] = definition.schema.sequence_by
         if definition.changelog != "upsert":
             shown["changelog"] = definition.changelog
         if not self.jvm.is_called_by("ShowCreateTable"):

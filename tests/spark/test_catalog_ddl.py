@@ -141,7 +141,8 @@ def test_show_create_table_prints_what_create_table_takes(spark: SparkSession, s
     spark.sql(f"CREATE TABLE lake.t (id BIGINT, {KEPT}, last STRING COMMENT 'it''s last') {KEYED}")
     schema = pa.schema([("a", pa.string()), ("b", pa.int64()), ("n", pa.int32())])
     store.create_table("full", schema, ["b", "a"], changelog="full")
-    for name in ("t", "full"):
+    store.create_table("ordered", schema, ["b"], sequence_by="n")
+    for name in ("t", "full", "ordered"):
         before = store.table(name).info
         described, statement = spark.sql(f"DESCRIBE lake.{name}").collect(), shown(spark, name)
         assert "epoch" not in statement
@@ -150,6 +151,7 @@ def test_show_create_table_prints_what_create_table_takes(spark: SparkSession, s
         after = store.table(name).info
         assert after.schema.equals(before.schema, check_metadata=True)
         assert (after.primary_key, after.changelog) == (before.primary_key, before.changelog)
+        assert after.sequence_by == before.sequence_by
         assert spark.sql(f"DESCRIBE lake.{name}").collect() == described
         assert shown(spark, name) == statement
     properties = {row[0] for row in spark.sql("SHOW TBLPROPERTIES lake.full").collect()}

@@ -164,6 +164,12 @@ def test_save_as_table_is_refused_before_anything_is_written(
     assert not spark.catalog.tableExists("s1")
 
 
+def test_save_as_table_of_a_catalog_needs_no_format(spark: SparkSession, store: el.Store) -> None:
+    writer = spark.range(3).write.format("epochlog")
+    with pytest.raises(el.InvalidInput, match=r"saveAsTable\('lake.t'\).*that el.catalog has installed, leave the format"):
+        writer.saveAsTable("lake.t")
+
+
 def test_a_stream_to_a_table_of_spark_is_refused(spark: SparkSession, store: el.Store, tmp_path: Path) -> None:
     stream = spark.readStream.format("rate").load().writeStream.format("epochlog").option("path", store.root)
     with pytest.raises(el.InvalidInput, match=r"toTable\('s2'\)"):
