@@ -29,11 +29,14 @@ def read_by(job: JobRecord, table: TableDef) -> TableDef:
 
 
 def chosen_columns(schema: TableSchema, names: Sequence[str]) -> TableSchema:
-    """Return the columns of the key and those of `names`, in the table's order."""
+    """Return the columns of the key and those of `names`, in the table's order; without the sequence, which only writes
+    compare, if it is not among them.
+    """
     kept = [(field, id_) for field, id_ in zip(schema.schema, schema.ids, strict=True)
             if field.name in names or field.name in schema.primary_key]  # fmt: skip
     fields, ids = pa.schema([field for field, _ in kept]), tuple(id_ for _, id_ in kept)
-    return replace(schema, schema=fields, ids=ids).with_lineage(schema.lineage)
+    sequence_by = schema.sequence_by if schema.sequence_by in fields.names else None
+    return replace(schema, schema=fields, ids=ids, sequence_by=sequence_by).with_lineage(schema.lineage)
 
 
 def bound_versions(tables: Iterable[TableDef]) -> tuple[tuple[int, int], ...]:

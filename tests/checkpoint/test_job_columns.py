@@ -138,6 +138,29 @@ def test_a_bound_column_is_neither_dropped_nor_widened(lab: Lab) -> None:
     assert table.schema.names == ["k", "b"]
 
 
+@pytest.mark.rule("7.7")
+def test_a_job_that_does_not_read_the_sequence_of_its_upstream(lab: Lab) -> None:
+    schema = SCHEMA.append(pa.field("at", pa.int64(), nullable=False))
+    table = lab.store.create_table("r", schema, KEY, sequence_by="at", changelog="full")
+    job = lab.store.create_job("j", ["r"], {"j_out": (SCHEMA, KEY)}, columns={"r": ["g", "v"]})
+    view = lab.store.create_view("total", "SELECT k, SUM(v) AS v FROM r GROUP BY k", KEY)
+    table.upsert([{"k": key, "g": 0, "v": key, "at": 5} for key in range(4)])
+    for name, late, early in (("at", 7, 3), ("moment", 9, 4)):
+        stepped(lab, job, mirror("r", "j_out"))
+        assert view.step() is not None
+        if name == "moment":
+            table.alter(rename={"at": name})
+        table.upsert([{"k": 1, "g": 0, "v": late, name: late}, {"k": 2, "g": 0, "v": -1, name: early}])
+        table.delete(pa.table({"k": [3, 0], name: [late, early]}))
+    stepped(lab, job, mirror("r", "j_out"))
+    assert view.step() is not None
+    for output in ("r", "j_out", "total"):
+        rows = lab.store.table(output).to_arrow().to_pylist()
+        assert {row["k"]: row["v"] for row in rows} == {0: 0, 1: 9, 2: 2}
+    assert view.check()
+    assert lab.store.verify().ok
+
+
 def test_declared_columns_are_checked(lab: Lab) -> None:
     lab.root_table()
 
