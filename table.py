@@ -19,6 +19,7 @@ from epochlog.store.commit.restore import restore_rows
 from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
 from epochlog.store.commit.row_checks import alter_with_checks
 from epochlog.store.commit.table_ddl import alter_schema, alter_table, table_bytes, truncate_log
+from epochlog.store.env.metrics import READS
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.epochs.readable import require_begun
 from epochlog.store.epochs.view_reader import read_commits, read_epoch_view, table_state
@@ -319,6 +320,7 @@ class Table(OneProcess):
         changes before an alter that drops, renames or widens a column; another call after them has the new columns.
         """
         how = Columns(whole=mode == "net", cut=True)
+        self._handle.recorder.add(READS, "changes")
         plan = self._read(lambda view, table: plan_changes(view, table, after, until, columns=how))
         batches = plan.batches(self._handle.files, mode, pre_images=pre_images, options=ReadOptions(columns, filter))
         checked = ended_by_alter(plan, translate_stale_reads(self._handle, batches))

@@ -133,7 +133,9 @@ class PinnedSnapshot(OneProcess, Closeable):
         connection = duckdb.connect()
         for name in self._plans:
             table = self[name]
-            connection.register(name, Relation(table, schema=compatible_schema(table.schema, in_duckdb)))
+            connection.register(
+                name, Relation(table.through("duckdb"), schema=compatible_schema(table.schema, in_duckdb))
+            )
         for name, entry in self._left_out.items():  # a query of such a table fails with its reason
             refused = TableSnapshot(self._handle, ScanPlan(entry.schema, 0), lambda name=name: self._check(name))
             connection.register(name, Relation(refused, schema=compatible_schema(refused.schema, in_duckdb)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochlog.store.env.metrics import READS
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.retention.stale_reads import translate_stale_read, translate_stale_reads
 from epochlog.store.scan.scan_plan import ScanPlan
@@ -36,10 +37,17 @@ class TableSnapshot(OneProcess):
         "send store.root and the token of a snapshot: epochlog.open(root).snapshot(consistency=epochlog.Exact(token))"
     )
 
-    def __init__(self, handle: Handle, plan: ScanPlan, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, handle: Handle, plan: ScanPlan, check: Callable[[], None] = lambda: None, door: str | None = None
+    ) -> None:
         self._handle = handle
         self._check = check
+        self._door = door
         self.plan = plan
+
+    def through(self, door: str) -> TableSnapshot:
+        """Return the same snapshot, whose reads the metrics count under this door."""
+        return TableSnapshot(self._handle, self.plan, self._check, door)
 
     def __repr__(self) -> str:
         return f"<TableSnapshot {self.plan.table.name} at {self.epoch}>"
@@ -54,7 +62,7 @@ class TableSnapshot(OneProcess):
 
     def to_arrow(self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> pa.Table:
         """Return the rows that pass the filter (None: all), in key order."""
-        self._check()
+        self._begin("arrow")
         return translate_stale_read(
             self._handle, lambda: self.plan.read(self._handle.files, ReadOptions(columns, filter))
         )
@@ -63,7 +71,7 @@ class TableSnapshot(OneProcess):
         self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.RecordBatchReader:
         """Return the rows that pass the filter (None: all) in record batches, a bounded number of rows at a time."""
-        self._check()
+        self._begin("scan")
         batches = self._checked_batches(self.plan.batches(self._handle.files, ReadOptions(columns, filter)))
         return pa.RecordBatchReader.from_batches(self.plan.schema(columns), batches)
 
@@ -73,17 +81,17 @@ class TableSnapshot(OneProcess):
         """Yield batches for readers that filter by themselves. They may contain rows that fail `skip`, and old versions
         of such rows.
         """
-        self._check()
+        self._begin("scan")
         return self._checked_batches(self.plan.batches(self._handle.files, ReadOptions(columns, skip), applied=False))
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
-        return self.to_arrow(**options).to_pandas()
+        return self.through("pandas").to_arrow(**options).to_pandas()
 
     def to_polars(self, **options: Any) -> pl.DataFrame:
         """Return all rows as a polars DataFrame; decimals of more than 38 digits, which polars lacks, become text."""
         from .polars_frames import frame_of
 
-        return frame_of(self.to_arrow(**options))
+        return frame_of(self.through("polars").to_arrow(**options))
 
     def lazy(self) -> pl.LazyFrame:
         """Return a polars LazyFrame that is read when it is collected: only the columns that the query names, the row
@@ -92,22 +100,22 @@ class TableSnapshot(OneProcess):
         self._check()
         from .polars_frames import lazy_frame
 
-        return lazy_frame(self)
+        return lazy_frame(self.through("polars"))
 
     def dataset(self) -> TableDataset:
         """Return a `pyarrow.dataset.Dataset` for DuckDB (`duckdb.from_arrow`), polars and pyarrow to scan."""
         self._check()
         from .dataset import TableDataset
 
-        return TableDataset(self)
+        return TableDataset(self.through("dataset"))
 
     def get(self, keys: object, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Return one row for each key found, in the order of `keys`, which has exactly the primary-key columns."""
-        self._check()
+        self._begin("get")
         return translate_stale_read(self._handle, lambda: self.plan.lookup(self._handle.files, keys, columns))
 
     def count(self) -> int:
-        self._check()
+        self._begin("count")
         return translate_stale_read(self._handle, lambda: self.plan.count(self._handle.files))
 
     def __arrow_c_schema__(self) -> object:
@@ -118,6 +126,11 @@ class TableSnapshot(OneProcess):
         that the consumer requests.
         """
         return self.scan().__arrow_c_stream__(requested_schema)
+
+    def _begin(self, door: str) -> None:
+        """Raise if the snapshot cannot be read; count the read under its door."""
+        self._check()
+        self._handle.recorder.add(READS, self._door or door)
 
     def _checked_batches(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in translate_stale_reads(self._handle, batches):

@@ -285,7 +285,9 @@ def _refuse_save(original: Callable[..., Any], name: str) -> Callable[..., Any]:
             table = args[0] if args else keywords.get("name", keywords.get("tableName"))
             advice = NO_CATALOG
             if "." in str(table):
-                advice = f"If that is a table of a catalog that el.catalog has installed, leave the format out. {advice}"
+                advice = (
+                    f"If that is a table of a catalog that el.catalog has installed, leave the format out. {advice}"
+                )
             raise InvalidInput(f"{name}({table!r}) does not support format('epochlog'). {advice}")
         return original(self, *args, **keywords)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from epochlog.checkpoint.job.barrier import BARRIER_PHASES
 from epochlog.checkpoint.manager import commands
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.env.histogram import BOUNDS_S, Histogram, Histograms
+from epochlog.store.changelog.consumer_info import list_consumers
+from epochlog.store.env.histogram import Histograms
+from epochlog.store.env.metrics import RECORDED, Labels, Metric
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.lookups import all_tables, get_version
 from epochlog.store.session.handle import Handle
@@ -60,79 +62,113 @@ class Metrics:
         statuses = list(statuses)
         with self._lock:
             stale = dict(self._stale)
-        lines = [*_head("epochlog_barrier_latency_seconds", "histogram", "From inject to commit.")]
-        for (job,), latency in self._latency.items():
-            lines += _histogram("barrier_latency_seconds", f'job="{job}"', latency)
-        gauges = (
-            ("barrier_in_flight_age_seconds", "gauge", "Age of the attempt in flight.", _ages(statuses, now_ms)),
-            ("commits_total", "counter", "Checkpoints committed.", {s.job: s.commits for s in statuses}),
-            ("aborts_total", "counter", "Attempts aborted.", {s.job: s.aborts for s in statuses}),
-            ("failures_in_a_row", "gauge", "Attempts failed in a row.", {s.job: s.failures for s in statuses}),
-            ("carried_segments", "gauge", "Segments of aborted attempts.", {s.job: s.carried for s in statuses}),
-            (
-                "ignored_messages_total",
-                "counter",
-                "Stale, repeated, unknown or late messages.",
-                {s.job: s.ignored + stale.get(s.job, 0) for s in statuses},
-            ),
-            ("job_epoch", "gauge", "Epoch of the newest commit.", {s.job: s.epoch for s in statuses}),
-        )
-        for name, kind, about, values in gauges:
-            lines += [*_head(f"epochlog_{name}", kind, about), *_values(f"epochlog_{name}", "job", values)]
-        lines += [*_head("epochlog_workers_connected", "gauge", "Workers."), f"epochlog_workers_connected {workers}"]
+        values: dict[Metric, dict[Labels, float]] = {
+            BARRIER_AGE: {(s.job,): _age_s(s, now_ms) for s in statuses},
+            JOB_COMMITS: {(s.job,): s.commits for s in statuses},
+            JOB_ABORTS: {(s.job,): s.aborts for s in statuses},
+            JOB_FAILURES: {(s.job,): s.failures for s in statuses},
+            JOB_CARRIED: {(s.job,): s.carried for s in statuses},
+            JOB_IGNORED: {(s.job,): s.ignored + stale.get(s.job, 0) for s in statuses},
+            JOB_EPOCH: {(s.job,): s.epoch for s in statuses},
+            WORKERS: {(): workers},
+        }
+        lines = [*BARRIER_LATENCY.histogram_lines(self._latency.items())]
+        for metric, by_labels in values.items():
+            lines += metric.lines(by_labels)
         return "\n".join(lines) + "\n" + store_metrics(handle)
 
 
+BARRIER_LATENCY = Metric("epochlog_barrier_latency_seconds", "histogram", "From inject to commit.", ("job",))
+BARRIER_AGE = Metric("epochlog_barrier_in_flight_age_seconds", "gauge", "Age of the attempt in flight.", ("job",))
+JOB_COMMITS = Metric("epochlog_job_commits_total", "counter", "Checkpoints committed.", ("job",))
+JOB_ABORTS = Metric("epochlog_job_aborts_total", "counter", "Attempts aborted.", ("job",))
+JOB_FAILURES = Metric("epochlog_job_failures_in_a_row", "gauge", "Attempts failed in a row.", ("job",))
+JOB_CARRIED = Metric("epochlog_job_carried_segments", "gauge", "Segments of aborted attempts.", ("job",))
+JOB_IGNORED = Metric(
+    "epochlog_job_ignored_messages_total", "counter", "Stale, repeated, unknown or late messages.", ("job",)
+)
+JOB_EPOCH = Metric("epochlog_job_epoch", "gauge", "Epoch of the newest commit.", ("job",))
+WORKERS = Metric("epochlog_workers_connected", "gauge", "Workers and drivers that are connected.")
+OF_COORDINATOR = (
+    BARRIER_LATENCY,
+    BARRIER_AGE,
+    JOB_COMMITS,
+    JOB_ABORTS,
+    JOB_FAILURES,
+    JOB_CARRIED,
+    JOB_IGNORED,
+    JOB_EPOCH,
+    WORKERS,
+)
+"""Metrics of a coordinator."""
+
+BARRIER_PHASE = Metric(
+    "epochlog_barrier_phase_seconds",
+    "histogram",
+    "Phases of barriers: decision, collection, commit.",
+    ("job", "phase"),
+)
+COMMITTED_EPOCH = Metric("epochlog_table_committed_epoch", "gauge", "Newest commit of the table.", ("table",))
+SAFE_EPOCH = Metric("epochlog_table_safe_epoch", "gauge", "Oldest epoch at which the table can be read.", ("table",))
+TABLE_LAG = Metric(
+    "epochlog_table_lag_seconds",
+    "gauge",
+    "Age of the oldest upstream change that the table does not reflect.",
+    ("table",),
+)
+L0_SEGMENTS = Metric("epochlog_table_l0_segments", "gauge", "Segments of the log that wait for compaction.", ("table",))
+L0_BYTES = Metric("epochlog_table_l0_bytes", "gauge", "Bytes of the segments that wait for compaction.", ("table",))
+LOG_BYTES = Metric("epochlog_table_log_bytes", "gauge", "Bytes of the table's log.", ("table",))
+RUN_BYTES = Metric("epochlog_table_run_bytes", "gauge", "Bytes of the table's sorted runs.", ("table",))
+CONSUMER_LAG = Metric(
+    "epochlog_consumer_lag_seconds",
+    "gauge",
+    "Age of the oldest change that the consumer has not acknowledged.",
+    ("consumer",),
+)
+CONSUMER_COMMITS = Metric(
+    "epochlog_consumer_lag_commits", "gauge", "Commits that the consumer has not acknowledged.", ("consumer",)
+)
+OF_TABLES = (COMMITTED_EPOCH, SAFE_EPOCH, TABLE_LAG, L0_SEGMENTS, L0_BYTES, LOG_BYTES, RUN_BYTES)
+OF_CONSUMERS = (CONSUMER_LAG, CONSUMER_COMMITS)
+ALL = (*OF_COORDINATOR, BARRIER_PHASE, *RECORDED, *OF_TABLES, *OF_CONSUMERS)
+"""Every metric that epochlog serves."""
+
+
 def store_metrics(handle: Handle) -> str:
-    """Return the phases of the barriers that this process decided, and each table's epochs, as Prometheus text."""
-    lines = [*_head("epochlog_barrier_phase_seconds", "histogram", "Phases: decision, collection, commit.")]
-    for (job, phase), latency in handle.barrier_phases.items():
-        lines += _histogram("barrier_phase_seconds", f'job="{job}",phase="{phase}"', latency)
-    return "\n".join([*lines, *_tables(handle)]) + "\n"
+    """Return the metrics of this process's work on the store, and of its tables and consumers, as Prometheus text."""
+    lines = [
+        *BARRIER_PHASE.histogram_lines(handle.barrier_phases.items()),
+        *handle.recorder.lines(RECORDED),
+        *_tables(handle),
+        *_consumers(handle),
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def _ages(statuses: Iterable[commands.CheckpointStatus], now_ms: int) -> dict[str, float]:
-    return {s.job: 0.0 if s.since_ms is None else max(0, now_ms - s.since_ms) / 1000 for s in statuses}
+def _age_s(status: commands.CheckpointStatus, now_ms: int) -> float:
+    return 0.0 if status.since_ms is None else max(0, now_ms - status.since_ms) / 1000
 
 
 def _tables(handle: Handle) -> Iterator[str]:
-    """Yield the lines with each table's epochs and lag."""
+    """Yield the lines with each table's epochs, lag and sizes."""
 
-    def body(view: ReadTxn) -> dict[str, dict[str, int]]:
+    def body(view: ReadTxn) -> dict[Labels, tuple[float, ...]]:
         epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
-        values: dict[str, dict[str, int]] = {"committed_epoch": {}, "safe_epoch": {}, "lag_ms": {}}
+        values: dict[Labels, tuple[float, ...]] = {}
         for table in all_tables(view):
-            version = get_version(view, table.id, table.name)
-            values["committed_epoch"][table.name] = version.max_committed_epoch
-            values["safe_epoch"][table.name] = version.safe_epoch
-            values["lag_ms"][table.name] = epochs.lag_ms(table.id)
+            version, lag_s = get_version(view, table.id, table.name), epochs.lag_ms(table.id) / 1000
+            sizes = version.l0_segments, version.l0_bytes, version.log_bytes, version.run_bytes
+            values[table.name,] = version.max_committed_epoch, version.safe_epoch, lag_s, *sizes
         return values
 
-    help_texts = {
-        "committed_epoch": "Newest commit of the table.",
-        "safe_epoch": "Oldest epoch at which the table can be read.",
-        "lag_ms": "Age of the oldest upstream change that the table does not reflect.",
-    }
-    for name, values in handle.catalog.read(body).items():
-        metric = f"epochlog_table_{name}"
-        yield from _head(metric, "gauge", help_texts[name])
-        yield from _values(metric, "table", values)
+    values = handle.catalog.read(body)
+    for place, metric in enumerate(OF_TABLES):
+        yield from metric.lines({labels: row[place] for labels, row in values.items()})
 
 
-def _head(name: str, kind: str, help: str) -> Iterator[str]:
-    yield f"# HELP {name} {help}"
-    yield f"# TYPE {name} {kind}"
-
-
-def _values(name: str, label: str, values: Mapping[str, float]) -> Iterator[str]:
-    for owner, value in sorted(values.items()):
-        yield f'{name}{{{label}="{owner}"}} {value}'
-
-
-def _histogram(metric: str, labels: str, latency: Histogram) -> Iterator[str]:
-    name = f"epochlog_{metric}"
-    for bound, count in zip(BOUNDS_S, latency.counts, strict=True):
-        yield f'{name}_bucket{{{labels},le="{bound}"}} {count}'
-    yield f'{name}_bucket{{{labels},le="+Inf"}} {latency.total}'
-    yield f"{name}_sum{{{labels}}} {latency.sum_s:.6f}"
-    yield f"{name}_count{{{labels}}} {latency.total}"
+def _consumers(handle: Handle) -> Iterator[str]:
+    """Yield the lines with each consumer's lag; a consumer without a position has none."""
+    positioned = [(info.name, info) for info in list_consumers(handle) if info.lag_ms is not None]
+    yield from CONSUMER_LAG.lines({(name,): (info.lag_ms or 0) / 1000 for name, info in positioned})
+    yield from CONSUMER_COMMITS.lines({(name,): info.lag_commits or 0 for name, info in positioned})

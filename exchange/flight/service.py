@@ -25,6 +25,7 @@ from epochlog.exchange.transport.services import Action, Call, Role
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.env.clock import Clock, SystemClock
+from epochlog.store.env.metrics import READS
 from epochlog.store.metadata.lookups import all_tables, find_table, get_version
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
@@ -126,6 +127,7 @@ class FlightDesk:
     def get(self, ticket: bytes, call: Call) -> flight.FlightDataStream:
         """Stream the rows of one endpoint. Raises TicketRefused, TicketExpired."""
         endpoint = self._tickets.read(ticket)
+        self._handle.recorder.add(READS, "flight")
         schema = self.leases.schema(endpoint.flight)
 
         def stream_rows() -> Iterator[pa.RecordBatch]:

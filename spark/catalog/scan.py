@@ -24,6 +24,7 @@ from epochlog.spark.stream_source import PiecePartition
 from epochlog.spark.types import arrow_schema
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.plan_ranges import bytes_to_read
+from epochlog.store.env.metrics import READS
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
@@ -96,6 +97,7 @@ class PlannedScan(Proxy):
             return first.toBatch()
         if self._batch is None:
             partitions = plan_partitions(self._handle, self._load(), self._schema)
+            self._handle.recorder.add(READS, "spark")
             table = self.jvm.python_table(self._java_schema, encode_read(partitions, self._schema))
             self._batch = table.newScanBuilder(self.jvm.no_options).build().toBatch()
         return self._batch

@@ -11,7 +11,9 @@ from epochlog.errors import EpochlogError, InvalidInput, SchemaChanged, SegmentU
 from epochlog.store.catalog.keys import gone_key, head_key, hist_key, log_key, used_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.pre_images import Images
+from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.metrics import COMMIT_SECONDS, COMMITS, COMMITTED_ROWS
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.kept_deletes import KeptFile, expired_epoch, kept_deletes, put_kept
 from epochlog.store.metadata.lookups import get_version
@@ -272,3 +274,12 @@ def _put_kept_deletes(tx: Txn, table: TableDef, edit: TableEdit, epoch: int) -> 
     known = tuple(file for file in known if file.epoch > expired)
     if known != before:
         put_kept(tx, table.id, epoch, known)
+
+
+def count_commit(handle: Handle, edits: Sequence[TableEdit], began_s: float) -> None:
+    """Count a commit that has landed. edits: as committed. began_s: monotonic time of its begin."""
+    for edit in edits:
+        dropped = sum(before.rows - (after.rows if after is not None else 0) for before, after in edit.rewrites)
+        handle.recorder.add(COMMITS, edit.name)
+        handle.recorder.add(COMMITTED_ROWS, edit.name, by=sum(segment.rows for segment in edit.segments) - dropped)
+    handle.recorder.observe(COMMIT_SECONDS, seconds=monotonic_s() - began_s)

@@ -13,6 +13,7 @@ from epochlog.errors import BarrierChanged, Fenced, InvalidInput, JobParked
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.compaction.write_stall import apply_backpressure
+from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
@@ -21,7 +22,7 @@ from epochlog.store.metadata.staged_segments import discard_staged, forget_stage
 from epochlog.store.metadata.version import TableVersion
 from epochlog.store.types.epoch import show_epoch
 
-from .edits import CommitConflict, TableEdit, Unprepared, append_entry, check_segments
+from .edits import CommitConflict, TableEdit, Unprepared, append_entry, check_segments, count_commit
 from .failures import DEFINITE_JOB_FAILURES
 from .preparation import job_edits, remove_prepared, remove_rewritten
 
@@ -73,6 +74,7 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
     if job.position == commit.curr:
         return JobDone.of(commit.curr, edits)
     check_runner(job, commit.incarnation, commit.prev, commit.curr)
+    began_s = monotonic_s()
     while True:
         attempt = handle.intents.run_commit(lambda: job_edits(handle, edits, replacing=job.replacing))
         try:
@@ -85,6 +87,7 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
         else:
             if landed_now:
                 remove_rewritten(handle, attempt)
+                count_commit(handle, attempt, began_s)
             else:
                 remove_prepared(handle, attempt)
             return JobDone.of(commit.curr, attempt)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from epochlog.errors import EpochRegressed, InvalidInput, NotWritable
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.compaction.write_stall import apply_backpressure
+from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
@@ -22,7 +23,7 @@ from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
 
 from .boundaries import check_skew
-from .edits import CommitConflict, TableEdit, Unprepared, append_entry, check_segments, sealed_labels
+from .edits import CommitConflict, TableEdit, Unprepared, append_entry, check_segments, count_commit, sealed_labels
 from .failures import DEFINITE_FAILURES
 from .idempotency import TxnPair, check_pair, find_committed_epoch, record_outcome, resolve_outcome
 from .kept_merge import merge_kept
@@ -88,7 +89,7 @@ def _commit_root(
     for edit in edits:
         check_segments(handle, edit)
 
-    attempt = edits
+    attempt, began_s = edits, monotonic_s()
     while True:
         try:
             outcome = _transact_root(handle, attempt, epoch, txn, ending, load)
@@ -100,6 +101,7 @@ def _commit_root(
         else:
             if outcome[1]:
                 remove_rewritten(handle, attempt)
+                count_commit(handle, attempt, began_s)
             else:
                 remove_prepared(handle, attempt)
             return outcome

@@ -17,6 +17,7 @@ from epochlog.store.catalog.keys import compact_key, head_key, log_key, runs_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.metrics import COMPACTION_SECONDS, COMPACTION_WRITTEN_BYTES, COMPACTIONS
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import get_runs, get_table, get_version
@@ -64,7 +65,10 @@ def compact_table(
     work = claim_work(handle, table, strategy, full=full, l0_only=l0_only, by=by)
     if not isinstance(work, Work):
         return work
+    began_s = monotonic_s()
     outcome = _run_task(handle, table, work, budget, progress, rewrite)
+    handle.recorder.add(COMPACTIONS, table.name, outcome.value)
+    handle.recorder.observe(COMPACTION_SECONDS, seconds=monotonic_s() - began_s)
     if outcome is CompactionOutcome.DONE and work.taken_over and budget is None:  # an older task than the requested one
         later = compact_table(handle, table, full=full, l0_only=l0_only, by=by, progress=progress, rewrite=rewrite)
         outcome = outcome if later is CompactionOutcome.NOTHING else later
@@ -127,6 +131,9 @@ def _run_pieces(
         for number, parts in new_parts:
             work = replace(work, done={**work.done, number: parts})
             hit("compact:range-written")
+            if work.pieces[number].reused is None:
+                written = sum(part.bytes for part in (*parts[0], *parts[1]))
+                handle.recorder.add(COMPACTION_WRITTEN_BYTES, table.name, by=written)
             if claimed and not record_piece(handle, table, work, number):
                 return _abandon(handle, table, work, claimed=False, only=parts)
             hit("compact:range-recorded")

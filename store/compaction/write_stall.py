@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.env.clock import Deadline
+from epochlog.store.env.clock import Deadline, monotonic_s
+from epochlog.store.env.metrics import WRITE_STALL_SECONDS
 from epochlog.store.metadata.definitions import TableDef, TableOptions
 from epochlog.store.metadata.lookups import get_table, get_version
 from epochlog.store.metadata.version import TableVersion
@@ -59,10 +60,12 @@ def apply_backpressure(handle: Handle, written: Sequence[tuple[TableDef, TableVe
                     table.name,
                     pressure(version, table.options),
                 )
+            began_s = monotonic_s()
             try:
                 _compact(handle, table, version)
             except EpochlogError as error:
                 _log.warning("table %r could not be compacted: %s", table.name, error)
+            handle.recorder.observe(WRITE_STALL_SECONDS, table.name, seconds=monotonic_s() - began_s)
 
 
 def _compact(handle: Handle, table: TableDef, version: TableVersion) -> None:

@@ -23,6 +23,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.commit.expiry import expire_rows
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.work import CompactionOutcome
+from epochlog.store.env.metrics import MAINTENANCE_FAILURES
 from epochlog.store.metadata.definitions import TableDef, TableOptions
 from epochlog.store.metadata.lookups import all_tables, get_version
 from epochlog.store.metadata.version import TableVersion
@@ -191,6 +192,7 @@ class Maintenance:
             if self.errors.get(subject) != text:
                 _log.warning("maintenance, %s: %s", subject, text, exc_info=not isinstance(error, EpochlogError))
             self.errors[subject] = text
+            self._handle.recorder.add(MAINTENANCE_FAILURES, subject)
             return None
         self.errors.pop(subject, None)
         return result

@@ -23,9 +23,10 @@ from epochlog.store.catalog.keys import USED_PREFIX, gone_key, intent_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.registry import EMBEDDED, kind_of_url
 from epochlog.store.commit.idempotency import forget_unused
-from epochlog.store.env.clock import seconds
+from epochlog.store.env.clock import monotonic_s, seconds
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.files import FileInfo
+from epochlog.store.env.metrics import VACUUM_SECONDS, VACUUMED_BYTES, VACUUMED_FILES
 from epochlog.store.env.paths import intent_of, table_of
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters
@@ -107,7 +108,7 @@ def vacuum(
     """Delete files unreachable for `grace` (seconds or a timedelta). `dry_run` writes nothing. `stop` ends the run
     between batches when it returns True.
     """
-    grace_ms = round(seconds(grace, "grace") * 1000)
+    grace_ms, began_s = round(seconds(grace, "grace") * 1000), monotonic_s()
     if not dry_run:
         end_expired(handle.catalog, handle.leases.live)
     listed = handle.files.list(handle.store_id)
@@ -125,8 +126,13 @@ def vacuum(
         deleted, failed = _delete(handle, deleted, progress, stop)
         _delete_stale_records(handle, {info.path for info in listed}, grace_ms)
     kept = [decision for decision in decisions if decision.state is FileState.KEPT and decision.listed]
+    gone = _report(decision for decision in deleted if decision.listed)
+    if not dry_run:
+        handle.recorder.add(VACUUMED_FILES, by=len(gone))
+        handle.recorder.add(VACUUMED_BYTES, by=sum(file.bytes for file in gone))
+        handle.recorder.observe(VACUUM_SECONDS, seconds=monotonic_s() - began_s)
     return VacuumReport(
-        deleted=_report(decision for decision in deleted if decision.listed),
+        deleted=gone,
         kept=_report([*kept, *failed]),
         foreign=_report(decision for decision in decisions if decision.state is FileState.FOREIGN),
         revoked=tuple(expired),

@@ -19,6 +19,7 @@ from epochlog.store.env.clock import Clock
 from epochlog.store.env.files import Files
 from epochlog.store.env.filesystem import open_files
 from epochlog.store.env.histogram import Histograms
+from epochlog.store.env.metrics import recorder_of
 from epochlog.store.env.paths import file_name, table_folder
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.env.redact import redact_url
@@ -74,6 +75,7 @@ class Handle(OneProcess):
         self.reported_backlog: set[int] = set()
         """Ids of the tables for which a warning about their backlog was logged."""
         self.wake_maintenance: Callable[[], None] = lambda: None
+        self.recorder = recorder_of(record.id)
         self.barrier_phases = Histograms()
         """Durations of the phases of the barriers that this process decided, by job and phase."""
 

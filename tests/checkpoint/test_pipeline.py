@@ -535,4 +535,4 @@ def test_the_phases_of_each_barrier_are_measured(lab: Lab) -> None:
         for name in ("j", "k"):
             count = len(lab.store.table(f"{name}_out").history())
             assert f'epochlog_barrier_phase_seconds_count{{job="job:{name}",phase="{phase}"}} {count}\n' in text
-    assert 'epochlog_table_lag_ms{table="k_out"} 0' in text
+    assert 'epochlog_table_lag_seconds{table="k_out"} 0' in text

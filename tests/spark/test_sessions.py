@@ -166,7 +166,9 @@ def test_save_as_table_is_refused_before_anything_is_written(
 
 def test_save_as_table_of_a_catalog_needs_no_format(spark: SparkSession, store: el.Store) -> None:
     writer = spark.range(3).write.format("epochlog")
-    with pytest.raises(el.InvalidInput, match=r"saveAsTable\('lake.t'\).*that el.catalog has installed, leave the format"):
+    with pytest.raises(
+        el.InvalidInput, match=r"saveAsTable\('lake.t'\).*that el.catalog has installed, leave the format"
+    ):
         writer.saveAsTable("lake.t")
 
 
