@@ -140,8 +140,9 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
             f"table {table.name!r} is an output of a job, which decides its columns: create a job with another output, "
             "or adopt the table first"
         )
-    require_open(table.name, get_version(tx, table.id, table.name))
-    changed = change.applied(current.schema, current.created)
+    version = get_version(tx, table.id, table.name)
+    require_open(table.name, version)
+    changed = change.applied(current.schema, current.created, version.max_committed_epoch)
     if changed is None:
         return current
     refuse_fixed(current, change)

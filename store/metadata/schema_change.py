@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from epochlog.errors import InvalidInput, InvalidSchema, LimitExceeded
 from epochlog.store.types.column_types import fits_always, stored_type
+from epochlog.store.types.epoch import show_epoch
 from epochlog.store.types.schema import TableSchema
 
 MAX_VERSIONS = 256
@@ -83,15 +84,27 @@ class SchemaChange:
         named = {*self.drop, *(name for name, _ in (*self.rename, *self.widen))}
         return [name for name in schema.schema.names if name in named]
 
-    def applied(self, schema: TableSchema, created: int = 0) -> TableSchema | None:
+    @property
+    def reused(self) -> set[str]:
+        """Return the names that the change takes from one column and gives to another."""
+        taken = {*self.drop, *(old for old, new in self.rename if old != new)}
+        return taken.intersection((*(field.name for field in self.add), *(new for _, new in self.rename)))
+
+    def applied(self, schema: TableSchema, created: int, newest: int) -> TableSchema | None:
         """Return the next version of an altered table's schema, whose `version` the caller sets; None if the table has
         the change already. created: epoch of the table's creation: a clone has versions up to it that no alter of its
-        own has made.
+        own has made. newest: epoch of the table's newest commit.
+
+        A change that reuses a name could be made again by its repetition, and take values away. So it has no effect as
+        a retry, before the next commit, and raises InvalidInput later.
         """
         lineage = schema.lineage or (schema,)
-        if len(lineage) > 1 and schema.version > created and self._repeats(lineage[-2], lineage[-1], lineage):
+        altered = schema.version > created
+        if altered and len(lineage) > 1 and (newest == schema.version or not self.reused) and self._made(lineage):
             return None
-        pending = self._without_done(schema, lineage)
+        if self.reused:
+            self._refuse_repetition(lineage, created)
+        pending = self if self.reused else self._without_done(schema, lineage)
         if not pending:
             return None
         if len(lineage) >= MAX_VERSIONS:
@@ -100,38 +113,55 @@ class SchemaChange:
             )
         return pending._next(schema, lineage)
 
-    def _repeats(self, before: TableSchema, after: TableSchema, lineage: tuple[TableSchema, ...]) -> bool:
-        """Return True if this change made `after` of `before`: a retry, also of a swap of two names."""
+    def _refuse_repetition(self, lineage: tuple[TableSchema, ...], created: int) -> None:
+        """Raise InvalidInput if an alter made this change, which reuses a name, and the table still has it."""
+        now = self._ids_of_reused(lineage[-1])
+        for place in range(len(lineage) - 1, 0, -1):
+            before, after = lineage[place - 1 : place + 1]
+            if after.version <= created or self._ids_of_reused(after) != now or self._ids_of_reused(before) == now:
+                continue
+            if self._made(lineage[: place + 1]):
+                raise InvalidInput(
+                    f"table {after.name!r} has this change already, from epoch {show_epoch(after.version)}: leave it "
+                    f"out. To make it again, first rename or drop {min(self.reused)!r} in an alter of its own"
+                )
+
+    def _ids_of_reused(self, schema: TableSchema) -> dict[str, int]:
+        places = {name: schema.schema.get_field_index(name) for name in self.reused}
+        return {name: schema.ids[place] for name, place in places.items() if place >= 0}
+
+    def _made(self, lineage: tuple[TableSchema, ...]) -> bool:
+        """Return True if this change, the whole of it, made the newest of these versions."""
         try:
-            again = self._next(before, lineage[:-1])
-        except InvalidInput:
+            again = self._next(lineage[-2], lineage[:-1])
+        except (InvalidInput, InvalidSchema):
             return False
-        return again.schema == after.schema and again.ids == after.ids
+        return again.schema == lineage[-1].schema and again.ids == lineage[-1].ids
 
     def _without_done(self, schema: TableSchema, lineage: tuple[TableSchema, ...]) -> SchemaChange:
         """Return the change without the parts that earlier alters have made."""
         columns = schema.schema
-        names_of = {
-            id_: {v.schema.names[v.ids.index(id_)] for v in lineage if id_ in v.ids}
-            for version in lineage
-            for id_ in version.ids
-        }
-        ids, former = dict(zip(columns.names, schema.ids, strict=True)), set().union(*names_of.values())
+        ids = dict(zip(columns.names, schema.ids, strict=True))
+
+        def had_name(name: str, of: int | None = None) -> bool:
+            """Return True if a column, or the one with the id `of`, had the name in any version."""
+            places = ((version, version.schema.get_field_index(name)) for version in lineage)
+            return any(at >= 0 and of in (None, version.ids[at]) for version, at in places)
 
         def is_added(field: pa.Field) -> bool:
             kind = stored_type(field.type)
-            had = field.name in ids and ids[field.name] not in lineage[0].ids and field.name not in self.drop
+            had = field.name in ids and ids[field.name] not in lineage[0].ids
             return had and columns.field(field.name).type == kind
 
         def is_renamed(old: str, new: str) -> bool:
-            return old == new or (old not in ids and new in ids and old in names_of[ids[new]])
+            return old == new or (old not in ids and new in ids and had_name(old, ids[new]))
 
         def is_wide(name: str, kind: pa.DataType) -> bool:
             return name in ids and columns.field(name).type == kind
 
         return SchemaChange(
             tuple(field for field in self.add if not is_added(field)),
-            tuple(name for name in self.drop if name in ids or name not in former),
+            tuple(name for name in self.drop if name in ids or not had_name(name)),
             tuple(pair for pair in self.rename if not is_renamed(*pair)),
             tuple(pair for pair in self.widen if not is_wide(*pair)),
         )
@@ -157,6 +187,13 @@ class SchemaChange:
             field.with_name(renamed.get(field.name, field.name)).with_type(_widened(table, field, types))
             for field, _ in kept
         ]
+        names = {field.name: field.type for field in fields}
+        for field in self.add:
+            if field.name in names:
+                raise InvalidSchema(
+                    f"table {table!r} has a column {field.name!r} already, of type {names[field.name]}; widen= changes "
+                    "its type, and an added column needs another name"
+                )
         free = max(id_ for version in lineage for id_ in version.ids) + 1
         ids = (*(id_ for _, id_ in kept), *range(free, free + len(self.add)))
         key = tuple(renamed.get(name, name) for name in schema.primary_key)

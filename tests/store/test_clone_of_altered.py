@@ -245,7 +245,7 @@ def test_a_clone_with_other_versions_is_found(
 
 def test_a_swap_that_is_taken_for_a_retry_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     real = SchemaChange.applied
-    monkeypatch.setattr(SchemaChange, "applied", lambda self, schema, created: real(self, schema, 0))
+    monkeypatch.setattr(SchemaChange, "applied", lambda self, schema, _, newest: real(self, schema, 0, newest))
     with pytest.raises(AssertionError):
         test_a_swap_of_the_source_is_no_retry_on_the_clone(lab, True)
 

@@ -57,7 +57,7 @@ class AlteredSequence:
     arrived: list[CdcEvent] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
     moments: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    last_alter: str = ""
+    swaps: list[Mapping[str, Any]] = field(default_factory=list)
     next_id: int = 5
 
     def __post_init__(self) -> None:
@@ -108,9 +108,18 @@ class AlteredSequence:
 
     def alter(self, kind: str) -> None:
         change = self._change(kind)
-        if change is None or (kind == self.last_alter and kind.startswith("swap")):
-            return  # a swap that is repeated at once has no effect
-        self.last_alter = kind
+        if change is None:
+            return
+        if kind.startswith("swap") and change in self.swaps:  # a repeated swap has no effect, or is refused
+            first, second = change["rename"]
+            free = f"free{self.store.last_epoch}"
+            self._apply({"rename": {first: free}})
+            change = {"rename": {free: second, second: first}}
+        elif kind.startswith("swap"):
+            self.swaps.append(change)
+        self._apply(change)
+
+    def _apply(self, change: Mapping[str, Any]) -> None:
         self.table.alter(**change)
         renamed, types = change.get("rename", {}), change.get("widen", {})
         columns = [column for column in self.columns if column[1] not in change.get("drop", [])]

@@ -80,6 +80,7 @@ class AlteredTable:
     moments: dict[int, Moment] = field(default_factory=dict)
     alters: list[int] = field(default_factory=list)
     last_change: Mapping[str, Any] | None = None
+    changes: list[tuple[Mapping[str, Any], dict[str, int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         schema = pa.schema([(name, kind) for _, name, kind in self.columns])
@@ -123,11 +124,22 @@ class AlteredTable:
             columns.append((self.next_id, name, kind))
             self.next_id += 1
         self.columns = columns
+        self.changes.append((self.last_change, self._ids_of(self.last_change)))
         ids = {id_ for id_, _, _ in columns}
         self.rows = {key: {id_: v for id_, v in row.items() if id_ in ids} for key, row in self.rows.items()}
         epoch = self._note(self.table.history(1)["epoch"][0].as_py())
         self.alters.append(epoch)
         return epoch
+
+    def _ids_of(self, change: Mapping[str, Any]) -> dict[str, int]:
+        """Return the ids of the columns that have the new names of a change's renames."""
+        ids = {name: id_ for id_, name, _ in self.columns}
+        return {name: ids[name] for name in (change.get("rename") or {}).values() if name in ids}
+
+    def repeats(self, change: Mapping[str, Any]) -> bool:
+        """Return True for a swap that the table has already."""
+        renamed = change.get("rename") or {}
+        return bool(renamed.keys() & set(renamed.values())) and (change, self._ids_of(change)) in self.changes
 
     def restore(self, epoch: int) -> int:
         """Restore the rows of an epoch: the present columns keep their values of then, by field id."""
@@ -143,6 +155,7 @@ class AlteredTable:
         clone.name, clone.table = name, self.store.clone(self.name, name, as_of=epoch)
         clone.columns, clone.rows = list(moment.columns), {key: dict(row) for key, row in moment.rows.items()}
         clone.moments, clone.alters, clone.last_change = {}, [], None
+        clone.changes = []
         clone._note(clone.table.info.safe_epoch)
         return clone
 
@@ -302,6 +315,8 @@ def random_rows(rng: random.Random, columns: list[Column], count: int, keys: int
 def random_alter(rng: random.Random, altered: AlteredTable) -> dict[str, Any] | None:
     """A change that the table takes; None if there is none of the chosen kind."""
     change = _random_change(rng, altered)
+    if change is None or altered.repeats(change):
+        return None
     return None if change == altered.last_change else change  # repeated at once, it would have no effect
 
 
