@@ -131,12 +131,21 @@ def _add_columns(
     handle: Handle, table: TableDef, columns: TableSchema, schema: StructType, shape: EventShape
 ) -> tuple[TableDef, TableSchema]:
     """Add the columns that the frame writes and the table lacks, before any row is written; return the table, and the
-    columns to write.
+    columns to write. Raises InvalidInput, before the table is altered, if the other columns cannot be written.
     """
     known = (*columns.schema.names, CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
     written = shape.written(schema.names)
     fields = (field for field in arrow_schema(schema) if field.name in written)
     added = [field.with_nullable(True) for field in fields if field.name not in known]
+    by_lower_case = {name.lower(): name for name in known}
+    for field in added:
+        if field.name.lower() in by_lower_case:
+            raise InvalidInput(
+                f"table {table.name!r} has a column {by_lower_case[field.name.lower()]!r}, and the frame {field.name!r}, "
+                "which is the same name for Spark: rename it in the frame, so that mergeSchema does not add it"
+            )
+    new = {field.name for field in added}
+    check_frame(columns, StructType([field for field in schema if field.name not in new]), shape=shape, filled=True)
     change = SchemaChange.of(table.name, added, None, None, None)
     after = alter_schema(handle, table, change, Settings()) if change else table
     return after, extended(after.schema, columns.version, MAX_EPOCH)

@@ -172,6 +172,20 @@ def test_merge_schema_adds_the_columns_that_a_frame_has(lake) -> None:
     lake.store.table("orders").finish()
 
 
+def test_merge_schema_adds_nothing_for_a_frame_that_cannot_be_written(lake) -> None:
+    lake.orders.upsert(rows(0, 2))
+    before = lake.orders.to_arrow()
+    frame = lake.spark.createDataFrame(rows(0, 1))
+    for wrong, words in (
+        (frame.withColumnRenamed("amount", "Amount"), "has a column 'amount', and the frame 'Amount'"),
+        (frame.withColumnRenamed("id", "ID").withColumn("more", frame.amount), "has a column 'id', and the frame 'ID'"),
+        (frame.drop("id").withColumn("more", frame.amount), "column 'id'"),
+    ):
+        error = failure(lambda wrong=wrong: lake.write(wrong, mergeSchema="true"))
+        assert words in str(error)
+        assert lake.orders.to_arrow() == before
+
+
 def test_merge_schema_of_a_stream_adds_a_column_at_its_start(lake) -> None:
     source = lake.store.create_table("source", pa.schema([*lake.orders.schema, pa.field("c", pa.int32())]), ["id"])
     source.upsert([{"id": 1, "day": "d", "amount": 0.5, "c": 7}])
