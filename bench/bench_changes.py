@@ -1,4 +1,5 @@
 """P22: commits of late changes: with a sequence, of some columns, and with checks, beside plain upserts and a MERGE.
+A job's commit that leaves out its unchanged rows, beside one that does not.
 P24: reads of a table whose columns were altered ten times among its commits, beside one that never was.
 """
 
@@ -28,6 +29,10 @@ TARGETS = (
     Target(SEQUENCE, PEER, 1 / 10, "≤ 1/10"),
 )
 
+
+DROPPED, WRITTEN = "drop_unchanged", "drop_unchanged=False"
+REFRESHED = "commit of a job: 20,000 rows, half of them unchanged"
+ROUNDS = 21
 
 ALTERED, FIXED = "altered ten times", "never altered"
 READS = ("all rows before compaction", "1,000 keys before compaction", "all rows after compaction")
@@ -103,6 +108,58 @@ def figure(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -
 @pytest.mark.parametrize("who", WHO)
 def test_p22_commits(who: str, clock: ReplayClock, benchmark, figure: Figure) -> None:
     clock.play(benchmark, figure.samples[who])
+
+
+# ---- unchanged rows --------------------------------------------------------------------------------------------------
+
+
+def refreshed(folder: Path, scale: float) -> Figure:
+    """Step two jobs in turns. Each step writes the same rows into both outputs, of which half are there already."""
+    work, tick = make_workload(scale, 1, shape=PLAIN), pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    chance, size = np.random.default_rng(23), work.commits[0].num_rows
+    with el.open(folder) as store:
+        upstream = store.create_table("tick", tick, ["id"])
+        jobs = {
+            name: store.create_job(
+                f"j{place}",
+                ["tick"],
+                {f"out{place}": el.Output(PLAIN.schema, list(PLAIN.primary_key), drop_unchanged=name == DROPPED)},
+            )
+            for place, name in enumerate((DROPPED, WRITTEN))
+        }
+        outputs = dict(zip(jobs, ("out0", "out1"), strict=True))
+        samples: Samples = {name: [] for name in jobs}
+        for number in range(ROUNDS + 1):
+            rows = work.base
+            if number:
+                keys = np.sort(chance.choice(rows.num_rows, size, replace=False))
+                old = store.table("out0").to_arrow().take(pa.array(keys))
+                changed = np.where(np.arange(size) % 2 == 0, chance.random(size), old["value"].to_numpy())
+                rows = old.set_column(old.schema.get_field_index("value"), old.schema.field("value"), pa.array(changed))
+            upstream.upsert([{"id": number}])
+            store.checkpoint()
+            for name in turned(list(jobs), number):
+                took = timed(
+                    partial(jobs[name].step_local, lambda ctx, to=outputs[name], rows=rows: ctx.upsert(to, rows))
+                )
+                if number:
+                    samples[name].append(took)
+                else:
+                    store.compact(outputs[name], full=True)
+        assert store.table("out0").to_arrow().equals(store.table("out1").to_arrow())
+        return Figure("P22", REFRESHED, samples, (Target(DROPPED, WRITTEN, 2.5, "≤ 2.5"),))
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Figure:
+    figure = refreshed(tmp_path_factory.mktemp("unchanged"), scale)
+    book.add(figure)
+    return figure
+
+
+@pytest.mark.parametrize("who", [DROPPED, WRITTEN])
+def test_p22_unchanged_rows(who: str, clock: ReplayClock, benchmark, unchanged: Figure) -> None:
+    clock.play(benchmark, unchanged.samples[who])
 
 
 # ---- altered tables --------------------------------------------------------------------------------------------------
