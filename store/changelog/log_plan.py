@@ -270,7 +270,8 @@ def schema_changed(table: str, epoch: int) -> SchemaChanged:
     """Return the error of a reader that an alter at this epoch ends."""
     return SchemaChanged(
         f"table {table!r} was altered at epoch {epoch}: a column was dropped, renamed or widened, so its changes from "
-        f"then on have other columns. All changes before are returned: begin again after epoch {epoch - 1}"
+        f"then on have other columns. Read those before it up to epoch {epoch - 1} (until=, TO VERSION), unless this "
+        f"read has returned them, and begin again after epoch {epoch - 1}"
     )
 
 
