@@ -72,6 +72,8 @@ def normal_form(query: exp.Query, tables: Mapping[str, TableSchema]) -> NormalFo
     """
     resolver = _Resolver(tables)
     normal, outputs = resolver.query(query, {}, None, for_expression=False)
+    for test in normal.find_all(exp.In):
+        require_width(test)
     if len({name.casefold() for name in outputs}) < len(outputs):
         raise InvalidInput(f"the query has two columns of one name: {', '.join(outputs)}")
     for number, name in enumerate(outputs):
@@ -338,8 +340,6 @@ class _Resolver:
                     current.set(name, visit(value))
                 elif isinstance(value, list):
                     current.set(name, [visit(part) if isinstance(part, exp.Expr) else part for part in value])
-            if isinstance(current, exp.In):
-                require_width(current)
             return current
 
         return visit(node.copy())
@@ -367,8 +367,6 @@ class _Resolver:
                     return outputs.get(current.name.casefold(), plain).copy()
             for child in list(current.iter_expressions()):
                 child.replace(visit(child))
-            if isinstance(current, exp.In):
-                require_width(current)
             return current
 
         return visit(node.copy())
