@@ -157,7 +157,7 @@ class Job(OneProcess):
         are matched by name, in any order, and cast if no value changes; rows are matched by primary key. NaN equals
         NaN, -0.0 equals 0.0. tolerance: permitted difference of floats, relative to the larger one, or absolute if both
         are below 1: sums of floats depend on their order. sample: rows that the report keeps of each kind of
-        difference.
+        difference. The own text of a view is in Spark's dialect: it is checked as `View.check` does.
 
         The tables are pinned while they are read, and the rows of both sides are held in memory. The job may run
         meanwhile. Raises InvalidInput before the first commit and for a query without such a result, SchemaMismatch,
@@ -166,6 +166,11 @@ class Job(OneProcess):
         """
         from epochlog.batch.check import check_job
 
+        record = self._runner.record()
+        if record.view is not None and query == record.view.sql:
+            from epochlog.views.stored import check_query, view_plan
+
+            query = check_query(view_plan(self._handle, record))
         return check_job(self._handle, self._runner.job_id, self.name, query, tolerance=tolerance, sample=sample)
 
     def rebuild(self) -> None:

@@ -10,6 +10,7 @@ from epochlog.checkpoint.job.job_ddl import JobInfo
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.view_ddl import require_view
+from epochlog.errors import InvalidInput
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.metadata.definitions import ViewDefinition
 from epochlog.store.session.handle import Handle
@@ -112,12 +113,29 @@ class View(OneProcess):
             coordinator=coordinator,
         )
 
-    def check(self, *, tolerance: float = 0.0, sample: int = 20) -> CheckReport:
-        """Compare the view with its query over its upstreams at its newest commit, run by DuckDB; see `Job.check`."""
+    def check(self, spark: SparkSession | None = None, *, tolerance: float = 0.0, sample: int = 20) -> CheckReport:
+        """Compare the view with its query over its upstreams at its newest commit, run by DuckDB, or by `spark`; see
+        `Job.check`.
+
+        Raises InvalidInput without `spark` for a query on which DuckDB can differ from Spark, and after
+        `store.replace_views` or `rebuild` until the next commit, because the rows may be those of the query before.
+        """
         from epochlog.views.stored import check_query, view_plan
 
-        plan = view_plan(self._handle, self._runner.record())
-        return self._job.check(check_query(plan), tolerance=tolerance, sample=sample)
+        record = self._runner.record()
+        if record.replacing:
+            raise InvalidInput(
+                f"view {self.name!r} has a new query or a requested rebuild that it has not committed yet: step it, "
+                "then check it"
+            )
+        plan = view_plan(self._handle, record)
+        if spark is None:
+            return self._job.check(check_query(plan), tolerance=tolerance, sample=sample)
+        from epochlog.spark.job import require_session
+        from epochlog.spark.view_engine import answer
+
+        require_session(self._runner, spark)
+        return self._job.check(lambda ctx: answer(spark, self._handle, plan, ctx), tolerance=tolerance, sample=sample)
 
     def rebuild(self) -> None:
         """Request a rebuild from all rows of the upstreams; see `Job.rebuild`."""

@@ -11,6 +11,7 @@ from epochlog.errors import DependencyMissing, EpochExpired, InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import get_job, get_table
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.coerce import as_table
 from epochlog.store.types.schema import TableSchema
@@ -35,6 +36,10 @@ class CheckContext:
     def table(self, upstream: str) -> pa.Table:
         """Return all rows of an upstream at `epoch`. Raises InvalidInput for a table that is not an upstream."""
         return self._snapshot[upstream].to_arrow()
+
+    def plan(self, upstream: str) -> ScanPlan:
+        """Return the plan of an upstream's rows at `epoch`, for an engine that reads them itself."""
+        return self._snapshot[upstream].plan
 
 
 Query = str | Mapping[str, str] | Callable[[CheckContext], Any]

@@ -18,17 +18,25 @@ from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
+from epochlog.batch.check import CheckContext
 from epochlog.checkpoint.job.row_groups import PRUNED_BY, belonging, several_rows
 from epochlog.errors import InvalidInput
+from epochlog.store.env.files import Files
+from epochlog.store.scan.scan_plan import ScanPlan
+from epochlog.store.session.handle import Handle
+from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.derivation import NotCovered, Query, ViewPlan, render
 from epochlog.views.folding import FOLDED, MOST_GROUPS, Fold, Folded, folded, groups_of_changes
 from epochlog.views.refresh_choice import recomputes_all
 from epochlog.views.restriction import TOUCHED
 from epochlog.views.table_names import NOW
+from epochlog.views.table_reads import table_reads
 
 from .errors import find_epochlog_error
+from .frames import read_frame
 from .live_session import is_session_lost
+from .partitions import ReadPartition
 from .refresh_context import SparkRefreshContext
 from .types import arrow_schema, from_spark, spark_schema
 from .view_tables import ViewTables
@@ -58,6 +66,18 @@ def output_schema(
         with queries.named(empty) as run:
             frame = run(plan.query())
     return pa.schema([field.with_nullable(True) for field in arrow_schema(frame.schema)])
+
+
+def answer(session: SparkSession, handle: Handle, plan: ViewPlan, ctx: CheckContext) -> pa.Table:
+    """Return the rows of a view's query at the epoch of a check. Spark's tasks read the tables."""
+    queries, query = ViewSession(session), plan.query()
+    with keeping_active_session(session):
+        frames = {
+            name: queries.rows(handle.files, ctx.plan(read.table), sorted(read.columns))
+            for name, read in table_reads(query).items()
+        }
+        with queries.named(frames) as run:
+            return run(query).toArrow()
 
 
 def refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
@@ -253,6 +273,12 @@ class ViewSession:
     def empty(self, table: TableSchema) -> DataFrame:
         """Return a frame of a table's columns without rows."""
         return self.session.createDataFrame([], spark_schema(table.name, table.schema, table.primary_key))
+
+    def rows(self, files: Files, plan: ScanPlan, columns: Sequence[str]) -> DataFrame:
+        """Return a frame of a plan's rows with these columns; with the key's if there are none."""
+        options = ReadOptions(list(columns) or list(plan.table.primary_key))
+        schema = spark_schema(plan.table.name, plan.schema(options.columns), plan.table.primary_key)
+        return read_frame(self.session, ReadPartition(files, plan, arrow_schema(schema), options, "net"), schema)
 
     @contextmanager
     def named(self, frames: Mapping[str, DataFrame]) -> Iterator[Callable[[Query], DataFrame]]:

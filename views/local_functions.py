@@ -43,7 +43,8 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
         reason = reason or _reason_of_group(node, kinds)
         if reason:
             raise InvalidInput(
-                f"DuckDB and Spark differ on {node.sql(syntax.DIALECT)}: {reason}; or give the view a Spark session"
+                f"DuckDB and Spark differ on {node.sql(syntax.DIALECT)}: {reason}; or pass a Spark session "
+                "(spark=…) to create_view, replace_views, step and check"
             )
 
 

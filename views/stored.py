@@ -16,7 +16,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
 from .derivation import DERIVATION, ViewPlan, derive, render
-from .local_functions import as_spark_computes
+from .local_functions import as_spark_computes, require_local
 from .table_names import NOW
 
 
@@ -43,7 +43,11 @@ def plan_of(ctx: RefreshContext[Any, Any, Any]) -> tuple[str, ViewPlan]:
 
 
 def check_query(plan: ViewPlan) -> str:
-    """Return the view's query in DuckDB's dialect, over tables of their own names."""
+    """Return the view's query in DuckDB's dialect, over tables of their own names.
+
+    Raises InvalidInput for a query on which DuckDB and Spark can differ: DuckDB is no judge of its rows.
+    """
+    require_local(plan.form.query, plan.form.occurrences, plan.schemas)
     return render(as_spark_computes(plan.query()), "duckdb", {NOW + name: name for name in plan.tables})
 
 
