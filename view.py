@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 from epochlog.checkpoint.job.job_ddl import JobInfo
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.checkpoint.job.runner import JobRunner
-from epochlog.checkpoint.job.view_ddl import require_view
 from epochlog.errors import InvalidInput
 from epochlog.store.env.process_local import OneProcess
-from epochlog.store.metadata.definitions import ViewDefinition
 from epochlog.store.session.handle import Handle
 
 from .job import Job
@@ -56,14 +54,16 @@ class View(OneProcess):
 
     @property
     def sql(self) -> str:
-        """Return the current query, as it was given."""
-        return self._definition().sql
+        """Return the current query, as it was given; after a rename of a column that it reads, in the present names,
+        so that it can be given again.
+        """
+        from epochlog.views.present_text import present_text
+
+        job = self._runner.record()
+        return self._handle.catalog.read(lambda view: present_text(view, job))
 
     def __repr__(self) -> str:
         return f"<epochlog.View {self.name} of {self._handle.files.place}>"
-
-    def _definition(self) -> ViewDefinition:
-        return require_view(self._runner.record())
 
     @property
     def refresh(self) -> Callable[[RefreshContext[Any, Any, Any]], None]:

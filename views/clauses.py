@@ -1,8 +1,8 @@
-"""Clauses of one block in normal form: named windows, positions in GROUP BY, outputs without a name, misuse (R0)."""
+"""Clauses of one block in normal form: joins, named windows, positions in GROUP BY, names of outputs, misuse (R0)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sqlglot import exp
 
@@ -98,3 +98,26 @@ def require_width(test: exp.In) -> None:
         raise InvalidInput(
             f"IN compares {left} value{'s'[: left > 1]} with the {len(first.expressions)} of its subquery"
         )
+
+
+def rename_outputs(query: exp.Query, names: Sequence[str]) -> None:
+    """Give the outputs of a query in normal form the names of the other side of its set operation."""
+    query = syntax.unwrapped(query)
+    if isinstance(query, exp.SetOperation):
+        rename_outputs(query.this, names)
+        rename_outputs(query.expression, names)
+        return
+    for output, name in zip(query.expressions, names, strict=True):
+        output.set("alias", exp.to_identifier(name, quoted=True))
+
+
+def kind_of_join(join: exp.Join) -> str:
+    """Return INNER, LEFT, RIGHT, FULL, CROSS, SEMI or ANTI. Raises InvalidInput for a join that views do not have."""
+    if join.method or join.args.get("match_condition") or join.args.get("pivots"):
+        raise InvalidInput(f"a view cannot have a {join.method or 'matched'} JOIN: join with ON or USING")
+    side, kind = (join.side or "").upper(), (join.kind or "").upper()
+    if kind in ("SEMI", "ANTI"):
+        return kind
+    if kind not in ("", "INNER", "OUTER", "CROSS"):
+        raise InvalidInput(f"a view cannot have a {kind} JOIN")
+    return side or ("CROSS" if kind == "CROSS" else "INNER")

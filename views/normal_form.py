@@ -18,14 +18,17 @@ from epochlog.store.types.schema import TableSchema
 from . import syntax
 from .clauses import (
     grouping_keys,
+    kind_of_join,
     name_of_output,
     refuse_misplaced,
+    rename_outputs,
     require_width,
     unnamed,
     with_totals_inside,
     with_window_definitions,
     without_ordinals,
 )
+from .column_history import change_of
 from .null_rejection import inner_where_nulls_are_rejected
 from .tie_breaks import break_ties
 
@@ -92,6 +95,9 @@ class _Resolver:
         self._aliases += 1
         return f"s{self._aliases}"
 
+    def _past(self, column: str) -> str:
+        return change_of(column, (table for _, table in self._tables.values()))
+
     # queries
 
     def query(
@@ -138,7 +144,7 @@ class _Resolver:
         right, others = self.query(query.expression, ctes, outer, for_expression=for_expression)
         if len(outputs) != len(others):
             raise InvalidInput(f"the sides of {query.key.upper()} have {len(outputs)} and {len(others)} columns")
-        _rename_outputs(right, outputs)
+        rename_outputs(right, outputs)
         sides = [exp.Subquery(this=side) if isinstance(side, exp.SetOperation) else side for side in (left, right)]
         sides = [exp.Subquery(this=side) if syntax.is_limited(side) else side for side in sides]
         distinct = bool(query.args.get("distinct"))
@@ -178,7 +184,7 @@ class _Resolver:
         syntax.put_from(normal, first)
         conditions: list[exp.Expr] = []
         for join in query.args.get("joins") or []:
-            kind = _kind_of(join)
+            kind = kind_of_join(join)
             if conditions and kind in ("RIGHT", "FULL"):
                 raise InvalidInput(
                     f"a view cannot have a SEMI or ANTI JOIN before a {kind} JOIN: put it into a subquery"
@@ -277,7 +283,7 @@ class _Resolver:
             left = self._unqualified(name, scope)
             right = _column_of(source, name)
             if left is None or right is None:
-                raise InvalidInput(f"USING ({name}): both sides of the join must have the column")
+                raise InvalidInput(f"USING ({name}): both sides of the join must have the column{self._past(name)}")
             parts.append(exp.EQ(this=left.copy(), expression=right.copy()))
             both = exp.Coalesce(this=left.copy(), expressions=[right.copy()])
             merged[name.casefold()] = {"RIGHT": right, "FULL": both}.get(kind, left)
@@ -333,7 +339,8 @@ class _Resolver:
                 if match is None and not current.table and outputs:
                     match = outputs.get(current.name.casefold())
                 if match is None:
-                    raise InvalidInput(f"the query reads the column {current.sql(syntax.DIALECT)}, which is unknown")
+                    text = current.sql(syntax.DIALECT)
+                    raise InvalidInput(f"the query reads the column {text}, which is unknown{self._past(current.name)}")
                 return match.copy()
             for name, value in list(current.args.items()):
                 if isinstance(value, exp.Expr):
@@ -446,28 +453,6 @@ def _with_ctes(query: exp.Expr, ctes: Mapping[str, _Cte]) -> Mapping[str, _Cte]:
         renamed = [column.name for column in cte.args["alias"].columns]
         known[cte.alias.casefold()] = _Cte(cte.this, renamed, dict(known))
     return known
-
-
-def _rename_outputs(query: exp.Query, names: Sequence[str]) -> None:
-    """Give the outputs of a query in normal form the names of the other side of its set operation."""
-    query = syntax.unwrapped(query)
-    if isinstance(query, exp.SetOperation):
-        _rename_outputs(query.this, names)
-        _rename_outputs(query.expression, names)
-        return
-    for output, name in zip(query.expressions, names, strict=True):
-        output.set("alias", exp.to_identifier(name, quoted=True))
-
-
-def _kind_of(join: exp.Join) -> str:
-    if join.method or join.args.get("match_condition") or join.args.get("pivots"):
-        raise InvalidInput(f"a view cannot have a {join.method or 'matched'} JOIN: join with ON or USING")
-    side, kind = (join.side or "").upper(), (join.kind or "").upper()
-    if kind in ("SEMI", "ANTI"):
-        return kind
-    if kind not in ("", "INNER", "OUTER", "CROSS"):
-        raise InvalidInput(f"a view cannot have a {kind} JOIN")
-    return side or ("CROSS" if kind == "CROSS" else "INNER")
 
 
 def _column_of(source: _Source, name: str) -> exp.Column | None:

@@ -9,7 +9,7 @@ from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.view_ddl import require_view
 from epochlog.errors import UnsupportedFormat
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.metadata.definitions import JobRecord, ViewDefinition
+from epochlog.store.metadata.definitions import JobRecord, TableDef, ViewDefinition
 from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.session.handle import Handle
@@ -23,15 +23,20 @@ from .table_names import NOW
 def view_plan(handle: Handle, job: JobRecord) -> ViewPlan:
     """Derive the plan of a view from its record. Raises InvalidInput for a job that is no view."""
     definition = require_view(job)
+    upstreams, output = _tables(handle, job)
+    return _derive(
+        job.name, definition, tuple(job_columns(job, table) for table in upstreams), output.schema.primary_key
+    )
 
-    def schemas(view: ReadTxn) -> tuple[list[TableSchema], TableSchema]:
+
+def _tables(handle: Handle, job: JobRecord) -> tuple[list[TableDef], TableDef]:
+    """Return the upstreams of a view, and its output."""
+
+    def tables(view: ReadTxn) -> tuple[list[TableDef], TableDef]:
         upstreams = [get_table(view, table, f"upstream of {job.name}") for table in job.upstreams]
-        return [job_columns(job, table) for table in upstreams], get_table(
-            view, job.outputs[0], f"output of {job.name}"
-        ).schema
+        return upstreams, get_table(view, job.outputs[0], f"output of {job.name}")
 
-    upstreams, output = handle.catalog.read(schemas)
-    return _derive(job.name, definition, tuple(upstreams), output.primary_key)
+    return handle.catalog.read(tables)
 
 
 def plan_of(ctx: RefreshContext[Any, Any, Any]) -> tuple[str, ViewPlan]:

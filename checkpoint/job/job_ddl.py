@@ -73,7 +73,7 @@ class JobInfo:
     rebuilding: the next commit rebuilds the outputs. interval: in boundaries of the store; interval_ms: in
     milliseconds. max_lag: in boundaries of the job; max_lag_ms: in milliseconds. outside: the reason for which reads
     under `global` leave the job's tables out now, or None. runner: the live runner, or None. sql: the query of a view,
-    or None.
+    as it was given, or None.
     """
 
     name: str

@@ -34,6 +34,7 @@ from epochlog.store.retention.holds import holds_of
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import to_unix_ms
+from epochlog.views.present_text import present_text
 
 from .holds import held_back, hold_facts, trouble_facts, work_facts, writers
 from .wait_reasons import JobLook, wait_texts
@@ -245,7 +246,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             "full_since": table.full_since,
             "drop_unchanged": table.drop_unchanged if table.derived else None,
             "upstreams": upstreams,
-            "sql": None if job is None or job.view is None else job.view.sql,
+            "sql": None if job is None or job.view is None else present_text(view, job),
             "runner": None if job is None else runner_facts(runner_of(view, handle, job)),
             "read_by": readers,
             "retention": {
