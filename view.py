@@ -82,6 +82,8 @@ class View(OneProcess):
         """Run one barrier with DuckDB in this process, or with `spark`; return its epoch, or None if there is nothing
         to do or the view has finished.
 
+        A step that `store.replace_views` or `rebuild` overtakes begins again, with the view's new query.
+
         Raises what `Job.step_local` and `Job.step` raise, DependencyMissing without DuckDB, and InvalidInput, with the
         values, for two rows of the query with one primary key: then nothing is committed.
         """

@@ -70,6 +70,13 @@ class RefreshPlan:
         """Return True if chunks have taken in the whole backfill, so that only the commit is left."""
         return fully_loaded(self.job)
 
+    def is_overtaken(self, job: JobRecord) -> bool:
+        """Return True if a view got a new query, or a request for a rebuild, after the barrier was planned.
+
+        The view's next barrier takes the place of this one, whose commit is refused.
+        """
+        return job.view is not None and job.rebuild is not None and job.rebuild != self.job.rebuild
+
     def upstream(self, name: str) -> Upstream:
         if name not in self.upstreams:
             raise InvalidInput(f"job {self.job.name!r} has no upstream {name!r}; it reads {sorted(self.upstreams)}")

@@ -228,7 +228,7 @@ class JobRunner(JobClaims):
         request_rebuild(self.handle, self.job_id, self.name)
 
     def fail(self, error: BaseException, plan: RefreshPlan | None = None, *, keep_barrier: bool = False) -> None:
-        """Record the error of a failed barrier on the job, unless this runner is fenced.
+        """Record the error of a failed barrier on the job, unless this runner is fenced or the view was replaced.
 
         A view's barrier is dropped: its query may have no valid rows at that epoch, and may have them at a later one.
         keep_barrier: True for a refresh that is done, and whose commit has failed.
@@ -237,7 +237,7 @@ class JobRunner(JobClaims):
 
         def body(tx: Txn) -> None:
             job = get_job(tx, self.job_id, self.name)
-            if job.incarnation == incarnation:
+            if job.incarnation == incarnation and not (plan and plan.is_overtaken(job)):
                 failed_ms = self.handle.catalog.now_ms() if job.failed_ms is None else job.failed_ms
                 message = f"{type(error).__name__}: {error}"
                 barrier = job.barrier if keep_barrier or job.view is None else None
@@ -293,22 +293,43 @@ class JobRunner(JobClaims):
             lease = self._stepping
         with self.exclusive_step(lease):
             try:
-                began_s = monotonic_s()
-                plan = self.begin(lease=lease, take_over=take_over)
-                if plan is None:
-                    return None
-                times = [began_s, monotonic_s()]
-                if plan.fully_loaded:
-                    times.append(monotonic_s())
-                    epoch = self.commit(plan, {})
-                else:
-                    epoch = self._refresh(plan, refresh, adapter, times)
-                if epoch:
-                    self._note_phases([*times, monotonic_s()])
-                return epoch
+                while True:
+                    began_s = monotonic_s()
+                    plan = self.begin(lease=lease, take_over=take_over)
+                    if plan is None:
+                        return None
+                    try:
+                        return self._run_barrier(plan, refresh, adapter, [began_s, monotonic_s()])
+                    except EpochlogError as error:
+                        if not self._is_overtaken(plan):
+                            raise
+                        take_over = False
+                        _log.info(
+                            "view %r was replaced or is to be rebuilt, so its step begins again: %s", self.name, error
+                        )
             finally:
                 if lease.kind == "step":
                     self.release(lease)
+
+    def _run_barrier(
+        self, plan: RefreshPlan, refresh: Callable[[Any], Any], adapter: RefreshAdapter, times: list[float]
+    ) -> int:
+        """Refresh and commit a barrier; return its epoch. times: of the begin and end of its decision."""
+        if plan.fully_loaded:
+            times.append(monotonic_s())
+            epoch = self.commit(plan, {})
+        else:
+            epoch = self._refresh(plan, refresh, adapter, times)
+        if epoch:
+            self._note_phases([*times, monotonic_s()])
+        return epoch
+
+    def _is_overtaken(self, plan: RefreshPlan) -> bool:
+        try:
+            job = self.record()
+        except EpochlogError:  # the caller raises the step's error
+            return False
+        return job.incarnation == plan.job.incarnation and plan.is_overtaken(job)
 
     def _note_phases(self, times: Sequence[float]) -> None:
         """Record the phases of a barrier that has committed. times: of its begin and of the end of each phase."""

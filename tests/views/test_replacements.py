@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import epochlog as el
 from epochlog.checkpoint.job import runner
+from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.store.types.epoch import to_unix_ms
+from epochlog.views import local_engine
+from epochlog.views.derivation import ViewPlan
 from lab import KEY, Lab
 
 QUERIES = [f"SELECT k, CAST(g AS BIGINT) AS g, v * {factor} AS v FROM r" for factor in (1, 2, 3)]
@@ -78,3 +82,80 @@ def test_no_epoch_has_two_definitions_when_a_view_skips_a_replacement(
     near = {epoch for log in logs for commit in log for epoch in (commit - 1, commit, commit + 1)}
     read = {require_one_definition(lab, epoch) for epoch in near if epoch >= start}
     assert start in read and first - 1 in read and first not in read
+
+
+@pytest.fixture
+def view(lab: Lab) -> el.View:
+    lab.put({1: (0, 10)})
+    view = lab.store.create_view("a", QUERIES[0], KEY)
+    lab.tick()
+    assert view.step()
+    lab.put({2: (0, 20)})
+    lab.tick()
+    return view
+
+
+def overtake(monkeypatch: pytest.MonkeyPatch, *events: Callable[[], object]) -> list[str]:
+    """Let each refresh of a view be followed by the next event. Return the queries of the refreshes, filled later."""
+    refresh, pending, refreshed = local_engine.refresh, list(events), []
+
+    def followed(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
+        refreshed.append(plan.sql)
+        try:
+            refresh(ctx, output, plan)
+        finally:
+            if pending:
+                pending.pop(0)()
+
+    monkeypatch.setattr(local_engine, "refresh", followed)
+    return refreshed
+
+
+@pytest.mark.rule("5.11")
+def test_a_step_that_a_replacement_overtakes_goes_on_with_the_new_query(
+    lab: Lab, view: el.View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refreshed = overtake(monkeypatch, *(partial(lab.store.replace_views, {"a": query}) for query in QUERIES[1:]))
+    epoch = view.step()
+    assert refreshed == QUERIES and epoch == view.info.committed_epoch
+    assert {row["k"]: row["v"] for row in lab.store.table("a").to_arrow().to_pylist()} == {1: 30, 2: 60}
+    assert view.check().ok and view.info.last_error is None and view.info.incarnation == 1
+    while view.step() is not None:
+        lab.tick()
+    assert not set(lab.store.verify().unreachable)
+
+
+def test_the_error_of_a_query_that_was_replaced_meanwhile_is_dropped(
+    lab: Lab, view: el.View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.store.replace_views(
+        {"a": "SELECT CAST(1 AS BIGINT) AS k, CAST(g AS BIGINT) AS g, v FROM r"}
+    )  # two rows with one key
+    with pytest.raises(el.InvalidInput, match="several rows"):
+        view.step()
+    refreshed = overtake(monkeypatch, partial(lab.store.replace_views, {"a": QUERIES[1]}))
+    lab.tick()
+    assert view.step() and len(refreshed) == 2
+    assert view.check().ok and view.info.last_error is None
+
+
+def test_a_step_that_a_rebuild_overtakes_rebuilds(lab: Lab, view: el.View, monkeypatch: pytest.MonkeyPatch) -> None:
+    refreshed = overtake(monkeypatch, view.rebuild)
+    assert view.step() and len(refreshed) == 2
+    assert lab.store.table("a").history()["operation"].to_pylist()[0] == "rebuild"
+
+
+def test_a_step_of_a_view_that_was_dropped_or_taken_over_says_so(
+    lab: Lab, view: el.View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        other = lab.store.view("a")
+        overtake(patch, lambda: (lab.store.replace_views({"a": QUERIES[1]}), other.step(take_over=True)))
+        with pytest.raises(el.Fenced):
+            view.step()
+    lab.put({3: (0, 30)})
+    lab.tick()
+    other = lab.store.view("a")
+    overtake(monkeypatch, partial(lab.store.drop_view, "a"))
+    with pytest.raises(el.JobNotFound):
+        other.step()
