@@ -168,9 +168,9 @@ class Job(OneProcess):
 
         record = self._runner.record()
         if record.view is not None and query == record.view.sql:
-            from epochlog.views.stored import check_query, view_plan
+            from epochlog.views.stored import check_query, plan_to_check
 
-            query = check_query(view_plan(self._handle, record))
+            query = check_query(plan_to_check(self._handle, record))
         return check_job(self._handle, self._runner.job_id, self.name, query, tolerance=tolerance, sample=sample)
 
     def rebuild(self) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from epochlog.checkpoint.job.job_ddl import JobInfo
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.checkpoint.job.runner import JobRunner
-from epochlog.errors import InvalidInput
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.session.handle import Handle
 
@@ -122,15 +121,9 @@ class View(OneProcess):
         Raises InvalidInput without `spark` for a query on which DuckDB can differ from Spark, and after
         `store.replace_views` or `rebuild` until the next commit, because the rows may be those of the query before.
         """
-        from epochlog.views.stored import check_query, view_plan
+        from epochlog.views.stored import check_query, plan_to_check
 
-        record = self._runner.record()
-        if record.replacing:
-            raise InvalidInput(
-                f"view {self.name!r} has a new query or a requested rebuild that it has not committed yet: step it, "
-                "then check it"
-            )
-        plan = view_plan(self._handle, record)
+        plan = plan_to_check(self._handle, self._runner.record())
         if spark is None:
             return self._job.check(check_query(plan), tolerance=tolerance, sample=sample)
         from epochlog.spark.job import require_session

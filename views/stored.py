@@ -7,7 +7,7 @@ from typing import Any
 
 from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.view_ddl import require_view
-from epochlog.errors import UnsupportedFormat
+from epochlog.errors import InvalidInput, UnsupportedFormat
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.definitions import JobRecord, TableDef, ViewDefinition
 from epochlog.store.metadata.job_columns import job_columns
@@ -27,6 +27,16 @@ def view_plan(handle: Handle, job: JobRecord) -> ViewPlan:
     return _derive(
         job.name, definition, tuple(job_columns(job, table) for table in upstreams), output.schema.primary_key
     )
+
+
+def plan_to_check(handle: Handle, job: JobRecord) -> ViewPlan:
+    """Return the plan of a view whose rows its query has made. Raises InvalidInput before the commit of a new query."""
+    if job.replacing:
+        raise InvalidInput(
+            f"view {job.name!r} has a new query or a requested rebuild that it has not committed yet: step it, then "
+            "check it"
+        )
+    return view_plan(handle, job)
 
 
 def _tables(handle: Handle, job: JobRecord) -> tuple[list[TableDef], TableDef]:
