@@ -6,7 +6,8 @@ and texts to numbers, and comparisons of texts with numbers differ between the e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from sqlglot import exp
 
@@ -14,21 +15,28 @@ from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
+from .advice import ADVICE, BY_PYTHON, name_of, written
 from .parsing import ALLOWED
 from .value_kinds import NARROW, OF_ALL, ValueKinds, kind_of_type
 
 _ELSEWHERE = frozenset(
     (
-        *(exp.IntDiv, exp.Sign, exp.Ceil, exp.Floor, exp.Round, exp.Sqrt, exp.Upper, exp.Lower, exp.Right, exp.Trim),
-        *(exp.StartsWith, exp.EndsWith, exp.Contains, exp.Replace, exp.RegexpLike, exp.DayOfWeek, exp.Interval),
-        *(exp.TsOrDsAdd, exp.DateDiff, exp.DateTrunc, exp.DateAdd, exp.DateSub, exp.Rollup, exp.Cube, exp.Grouping),
+        *(exp.Sign, exp.Ceil, exp.Floor, exp.Round, exp.Sqrt, exp.Upper, exp.Lower, exp.Right, exp.Replace),
+        *(exp.RegexpLike, exp.DayOfWeek, exp.DateTrunc, exp.DateAdd, exp.DateSub, exp.Rollup, exp.Cube, exp.Grouping),
         *(exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop, exp.IgnoreNulls),
-        *(exp.RespectNulls, exp.Hour, exp.Minute, exp.Second),
+        exp.RespectNulls,
     )
 )
 LOCAL = ALLOWED - _ELSEWHERE
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 _NUMBERS = ("integer", "float")
+_OF_TIMES = (exp.TimestampTrunc, exp.Hour, exp.Minute, exp.Second)
+_OF_DATES = (exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfYear)
+_MOST_DIGITS = 6
+"""Digits of a number that is added to a date or timestamp. With larger ones Spark's dates begin again at the oldest."""
+_UNITS = ("DAY", "DAYS", "HOUR", "HOURS", "MINUTE", "MINUTES", "SECOND", "SECONDS")
+_NO_EQUIVALENT = "no equivalent"
+_WITH_SPARK = "pass a Spark session (spark=…) to create_view, replace_views, step and check"
 
 
 def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> None:
@@ -42,31 +50,35 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
         reason = reason or _reason_of_mixture(node, kinds) or _reason_of_place(node, kinds)
         reason = reason or _reason_of_group(node, kinds)
         if reason:
-            raise InvalidInput(
-                f"DuckDB and Spark differ on {node.sql(syntax.DIALECT)}: {reason}; or pass a Spark session "
-                "(spark=…) to create_view, replace_views, step and check"
-            )
+            advice = f"{reason}; or {_WITH_SPARK}"
+            if reason == _NO_EQUIVALENT:
+                advice = f"{_WITH_SPARK}; without Spark {BY_PYTHON}"
+            raise InvalidInput(f"DuckDB and Spark differ on {written(node)}: {advice}")
 
 
 def _reason(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return how to write the node so that the engines agree; None if they do."""
     if not _is_known(node):
-        return "use another expression"
-    if isinstance(node, exp.Div | exp.Mod) and not _is_nonzero(node.expression):
+        return ADVICE.get(name_of(node), _NO_EQUIVALENT)
+    reasons = (check(node, kinds) for types, check in _CHECKS if isinstance(node, types))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _reason_of_division(node: exp.Expr, kinds: ValueKinds) -> str | None:
+    if isinstance(node, exp.Div | exp.Mod | exp.IntDiv) and not _is_nonzero(node.expression):
         return "divide by NULLIF(…, 0), because division by zero fails in Spark alone"
-    if isinstance(node, exp.Div | exp.Mod | exp.SafeDivide | exp.Avg):
-        operands = [node.this] if isinstance(node, exp.Avg) else [node.this, node.expression]
-        if any(kinds.of(operand) not in _NUMBERS for operand in operands):
-            return "its operands must be integers or DOUBLE, as CAST(… AS DOUBLE) makes them"
-    if isinstance(node, exp.Cast):
-        return _reason_of_cast(node, kinds)
-    if isinstance(node, (exp.Sum, *OF_ALL, exp.Case, exp.If)) and kinds.of(node) == "decimal":
-        return _reason_of_decimal(node, kinds)
+    operands = [node.this] if isinstance(node, exp.Avg) else [node.this, node.expression]
+    if any(kinds.of(operand) not in _NUMBERS for operand in operands):
+        return "its operands must be integers or DOUBLE, as CAST(… AS DOUBLE) makes them"
+    is_integral = not isinstance(node, exp.IntDiv) or all(kinds.of(operand) == "integer" for operand in operands)
+    return None if is_integral else "its operands must be integers"
+
+
+def _reason_of_text(node: exp.Expr, kinds: ValueKinds) -> str | None:
     if isinstance(node, exp.Like):
         pattern = node.expression
-        return (
-            None if isinstance(pattern, exp.Literal) and "\\" not in pattern.name else "its pattern must be plain text"
-        )
+        plain = isinstance(pattern, exp.Literal) and "\\" not in pattern.name
+        return None if plain else "its pattern must be plain text"
     if isinstance(node, exp.Substring | exp.Left):
         bounds = [value for name, value in node.args.items() if name != "this" and isinstance(value, exp.Expr)]
         numbers = [int(b.name) if isinstance(b, exp.Literal) and b.is_int else 0 for b in bounds]
@@ -75,12 +87,50 @@ def _reason(node: exp.Expr, kinds: ValueKinds) -> str | None:
         parts = node.expressions or [node.this, node.expression]
         plain = all(kinds.of(part) in ("text", "integer") for part in parts)
         return None if plain else "it takes texts and integers"
-    if isinstance(node, exp.TimestampTrunc | exp.Year | exp.Quarter | exp.Month | exp.Day | exp.DayOfYear):
-        wanted = ("timestamp",) if isinstance(node, exp.TimestampTrunc) else ("date", "timestamp")
-        return None if kinds.of(node.this) in wanted else f"it takes a {' or '.join(wanted)}"
-    if isinstance(node, _COMPARISONS):
-        return _reason_of_comparison(kinds.of(node.this), kinds.of(node.expression), node)
-    return None
+    if isinstance(node, exp.Trim):
+        return _NO_EQUIVALENT if node.expression else None if kinds.of(node.this) == "text" else "it takes a text"
+    return None if {kinds.of(node.this), kinds.of(node.expression)} == {"text"} else "it takes two texts"
+
+
+def _reason_of_time(node: exp.Expr, kinds: ValueKinds) -> str | None:
+    if isinstance(node, exp.TsOrDsToDate):
+        known = isinstance(node.this, exp.Literal) or kinds.of(node.this) in ("date", "timestamp")
+        return None if known and not node.args.get("format") else "it takes a date, a timestamp or a literal"
+    if isinstance(node, exp.TsOrDsAdd):
+        days = node.expression.unnest()
+        days = days.this.unnest() if isinstance(days, exp.Neg | exp.Mul) else days  # DATE_SUB(day, 1): 1 * -1
+        literal = isinstance(days, exp.Literal) and days.is_int and len(days.name) <= _MOST_DIGITS
+        known = kinds.of(node.this) == "date" and literal
+        return None if known else "it takes a date and a number of at most six digits"
+    if isinstance(node, exp.DateDiff):
+        dates = {kinds.of(node.this), kinds.of(node.expression)} == {"date"} and not node.args.get("unit")
+        return None if dates else "write DATEDIFF(end, start), which takes dates and counts days"
+    wanted = ("timestamp",) if isinstance(node, _OF_TIMES) else ("date", "timestamp")
+    return None if kinds.of(node.this) in wanted else ADVICE.get(name_of(node), f"it takes a {' or '.join(wanted)}")
+
+
+def _reason_of_arithmetic(node: exp.Expr, kinds: ValueKinds) -> str | None:
+    """Return a reason for arithmetic of other values than numbers: a day, hour, minute or second may be added to a
+    timestamp.
+    """
+    if isinstance(node, exp.Interval):
+        around = node.parent
+        if not isinstance(around, exp.Add | exp.Sub) or around.expression is not node:
+            return ADVICE["INTERVAL"]
+        number = node.this.name if isinstance(node.this, exp.Literal) else ""
+        plain = number.isdecimal() and len(number) <= _MOST_DIGITS and _unit_of(node) in _UNITS
+        return None if plain and kinds.of(around.this) == "timestamp" else ADVICE["INTERVAL"]
+    if isinstance(node.expression, exp.Interval):
+        return None
+    operands = {kinds.of(node.this), kinds.of(node.expression)}
+    if operands & {"date", "timestamp"}:
+        return "write DATE_ADD(date, number), or DATEDIFF(end, start), which counts days"
+    return None if not operands & {"text", "boolean"} else "its operands must be numbers"
+
+
+def _unit_of(interval: exp.Interval) -> str:
+    unit = interval.args.get("unit")
+    return unit.name.upper() if isinstance(unit, exp.Var) else ""
 
 
 def _reason_of_group(node: exp.Expr, kinds: ValueKinds) -> str | None:
@@ -129,6 +179,8 @@ def _is_known(node: exp.Expr) -> bool:
 
 def _reason_of_decimal(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for arithmetic of decimals, whose results have other numbers of digits."""
+    if kinds.of(node) != "decimal":
+        return None
     if isinstance(node, exp.Sum):
         around = node.parent
         while isinstance(around, exp.Filter | exp.Window | exp.Paren):
@@ -150,18 +202,19 @@ def _reason_of_cast(node: exp.Cast, kinds: ValueKinds) -> str | None:
         "float": ("float",),
         "decimal": ("float", "decimal"),
         "text": ("text",),
-        "date": ("date", "text"),
-        "timestamp": ("timestamp",),
+        "date": ("date", "text", "timestamp"),
+        "timestamp": ("timestamp", "date"),
         "boolean": ("boolean", "integer"),
     }
     if isinstance(node.this, exp.Null) or (isinstance(node.this, exp.Literal) and target in ("date", "timestamp")):
         return None
     if source is None or target not in agreed.get(source, ()):
-        return f"a cast of {source or 'this'} to {node.to.sql(syntax.DIALECT)} rounds or fails differently"
+        return _NO_EQUIVALENT  # it rounds or fails differently
     return None
 
 
-def _reason_of_comparison(left: str | None, right: str | None, node: exp.Expr) -> str | None:
+def _reason_of_comparison(node: exp.Expr, kinds: ValueKinds) -> str | None:
+    left, right = kinds.of(node.this), kinds.of(node.expression)
     if left is None or right is None or left == right or "null" in (left, right):
         return None
     numbers = {"integer", "float", "decimal"}
@@ -280,17 +333,29 @@ def _is_nonzero(divisor: exp.Expr) -> bool:
     return isinstance(zero, exp.Literal) and not zero.is_string and float(zero.name) == 0
 
 
+_CHECKS: tuple[tuple[tuple[type[exp.Expr], ...], Callable[[Any, ValueKinds], str | None]], ...] = (
+    ((exp.Div, exp.Mod, exp.IntDiv, exp.SafeDivide, exp.Avg), _reason_of_division),
+    ((exp.Cast,), _reason_of_cast),
+    ((exp.Add, exp.Sub, exp.Mul, exp.Interval), _reason_of_arithmetic),
+    ((exp.Sum, *OF_ALL, exp.Case, exp.If), _reason_of_decimal),
+    ((exp.Like, exp.Substring, exp.Left, exp.Concat, exp.DPipe, exp.Trim), _reason_of_text),
+    ((exp.StartsWith, exp.EndsWith, exp.Contains), _reason_of_text),
+    ((*_OF_TIMES, *_OF_DATES, exp.TsOrDsAdd, exp.DateDiff, exp.TsOrDsToDate), _reason_of_time),
+    (_COMPARISONS, _reason_of_comparison),
+)
+"""Checks of nodes by their types. The first reason counts."""
+_REWRITTEN = (exp.TryCast, exp.TsOrDsToDate, exp.TsOrDsAdd, exp.IntDiv, exp.Trim)
+
+
 def as_spark_computes(query: exp.Expr) -> exp.Expr:
     """Return the query for DuckDB with casts that fail as Spark's do, results as wide as Spark's, and averages that are
     summed as DOUBLE, as Spark sums them.
     """
-
-    def visit(node: exp.Expr) -> exp.Expr:
-        if type(node) is exp.TryCast and not node.args.get("safe"):
-            return exp.Cast(this=node.this, to=node.args["to"])
-        return node
-
-    query = query.copy().transform(visit, copy=False)
+    query = query.copy()
+    for node in list(query.find_all(*_REWRITTEN)):
+        other = _rewritten(node)
+        if other is not node:
+            node.replace(other)
     for average in query.find_all(exp.Avg):
         values = average.this.expressions if isinstance(average.this, exp.Distinct) else [average.this]
         for value in values:
@@ -300,6 +365,23 @@ def as_spark_computes(query: exp.Expr) -> exp.Expr:
     for window in [child for child in query.find_all(exp.Window) if isinstance(syntax.function_of(child), NARROW)]:
         window.replace(_as_int(window))
     return query
+
+
+def _rewritten(node: exp.Expr) -> exp.Expr:
+    """Return the node as DuckDB computes it like Spark. Its parts are moved to the new node."""
+    date, bigint = exp.DataType.build("DATE"), exp.DataType.build("BIGINT")
+    if type(node) is exp.TryCast and not node.args.get("safe"):
+        return exp.Cast(this=node.this, to=node.args["to"])
+    if isinstance(node, exp.TsOrDsToDate):  # else NULL for a text that is no date
+        return exp.Cast(this=node.this, to=date)
+    if isinstance(node, exp.TsOrDsAdd):  # a date and an INTERVAL give a timestamp
+        return exp.Paren(this=exp.Add(this=exp.Paren(this=node.this), expression=exp.Paren(this=node.expression)))
+    if isinstance(node, exp.IntDiv):  # of INT it would be INT
+        sides = [exp.Cast(this=side, to=bigint.copy()) for side in (node.this, node.expression)]
+        return exp.IntDiv(this=sides[0], expression=sides[1])
+    if isinstance(node, exp.Trim) and not node.expression:  # else other white space too
+        return exp.Trim(this=node.this, position=node.args.get("position"), expression=exp.Literal.string(" "))
+    return node
 
 
 def _as_int(node: exp.Expr) -> exp.Cast:

@@ -16,6 +16,7 @@ from epochlog.errors import InvalidInput, TableNotFound
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
+from .advice import ADVICE, keep_text
 from .clauses import (
     grouping_keys,
     kind_of_join,
@@ -302,7 +303,9 @@ class _Resolver:
         return matches[0] if matches else None
 
     def _column(self, node: exp.Column, scope: _Scope | None) -> exp.Expr | None:
-        if node.args.get("db") or isinstance(node.this, exp.Star):
+        if node.args.get("db"):
+            raise InvalidInput(f"a view cannot read {node.sql(syntax.DIALECT)}, which is no column: {ADVICE['DOT']}")
+        if isinstance(node.this, exp.Star):
             raise InvalidInput(f"a view cannot read {node.sql(syntax.DIALECT)!r} here")
         while scope is not None:
             if not node.table:
@@ -340,8 +343,10 @@ class _Resolver:
                     match = outputs.get(current.name.casefold())
                 if match is None:
                     text = current.sql(syntax.DIALECT)
+                    if current.table and self._unqualified(current.table, scope) is not None:
+                        raise InvalidInput(f"a view cannot read {text}, a field of a struct: {ADVICE['DOT']}")
                     raise InvalidInput(f"the query reads the column {text}, which is unknown{self._past(current.name)}")
-                return match.copy()
+                return keep_text(match.copy(), current)
             for name, value in list(current.args.items()):
                 if isinstance(value, exp.Expr):
                     current.set(name, visit(value))

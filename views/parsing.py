@@ -12,6 +12,7 @@ from sqlglot.errors import SqlglotError
 from epochlog.errors import InvalidInput
 
 from . import syntax
+from .advice import ADVICE, clause_name, name_of, note_texts, refusal, written
 
 _CLAUSES = (
     *(exp.Select, exp.Union, exp.Except, exp.Intersect, exp.Subquery, exp.With, exp.CTE, exp.TableAlias, exp.From),
@@ -41,6 +42,11 @@ _WINDOWS = (
 ALLOWED: frozenset[type[exp.Expr]] = frozenset((*_CLAUSES, *_SCALARS, *_AGGREGATES, *_WINDOWS))
 """Classes of nodes that a view's query can have."""
 _UNSTABLE = (exp.Rand, exp.Randn, exp.Uuid, exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentTime, exp.CurrentUser)
+_BY_ORDER = (
+    *(exp.First, exp.Last, exp.AnyValue, exp.ArgMax, exp.ArgMin, exp.Mode, exp.ArrayAgg, exp.ArrayUniqueAgg),
+    *(exp.GroupConcat, exp.ApproxDistinct, exp.ApproxQuantile),
+)
+"""Aggregates whose value the order of the rows decides, some of them among equal rows alone."""
 
 
 def parse(sql: str) -> exp.Query:
@@ -55,6 +61,7 @@ def parse(sql: str) -> exp.Query:
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         kinds = ", ".join(statement.key.upper() for statement in statements) or "nothing"
         raise InvalidInput(f"a view is one SELECT, not {kinds}")
+    note_texts(statements[0], sql)
     for node in statements[0].walk():
         _require_allowed(node)
     return statements[0]
@@ -62,13 +69,12 @@ def parse(sql: str) -> exp.Query:
 
 def _require_allowed(node: exp.Expr) -> None:
     if type(node) not in ALLOWED:
-        text = node.sql(syntax.DIALECT)
-        name = node.name.upper() if isinstance(node, exp.Anonymous) else node.key.upper()
+        text, name = written(node), name_of(node)
         if isinstance(node, _UNSTABLE) or (isinstance(node, exp.Anonymous) and name in ("NOW", "UUID")):
-            raise InvalidInput(f"a view cannot have {text}: its value is another one at each run")
-        if isinstance(node, exp.AggFunc):
-            raise InvalidInput(f"a view cannot have the aggregate {text}: its value can depend on the order of rows")
-        raise InvalidInput(f"a view cannot have {name}: {text}")
+            advice = f"; {ADVICE[name]}" if name in ADVICE else ""
+            raise InvalidInput(f"a view cannot have {text}: its value is another one at each run{advice}")
+        reason = "its value can depend on the order of rows" if isinstance(node, _BY_ORDER) else ""
+        raise InvalidInput(refusal(text, name, reason))
     if isinstance(node, exp.Table) and not isinstance(node.this, exp.Identifier):
         raise InvalidInput(f"a view reads tables of its store by name, not {node.sql(syntax.DIALECT)}")
     if isinstance(node, exp.With) and node.args.get("recursive"):
@@ -77,7 +83,8 @@ def _require_allowed(node: exp.Expr) -> None:
         known = ("with_", "expressions", "distinct", "from_", "joins", "where", "group", "having", "windows", "order")
         extra = [clause for clause, value in node.args.items() if value and clause not in (*known, "limit", "offset")]
         if extra:
-            raise InvalidInput(f"a view cannot have {extra[0].strip('_').upper()}")
+            name = clause_name(extra[0])
+            raise InvalidInput(refusal(name, name))
     if isinstance(node, exp.Lag | exp.Lead | exp.FirstValue | exp.LastValue | exp.NthValue | exp.Ntile | exp.RowNumber):
         around = node.parent
         while isinstance(around, exp.IgnoreNulls | exp.RespectNulls | exp.Filter):

@@ -14,10 +14,10 @@ from .touched import output_names
 
 NARROW = (
     *(exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile, exp.Length),
-    *(exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfYear),
+    *(exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfYear, exp.Hour, exp.Minute, exp.Second, exp.DateDiff),
 )
 """Functions of type INT in Spark and BIGINT in DuckDB."""
-_INTEGERS = (exp.Count, exp.CountIf, *NARROW)
+_INTEGERS = (exp.Count, exp.CountIf, exp.IntDiv, *NARROW)
 _OF_FIRST = (exp.Paren, exp.Neg, exp.Abs, exp.Sum, exp.Min, exp.Max, exp.Filter, exp.Nullif, exp.Window, exp.Distinct)
 OF_ALL = (exp.Add, exp.Sub, exp.Mul, exp.Mod, exp.Coalesce, exp.Greatest, exp.Least)
 """Expressions whose values have the common kind of all their parts."""
@@ -25,7 +25,8 @@ _WIDTHS = {"TINYINT": pa.int8(), "SMALLINT": pa.int16(), "FLOAT": pa.float32()}
 """Types whose values DuckDB and Spark widen differently beside values of other types."""
 _VALUES = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
 _FLOATS = (exp.Avg, exp.Div, exp.SafeDivide, exp.PercentRank, exp.CumeDist)
-_TEXTS = (exp.Substring, exp.Left, exp.Concat, exp.DPipe)
+_TEXTS = (exp.Substring, exp.Left, exp.Concat, exp.DPipe, exp.Trim)
+_TESTS = (exp.StartsWith, exp.EndsWith, exp.Contains)
 
 
 class ValueKinds:
@@ -52,13 +53,19 @@ class ValueKinds:
         if isinstance(node, exp.Query):
             inner = syntax.unwrapped(node)
             return self._of_output(inner, output_names(inner)[0])
-        fixed = (("integer", _INTEGERS), ("float", _FLOATS), ("text", _TEXTS), ("timestamp", exp.TimestampTrunc))
+        fixed = (
+            *(("integer", _INTEGERS), ("float", _FLOATS), ("text", _TEXTS), ("boolean", _TESTS)),
+            *(("timestamp", exp.TimestampTrunc), ("date", exp.TsOrDsAdd)),
+        )
         for kind, types in fixed:
             if isinstance(node, types):
                 return kind
         if isinstance(node, exp.Distinct):
             return self._common([self.of(part) for part in node.expressions])
-        if isinstance(node, (*_OF_FIRST, *_VALUES, exp.TsOrDsToDate)):
+        if isinstance(node, exp.TsOrDsToDate):
+            kind = self.of(node.this)
+            return "date" if kind == "timestamp" else kind
+        if isinstance(node, (*_OF_FIRST, *_VALUES)):
             return self.of(node.this)
         if isinstance(node, (*OF_ALL, exp.Case, exp.If)):
             return self._common([self.of(part) for part in self.values_of(node)])
@@ -97,7 +104,7 @@ class ValueKinds:
     def values_of(node: exp.Expr) -> list[exp.Expr]:
         """Return the parts of an expression whose values can be its value."""
         if not isinstance(node, exp.Case | exp.If):
-            return list(node.iter_expressions())
+            return [part for part in node.iter_expressions() if not isinstance(part, exp.Interval)]
         default = node.args.get("default") or node.args.get("false")
         return [*(case.args["true"] for case in node.args.get("ifs") or [node]), *([default] if default else [])]
 

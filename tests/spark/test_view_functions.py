@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from sqlglot import exp
 
@@ -36,7 +40,12 @@ SCHEMA = pa.schema(
         pa.field("single", pa.float32()),
     ]
 )
-TIMES = [None, dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC), dt.datetime(2024, 2, 29, 13, 5, 7, 8, UTC)]
+TIMES = [
+    None,
+    dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC),
+    dt.datetime(2024, 2, 29, 13, 5, 7, 8, UTC),
+    dt.datetime(1500, 3, 1, 0, 0, 0, 1, UTC),  # the Julian calendar had a 29th of February
+]
 ROWS = pa.Table.from_pylist(
     [
         {"id": number, "i": i, "n": n, "f": f, "d": d, "s": s, "day": day, "at": at, "b": b}
@@ -50,6 +59,7 @@ ROWS = pa.Table.from_pylist(
                 (2**31 - 1, 3, math.inf, Decimal("0.01"), " a ", dt.date(9999, 12, 31), TIMES[1], False),
                 (3, -3, -math.inf, Decimal("2.50"), "ab\\c", dt.date(2023, 1, 1), TIMES[2], None),
                 (1, 1, 1e-300, Decimal("1.00"), "\n", dt.date(2000, 12, 31), TIMES[1], True),
+                (-1, -5, -1.5, Decimal("-0.01"), "\u00a0\t x \u3000", dt.date(2, 1, 1), TIMES[3], False),
             ]
         )
     ],
@@ -145,6 +155,40 @@ AGREED = (
     "i <> n",
     "i >= 0",
     "i <= n",
+    "i DIV 2",
+    "n DIV 3",
+    "n DIV NULLIF(i, 0)",
+    "(n + 1) DIV 2 * 2 DIV 3",
+    "HOUR(at)",
+    "MINUTE(at)",
+    "SECOND(at)",
+    "CAST(at AS DATE)",
+    "DATE(at)",
+    "TO_DATE(at)",
+    "TO_DATE(day)",
+    "TO_DATE('2024-02-29')",
+    "CAST(at AS DATE) = day",
+    "CAST(day AS TIMESTAMP)",
+    "DATE_TRUNC('MONTH', CAST(day AS TIMESTAMP))",
+    "CAST(DATE_TRUNC('WEEK', at) AS DATE)",
+    "DATEDIFF(day, DATE '2000-01-01')",
+    "DATEDIFF(at, day)",
+    "DATE_ADD(DATE_SUB(day, 1), 1)",
+    "DATE_SUB(day, 30)",
+    "YEAR(DATE_ADD(day, 31))",
+    "DATE_ADD(DATE(at), -1) < day",
+    "at + INTERVAL 1 DAY",
+    "at - INTERVAL '90' MINUTES",
+    "at + INTERVAL 3 SECONDS - INTERVAL 25 HOUR",
+    "at + INTERVAL 1 DAY > CAST(day AS TIMESTAMP)",
+    "TRIM(s)",
+    "LTRIM(s)",
+    "RTRIM(s)",
+    "STARTSWITH(s, 'a')",
+    "STARTSWITH(s, '')",
+    "ENDSWITH(s, 'c')",
+    "CONTAINS(s, 'b')",
+    "CONTAINS(s, s)",
     "LAST_VALUE(i) OVER (ORDER BY id)",
     "NTH_VALUE(i, 2) OVER (ORDER BY id)",
 )
@@ -178,7 +222,8 @@ REFUSED = (
     "i / n",
     "i % n",
     "d / 2",
-    "i DIV 2",
+    "i DIV n",
+    "f DIV 2",
     "d + 1",
     "d * d",
     "COALESCE(d, 0)",
@@ -199,7 +244,25 @@ REFUSED = (
     "DAYOFWEEK(day)",
     "s RLIKE 'a'",
     "day + INTERVAL 1 DAY",
-    "DATE_ADD(day, 1)",
+    "DATE_ADD(day, i)",
+    "DATE_ADD(day, 2147483647)",  # in Spark it begins again at the oldest date
+    "DATE_ADD(at, 1)",
+    "day - day",
+    "day + 1",
+    "at - at",
+    "s + s",
+    "at + INTERVAL 1 MONTH",
+    "INTERVAL 1 DAY",
+    "INTERVAL 1 DAY + at",
+    "DATEDIFF(DAY, at, at)",
+    "DATEDIFF(s, day)",
+    "HOUR(day)",
+    "TO_DATE(s)",
+    "TO_DATE(s, 'yyyy')",
+    "CAST(s AS DATE)",
+    "TRIM(BOTH 'x' FROM s)",
+    "TRIM(i)",
+    "STARTSWITH(s, i)",
     "CONCAT(s, f)",
     "small * 2",
     "COALESCE(small, -1)",
@@ -313,6 +376,22 @@ def test_the_order_of_rows_decides_between_both_zeros_in_spark(utc: SparkSession
     assert seen == {"low": {"0.0", "-0.0"}, "high": {"0.0", "-0.0"}, "sum": {"0.0"}}
 
 
+@pytest.mark.parametrize("text", [
+    "n DIV NULLIF(i, 0)",
+    "CAST(CAST(n AS INT) AS BIGINT)",
+])  # fmt: skip
+def test_both_engines_fail_for_a_value_that_has_no_place(utc: SparkSession, text: str) -> None:
+    rows = pa.Table.from_pylist([{"id": 1, "i": -1, "n": -(2**63), "day": dt.date(2024, 1, 1)}], schema=SCHEMA)
+    sql = f"SELECT id AS k, {text} AS c FROM x"
+    with local_engine._connected() as connection:
+        connection.register(NOW + "x", rows)
+        with pytest.raises(InvalidInput):
+            local_engine._run(connection, derive(sql, {"x": TableSchema("x", SCHEMA, ("id",))}, ["k"]).query())
+    utc.createDataFrame(rows).createOrReplaceTempView("x")
+    with pytest.raises((PySparkException, Py4JJavaError)):
+        utc.sql(sql).toArrow()
+
+
 def test_every_function_of_the_list_occurs_in_an_agreed_text() -> None:
     """A name on the list without a text here is one that no test compares."""
     seen: set[type[exp.Expr]] = set()
@@ -322,6 +401,28 @@ def test_every_function_of_the_list_occurs_in_an_agreed_text() -> None:
         seen.update(type(node) for node in parse(sql).walk())
     functions = {kind for kind in LOCAL if issubclass(kind, exp.Func | exp.Binary | exp.Unary | exp.Predicate)}
     assert sorted(kind.__name__ for kind in functions - seen) == []
+
+
+def test_the_guide_lists_the_functions_that_are_compared() -> None:
+    page = (Path(__file__).parents[2] / "docs/guide/views-in-sql.md").read_text("utf-8")
+    table = page.partition("these give the same values on both engines")[2].partition("Spark alone computes")[0]
+    listed = set(re.findall(r"`([A-Z_]{2,})[`(]", table)) - {"DIV", "LIKE", "CASE", "IN", "BETWEEN", "INTERVAL"}
+    listed -= {"DISTINCT", "FILTER"}
+    called = set(re.findall(r"\b([A-Z_]{2,})\(", " ".join((*AGREED, *AGGREGATES)))) - {"CAST", "DECIMAL", "DATE"}
+    assert listed == called
+
+
+def test_spark_alone_computes_the_functions_of_the_guide() -> None:
+    page = (Path(__file__).parents[2] / "docs/guide/views-in-sql.md").read_text("utf-8")
+    text = page.partition("Spark alone computes")[2].partition("IGNORE NULLS")[0]
+    calls = {"RLIKE": "s RLIKE 'a'", "TRUNC": "TRUNC(day, 'MONTH')", "REPLACE": "REPLACE(s, 'a', 'b')"}
+    calls["RIGHT"] = "RIGHT(s, 1)"
+    for name in re.findall(r"`([A-Z]+)`", text):
+        sql = f"SELECT {calls.get(name, f'{name}(i)')} AS c FROM x"
+        if name in ("ROLLUP", "CUBE"):
+            sql = f"SELECT i AS c FROM x GROUP BY {name}(i)"
+        kinds = {type(node) for node in parse(sql).walk()}
+        assert kinds - LOCAL, name
 
 
 @pytest.mark.parametrize("text", REFUSED)

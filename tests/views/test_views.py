@@ -338,3 +338,26 @@ def test_a_change_of_most_rows_recomputes_all(tmp_path: Path) -> None:
         }
         assert "recomputes all rows" in views["auto"].explain()
         assert "recomputes all rows" not in views["incremental"].explain()
+
+
+def test_nested_values_are_handed_on(tmp_path: Path) -> None:
+    nested = pa.struct([("x", pa.int64()), ("tags", pa.list_(pa.string()))])
+    schema = pa.schema(
+        [("id", pa.int64()), ("n", nested), ("l", pa.list_(pa.int32())), ("m", pa.map_(pa.string(), pa.int64()))]
+    )
+    rows = [
+        {"id": 1, "n": {"x": 1, "tags": ["a", None]}, "l": [1, None], "m": [("k", 1)]},
+        {"id": 2, "n": {"x": None, "tags": []}, "l": [], "m": []},
+        {"id": 3, "n": None, "l": None, "m": None},
+    ]
+    with el.open(tmp_path / "store", durability="os", checkpoint_interval_ms=10) as store:
+        table = store.create_table("t", schema, ["id"])
+        table.upsert(pa.Table.from_pylist(rows, schema=schema))
+        view = store.create_view("v", "SELECT id, n, l, m FROM t WHERE id <> 2", ["id"])
+        store.checkpoint()
+        assert view.step() and store.table("v").to_arrow().to_pylist() == [rows[0], rows[2]]
+        changed = {**rows[2], "n": {"x": 7, "tags": None}}
+        table.upsert(pa.Table.from_pylist([changed], schema=schema))
+        store.checkpoint()
+        assert view.step() and store.table("v").to_arrow().to_pylist() == [rows[0], changed]
+        assert view.check().ok and store.table("v").schema == table.schema
