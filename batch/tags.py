@@ -100,17 +100,18 @@ def put_tag(handle: Handle, token: Token, name: str, lasting: float | timedelta 
 
 def list_tags(handle: Handle) -> list[Tag]:
     """Return all tags that are kept now, by name."""
+    return handle.catalog.read(lambda view: tags_within(view, handle))
 
-    def body(view: ReadTxn) -> list[Tag]:
-        now_ms = handle.catalog.now_ms()
-        names = {table.id: table.name for table in all_tables(view)}
-        holds_by_name: dict[str, list[Hold]] = {}
-        for _, hold in all_holds(view):
-            if hold.is_tag and hold.table_id in names and _is_kept(hold, now_ms):
-                holds_by_name.setdefault(hold.holder.removeprefix(TAG), []).append(hold)
-        return [_describe(name, holds_by_name[name], names, handle.store_id) for name in sorted(holds_by_name)]
 
-    return handle.catalog.read(body)
+def tags_within(view: ReadTxn, handle: Handle) -> list[Tag]:
+    """Return all tags that are kept now, by name, within a catalog transaction."""
+    now_ms = handle.catalog.now_ms()
+    names = {table.id: table.name for table in all_tables(view)}
+    holds_by_name: dict[str, list[Hold]] = {}
+    for _, hold in all_holds(view):
+        if hold.is_tag and hold.table_id in names and _is_kept(hold, now_ms):
+            holds_by_name.setdefault(hold.holder.removeprefix(TAG), []).append(hold)
+    return [_describe(name, holds_by_name[name], names, handle.store_id) for name in sorted(holds_by_name)]
 
 
 def find_tag(handle: Handle, name: str) -> Tag:

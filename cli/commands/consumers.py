@@ -5,22 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 
 import pyarrow as pa
 
 from epochlog.cli.facts.chosen_epochs import epoch_of
-from epochlog.cli.facts.store import Facts
+from epochlog.cli.facts.holds import consumer_facts
 from epochlog.cli.grammar.values import BEGINNINGS
 from epochlog.cli.render.json_values import cell, plain_rows
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import epoch_iso, iso, safe
+from epochlog.cli.text import epoch_iso, safe
 from epochlog.exchange.subscription.messages import FeedPosition
 from epochlog.exchange.subscription.table_feed import Passed, Slice, TableFeed
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS, CHANGE_TYPE, COMMIT_VERSION
 from epochlog.store.changelog.consumer import Consumer
-from epochlog.store.changelog.consumer_info import ConsumerInfo
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_version
@@ -37,19 +35,13 @@ def consumers(session: CommandSession) -> None:
         store.reset_consumer(name, _reset_target(to))
     if options.drop is not None:
         store.drop_consumer(options.drop)
-    facts = [_consumer_facts(info) for info in store.consumers()]
+    facts = [consumer_facts(info) for info in store.consumers()]
     if session.out.as_json:
         session.out.document({"root": session.handle.files.place, "consumers": facts})
     else:
         from epochlog.cli.render import pages
 
         session.out.show(pages.consumers_page(facts) if facts else f"{session.handle.files.place} has no consumer")
-
-
-def _consumer_facts(info: ConsumerInfo) -> Facts:
-    times = {"until": info.until_ms, "acked": info.acked_ms}
-    facts = {name: value for name, value in asdict(info).items() if name not in ("until_ms", "acked_ms")}
-    return {**facts, "tables": list(info.tables), **{name: ms and iso(ms) for name, ms in times.items()}}
 
 
 def _reset_target(text: str) -> str | int:

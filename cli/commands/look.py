@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from itertools import count, islice
 
+from epochlog.batch.tags import list_tags
 from epochlog.cli.facts.holds import trace_facts
 from epochlog.cli.facts.store import (
     Facts,
@@ -15,19 +16,16 @@ from epochlog.cli.facts.store import (
     jobs_facts,
     loads_facts,
     look,
-    maintenance_facts,
+    status_facts,
     table_facts,
 )
 from epochlog.cli.grammar.commands import limit_of
 from epochlog.cli.render.json_values import plain_rows
 from epochlog.cli.render.output import people_console
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import iso
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.compaction.trace import read_traces
 from epochlog.store.metadata.lookups import find_table
-
-from .tags import tag_list
 
 
 def ls(session: CommandSession) -> None:
@@ -123,18 +121,8 @@ def _table_list(session: CommandSession, tables: Sequence[TableLook], counter: R
 
 def _status_facts(session: CommandSession, counter: RowCounter) -> Facts:
     state = look(session.handle)
-    return {
-        "root": session.handle.files.place,
-        "at": iso(state.now_ms),
-        "last_epoch": state.last_epoch,
-        "tables": [
-            {**facts, **maintenance_facts(table)}
-            for facts, table in zip(_table_list(session, state.tables, counter), state.tables, strict=True)
-        ],
-        "jobs": jobs_facts(state),
-        "loads": loads_facts(state),
-        "tags": tag_list(session),
-    }
+    tables = _table_list(session, state.tables, counter)
+    return status_facts(session.handle.files.place, state, tables, list_tags(session.handle))
 
 
 def _show_status(session: CommandSession, counter: RowCounter, *, on_one_line: bool = False) -> None:

@@ -8,9 +8,10 @@ from datetime import timedelta
 from itertools import chain
 
 from epochlog.batch.policy import Exact, choose_epochs
-from epochlog.batch.tags import Tag, list_tags
+from epochlog.batch.tags import list_tags
 from epochlog.batch.token import decode_token
 from epochlog.cli.facts.chosen_epochs import policy_of, token_of
+from epochlog.cli.facts.holds import tag_facts
 from epochlog.cli.facts.store import Facts
 from epochlog.cli.session import CommandSession
 from epochlog.cli.text import epoch_iso, iso
@@ -51,31 +52,14 @@ def _tag_new(session: CommandSession) -> None:
 
 
 def _list_tags(session: CommandSession) -> None:
-    facts = tag_list(session)
+    now_ms = session.handle.catalog.now_ms()
+    facts = [tag_facts(tag, now_ms) for tag in list_tags(session.handle)]
     if session.out.as_json:
         session.out.document({"root": session.handle.files.place, "tags": facts})
     else:
         from epochlog.cli.render.pages import tags_table
 
         session.out.show(*(tags_table(facts) if facts else [f"{session.handle.files.place} has no tag"]))
-
-
-def tag_list(session: CommandSession) -> list[Facts]:
-    """Describe all tags."""
-    now_ms = session.handle.catalog.now_ms()
-    return [tag_facts(tag, now_ms) for tag in list_tags(session.handle)]
-
-
-def tag_facts(tag: Tag, now_ms: int) -> Facts:
-    """Describe a tag. until, left_ms: None for good."""
-    return {
-        "name": tag.name,
-        "since": iso(tag.since_ms),
-        "until": None if tag.until_ms is None else iso(tag.until_ms),
-        "left_ms": None if tag.until_ms is None else max(0, tag.until_ms - now_ms),
-        "epochs": dict(tag.epochs),
-        "token": tag.token,
-    }
 
 
 def _show_token(session: CommandSession, token: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from epochlog.batch.tags import Tag
 from epochlog.cli.text import iso
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.changelog.consumer_info import ConsumerInfo
 from epochlog.store.compaction.trace import Trace
 from epochlog.store.compaction.work import Work
 from epochlog.store.maintenance.scheduler import MaintenanceFailure
@@ -37,6 +40,25 @@ def hold_facts(hold: Hold, now_ms: int) -> Facts:
         "age_ms": max(0, now_ms - since_ms),
         "expires": None if hold.expires_ms is None else iso(hold.expires_ms),
     }
+
+
+def tag_facts(tag: Tag, now_ms: int) -> Facts:
+    """Describe a tag. until, left_ms: None for good."""
+    return {
+        "name": tag.name,
+        "since": iso(tag.since_ms),
+        "until": None if tag.until_ms is None else iso(tag.until_ms),
+        "left_ms": None if tag.until_ms is None else max(0, tag.until_ms - now_ms),
+        "epochs": dict(tag.epochs),
+        "token": tag.token,
+    }
+
+
+def consumer_facts(info: ConsumerInfo) -> Facts:
+    """Describe a consumer: the fields of ConsumerInfo, with its times as text."""
+    times = {"until": info.until_ms, "acked": info.acked_ms}
+    facts = {name: value for name, value in asdict(info).items() if name not in ("until_ms", "acked_ms")}
+    return {**facts, "tables": list(info.tables), **{name: ms and iso(ms) for name, ms in times.items()}}
 
 
 def writers(view: ReadTxn, now_ms: int) -> list[Facts]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from epochlog.batch.tags import Tag
 from epochlog.checkpoint.job.job_ddl import RunnerInfo, job_info, runner_of
 from epochlog.checkpoint.job.wait_reasons import read_waits
 from epochlog.cli.text import epoch_iso, iso
@@ -36,7 +37,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import to_unix_ms
 from epochlog.views.present_text import present_text
 
-from .holds import held_back, hold_facts, trouble_facts, work_facts, writers
+from .holds import held_back, hold_facts, tag_facts, trouble_facts, work_facts, writers
 from .wait_reasons import JobLook, wait_texts
 
 Facts = dict[str, Any]
@@ -68,34 +69,37 @@ class StoreLook:
     tables: list[TableLook]
     jobs: list[JobLook]
     loads: list[tuple[LoadRecord, int]]
+    epochs: EpochView
 
 
 def look(handle: Handle) -> StoreLook:
     """Read all tables, jobs and loads from one state of the catalog, without data files."""
+    return handle.catalog.read(lambda view: look_within(view, handle))
 
-    def body(view: ReadTxn) -> StoreLook:
-        now_ms = handle.catalog.now_ms()
-        epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
-        troubles = all_troubles(view)
-        tables = [
-            replace(look_at(view, table, epochs), work=read_work(view, table.id), trouble=troubles.get(table.id))
-            for table in all_tables(view)
-        ]
-        jobs = list(all_jobs(view))
-        waits = read_waits(view, handle, epochs, jobs)
-        return StoreLook(
-            Counters.read(view).last_epoch,
-            now_ms,
-            handle.interval_ms,
-            sorted(tables, key=lambda table_look: table_look.table.name),
-            [
-                JobLook(job_info(view, handle, job, epochs), job, waits[job.name], _rows_of_upstreams(view, job))
-                for job in sorted(jobs, key=lambda job: job.name)
-            ],
-            [(load, sum(part.finished for _, part in load_parts(view, load.name))) for load in all_loads(view)],
-        )
 
-    return handle.catalog.read(body)
+def look_within(view: ReadTxn, handle: Handle) -> StoreLook:
+    """Read all tables, jobs and loads within a catalog transaction."""
+    now_ms = handle.catalog.now_ms()
+    epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
+    troubles = all_troubles(view)
+    tables = [
+        replace(look_at(view, table, epochs), work=read_work(view, table.id), trouble=troubles.get(table.id))
+        for table in all_tables(view)
+    ]
+    jobs = list(all_jobs(view))
+    waits = read_waits(view, handle, epochs, jobs)
+    return StoreLook(
+        Counters.read(view).last_epoch,
+        now_ms,
+        handle.interval_ms,
+        sorted(tables, key=lambda table_look: table_look.table.name),
+        [
+            JobLook(job_info(view, handle, job, epochs), job, waits[job.name], _rows_of_upstreams(view, job))
+            for job in sorted(jobs, key=lambda job: job.name)
+        ],
+        [(load, sum(part.finished for _, part in load_parts(view, load.name))) for load in all_loads(view)],
+        epochs,
+    )
 
 
 def look_at(view: ReadTxn, table: TableDef, epochs: EpochView) -> TableLook:
@@ -157,6 +161,19 @@ def maintenance_facts(look: TableLook) -> Facts:
         "pressure": pressure(look.version, look.table.options),
         "compaction": work_facts(look.work),
         "trouble": trouble_facts(look.trouble),
+    }
+
+
+def status_facts(root: str, look: StoreLook, tables: Sequence[Facts], tags: Iterable[Tag]) -> Facts:
+    """Describe the store at one moment. tables: the `table_facts` of the look's tables."""
+    return {
+        "root": root,
+        "at": iso(look.now_ms),
+        "last_epoch": look.last_epoch,
+        "tables": [{**facts, **maintenance_facts(table)} for facts, table in zip(tables, look.tables, strict=True)],
+        "jobs": jobs_facts(look),
+        "loads": loads_facts(look),
+        "tags": [tag_facts(tag, look.now_ms) for tag in tags],
     }
 
 
@@ -230,7 +247,7 @@ def _barrier_facts(job: JobRecord, now_ms: int) -> Facts | None:
 
 
 def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
-    """Describe one table in full."""
+    """Describe one table in full. Raises TableNotFound."""
 
     def body(view: ReadTxn) -> tuple[TableLook, Facts]:
         now_ms = handle.catalog.now_ms()

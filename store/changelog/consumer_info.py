@@ -49,7 +49,12 @@ class ConsumerInfo:
 
 def list_consumers(handle: Handle) -> list[ConsumerInfo]:
     """Return all consumers of the store, by name."""
-    return handle.catalog.read(lambda view: [_consumer_info(handle, view, record) for record in all_consumers(view)])
+    return handle.catalog.read(lambda view: consumers_within(view, handle))
+
+
+def consumers_within(view: ReadTxn, handle: Handle) -> list[ConsumerInfo]:
+    """Return all consumers of the store, by name, within a catalog transaction."""
+    return [_consumer_info(handle, view, record) for record in all_consumers(view)]
 
 
 def consumer_reaches(view: ReadTxn, record: ConsumerRecord) -> Iterator[Reach]:
