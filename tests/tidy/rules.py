@@ -64,6 +64,7 @@ LAYERS = (
     "api",
     "cli/text",
     "cli/facts",
+    "page",
     "serving",
     "demo",
     "__init__",
@@ -78,7 +79,7 @@ LAYERS = (
     "testing",
 )
 RANKS = {place: rank for rank, place in enumerate(LAYERS)}
-PACKAGES = ("store", "exchange", "checkpoint", "batch", "views", "spark", "cli", "demo", "testing")
+PACKAGES = ("store", "exchange", "checkpoint", "batch", "views", "spark", "page", "cli", "demo", "testing")
 OUTSIDE = ("tests", "bench", "examples", "docs", "scripts", "typings")
 
 # Variables and attributes that hold epochs, whatever they are of.
