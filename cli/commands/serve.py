@@ -24,22 +24,28 @@ def serve(session: CommandSession) -> None:
         raise InvalidInput("--tls-cert and --tls-key need each other: give both, or neither")
     token = None if options.token_file is None else load_token(options.token_file)
     read_token = None if options.read_token_file is None else load_token(options.read_token_file)
-    tls = None if options.tls_cert is None else (_read(options.tls_cert), _read(options.tls_key))
+    tls = None if options.tls_cert is None else (read_pem_file(options.tls_cert), read_pem_file(options.tls_key))
     scheme = "grpc" if tls is None else "grpc+tls"
     coordinator_settings = _coordinator_settings(options)
     place = f"{scheme}://{options.bind}"
     allow_open_files()
-    settings = {"coordinator": options.coordinator, "control": coordinator_settings, "metrics": options.metrics}
+    settings = {
+        "coordinator": options.coordinator,
+        "control": coordinator_settings,
+        "metrics": options.metrics,
+        "ui": options.ui,
+    }
     with stop_signals() as stopped:
         server = serve_store(session.store, place, token=token, read_token=read_token, tls=tls, **settings)
         try:
             place = session.handle.files.place
             if session.out.as_json:
-                facts = {"root": place, "location": server.location, "metrics": server.metrics_location}
-                session.out.document(facts, on_one_line=True)
+                addresses = {"location": server.location, "metrics": server.metrics_location, "ui": server.ui_location}
+                session.out.document({"root": place, **addresses}, on_one_line=True)
             else:
                 metrics = f", metrics at {server.metrics_location}" if server.metrics_location else ""
-                session.out.show(f"{place} is served at {server.location}{metrics}")
+                page = f", shown at {server.ui_location}" if server.ui_location else ""
+                session.out.show(f"{place} is served at {server.location}{metrics}{page}")
             session.out.waiting.end()
             session.out.flush()
             stopped.recv(1)
@@ -58,7 +64,8 @@ def _coordinator_settings(options: argparse.Namespace) -> CoordinatorSettings:
     return CoordinatorSettings(checkpoints=JobSettings(**set_values))
 
 
-def _read(path: str) -> bytes:
+def read_pem_file(path: str) -> bytes:
+    """Return the content of a file that an option names. Raises ReadFailed."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

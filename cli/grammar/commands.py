@@ -13,6 +13,7 @@ from epochlog.store.env.redact import redact_url
 
 from .changing import CHANGE_COMMANDS
 from .common import add_command
+from .serving import SERVING_COMMANDS
 from .values import beginning, epoch, moment, names, option, positive, seconds
 from .views import VIEW_COMMANDS
 
@@ -62,7 +63,16 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("-V", "--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (*_READ_COMMANDS, _compact, _vacuum, _verify, _check, *CHANGE_COMMANDS, *VIEW_COMMANDS, _serve):
+    for add in (
+        *_READ_COMMANDS,
+        _compact,
+        _vacuum,
+        _verify,
+        _check,
+        *CHANGE_COMMANDS,
+        *VIEW_COMMANDS,
+        *SERVING_COMMANDS,
+    ):
         add(commands)
     commands.add_parser("demo", help="run the flights demo (epochlog demo --help)", add_help=False)
     return top
@@ -314,64 +324,6 @@ def _check(commands: argparse._SubParsersAction) -> None:
         help="permitted relative difference of floats (default: 0)",
     )
     _limit_options(command, "rows of each difference")
-
-
-def _serve(commands: argparse._SubParsersAction) -> None:
-    command = add_command(
-        commands,
-        "serve",
-        "serve the store to clients and workers until SIGINT or SIGTERM",
-        "The server coordinates the loads and jobs that workers (epochlog.Worker) run in parts.",
-    )
-    command.add_argument(
-        "--bind",
-        metavar="HOST:PORT",
-        default="127.0.0.1:5005",
-        help="default: 127.0.0.1:5005; port 0 takes a free port. An address that other hosts reach needs TLS and a "
-        "token",
-    )
-    access = command.add_mutually_exclusive_group()
-    access.add_argument(
-        "--token-file", metavar="FILE", help="a file, readable for you alone, with the token that clients must send"
-    )
-    access.add_argument("--no-token", action="store_true", help="let every user of this machine read and write")
-    command.add_argument(
-        "--read-token-file", metavar="FILE", help="a file with a second token, which permits reads alone"
-    )
-    command.add_argument("--tls-cert", metavar="FILE", help="the server's certificate chain, PEM")
-    command.add_argument("--tls-key", metavar="FILE", help="the key of the certificate, PEM")
-    command.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus text over HTTP at this local address")
-    command.add_argument(
-        "--coordinator",
-        metavar="URL",
-        help="redis://…: keep the end marks and stage counters of staged queries in this Redis too",
-    )
-    checkpoints = command.add_argument_group("checkpoints of loads and jobs")
-    checkpoints.add_argument(
-        "--interval", type=seconds, metavar="S", help="time between the checkpoints of a load (default: 1)"
-    )
-    checkpoints.add_argument(
-        "--timeout", type=seconds, metavar="S", help="time after which a checkpoint is tried again (default: 60)"
-    )
-    checkpoints.add_argument(
-        "--tolerable-failures",
-        type=positive,
-        metavar="N",
-        help="end a load or job on this server after more than N failed checkpoints in a row (default: never)",
-    )
-    command.set_defaults(usage_error=_serve_usage_error)
-
-
-def _serve_usage_error(options: argparse.Namespace) -> str | None:
-    if options.token_file is None and not options.no_token:
-        return (
-            "serve: name the permitted clients: --token-file FILE for clients with that token, or --no-token for all "
-            "users of this machine, with read and write access. To make a token, run: "
-            "umask 077; python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > token"
-        )
-    if options.no_token and options.read_token_file is not None:
-        return "serve: --read-token-file needs --token-file; with --no-token every client may write"
-    return None
 
 
 _READ_COMMANDS = (_ls, _describe, _history, _read, _changes, _tail, _epochs, _tag, _status, _jobs, _consumers)

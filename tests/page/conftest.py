@@ -1,4 +1,4 @@
-"""Fixtures of the page's tests: a real store."""
+"""Fixtures of the page's tests: a real store, and its page at a free port."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from epochlog.page.port import PagePort
 from page_store import PageStore, make_page_store
 
 
@@ -15,3 +16,10 @@ def lake(tmp_path: Path) -> Iterator[PageStore]:
     lake = make_page_store(tmp_path / "lake")
     yield lake
     lake.store.close()
+
+
+@pytest.fixture
+def page(lake: PageStore) -> Iterator[PagePort]:
+    port = PagePort(lake.store._handle, "127.0.0.1:0")
+    yield port
+    port.close()

@@ -19,6 +19,7 @@ from epochlog.page.document import (
     status_document,
     table_document,
 )
+from epochlog.page.port import encoded
 from epochlog.page.summary import newest_common_epoch, typed_error
 from epochlog.store.epochs.table_epochs import TableEpochs
 from epochlog.store.epochs.view import EpochView
@@ -113,7 +114,7 @@ def test_it_has_every_number_of_the_command_line(lake: PageStore, capsys: pytest
     break_views(lake)
     with lake.store.snapshot(["orders"], consistency="latest") as snapshot:
         snapshot.tag("monday")
-        document = json.loads(json.dumps(status(lake)))
+        document = json.loads(encoded(status(lake)))
         assert main(["status", str(lake.root), "--json", "--no-rows"]) == 0
         shown = json.loads(capsys.readouterr().out)
     assert document["held"][0]["tables"] == {"orders": lake.store.table("orders").info.max_committed_epoch}
@@ -208,17 +209,25 @@ def test_errors_have_types(text: str, kind: str) -> None:
 
 
 def test_events_turn_one_document_into_the_next(lake: PageStore) -> None:
-    before = json.loads(json.dumps(status(lake)))
+    before = json.loads(encoded(status(lake)))
     break_views(lake)
     lake.store.create_table("aaa", pa.schema([("id", pa.int64())]), ["id"])
     lake.store.drop_table("days")
-    after = json.loads(json.dumps(status(lake)))
+    after = json.loads(encoded(status(lake)))
     event = difference(before, after)
     assert event["drop"] == {"tables": ["days"]}
     assert apply(before, event) == after
     orders = next(patch for patch in event["put"]["tables"] if patch["name"] == "orders")
     assert "max_committed_epoch" in orders and "primary_key" not in orders, "only what differs"
     assert difference(after, after) == {}
+
+
+def test_no_name_or_message_ends_a_line_of_an_event(lake: PageStore) -> None:
+    break_views(lake)
+    lake.fail(ValueError(f"{HOSTILE}\n\nevent: status\ndata: {{}}\r\u2028"))
+    text = encoded(status(lake))
+    assert b"\n" not in text and b"\r" not in text and text.isascii()
+    assert HOSTILE in json.loads(text)["errors"][0]["text"]
 
 
 def test_curves_follow_lag_rows_and_barriers(lake: PageStore) -> None:

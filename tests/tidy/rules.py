@@ -172,6 +172,7 @@ UNTRUSTED = (
 CHANCE_HOMES = (
     "exchange/staged/pull_client.py",
     "exchange/flight/tickets.py",
+    "page/sessions.py",
     "store/env/local_folder.py",
     "store/session/bootstrap.py",
     "store/session/handle.py",

@@ -1,0 +1,260 @@
+"""Bounded HTTP port of the standard library: connections, times and methods have limits, and the `Host` is checked.
+
+The metrics and the page of a store are served by it; Flight cannot serve either.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from epochlog.errors import InvalidInput, WriteFailed
+from epochlog.store.env.clock import monotonic_s
+
+from .duplex import is_loopback
+
+_log = logging.getLogger("epochlog")
+
+REQUEST_S = 5.0
+"""Seconds within which a client sends its request and reads the answer."""
+MAX_CONNECTIONS = 64
+"""Open connections of the port."""
+
+
+class HttpPort:
+    """HTTP listener with a thread of its own, and one for each connection, until `close`."""
+
+    def __init__(
+        self, address: str, handler: type[HttpHandler], purpose: str, certificate: tuple[bytes, bytes] | None = None
+    ) -> None:
+        """Listen at `address`: host:port, port 0 for a free one. purpose: what is served, for messages and the name of
+        the thread. certificate: chain and key, PEM, for TLS. Raises InvalidInput, WriteFailed.
+        """
+        host, port = host_and_port(address, purpose)
+        bound_handler = type(handler.__name__, (handler,), {"purpose": purpose, "bound_host": host})
+        try:
+            context = None if certificate is None else _tls_context(*certificate)
+            self.listener = _Listener(host, port, bound_handler, context)
+        except (OSError, ssl.SSLError) as error:
+            pem = "" if certificate is None else ", and check that certificate and key are PEM and belong together"
+            message = f"{purpose} cannot be served at {address}: {error}; choose another port{pem}"
+            raise WriteFailed(message) from None
+        scheme = "http" if certificate is None else "https"
+        bracketed_host = f"[{host}]" if ":" in host else host
+        self.port = int(self.listener.server_address[1])
+        self.origin = f"{scheme}://{bracketed_host}:{self.port}"
+        self._thread = threading.Thread(
+            target=self.listener.serve_forever, args=(0.05,), name=f"epochlog-{purpose}", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and end all connections; a second call does nothing."""
+        self.listener.shutdown()
+        self.listener.server_close()
+        self.listener.abort_all()
+        self._thread.join()
+
+
+def host_and_port(address: object, purpose: str) -> tuple[str, int]:
+    """Return host and port of an address, such as 127.0.0.1:0. Raises InvalidInput."""
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise InvalidInput(f"{purpose} must be like 127.0.0.1:0, not {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def _tls_context(chain: bytes, key: bytes) -> ssl.SSLContext:
+    """Return a server's context. The standard library reads certificates from files only; the file is in memory."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    descriptor = os.memfd_create("epochlog-certificate", os.MFD_CLOEXEC)
+    try:
+        content = key.strip() + b"\n" + chain
+        while content:
+            content = content[os.write(descriptor, content) :]
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+    return context
+
+
+class _Listener(ThreadingHTTPServer):
+    """Listener with at most MAX_CONNECTIONS connections, each for at most REQUEST_S. A further connection aborts the
+    oldest one. A handler may exempt its connection from both (`release`).
+    """
+
+    daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(self, host: str, port: int, handler: type[HttpHandler], tls: ssl.SSLContext | None) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._deadlines: dict[socket.socket, float] = {}  # oldest first
+        self._released: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._tls = tls
+        super().__init__((host, port), handler)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection. The handshake of TLS is part of its first read, in the thread of the connection."""
+        request, address = super().get_request()
+        if self._tls is not None:
+            request = self._tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        return request, address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._deadlines[request] = monotonic_s() + REQUEST_S
+            oldest = next(iter(self._deadlines)) if len(self._deadlines) > MAX_CONNECTIONS else None
+        if oldest is not None:
+            self._abort(oldest)
+        super().process_request(request, client_address)
+
+    def release(self, request: socket.socket) -> None:
+        """Exempt a connection from the limits of number and time; its handler has limits of its own."""
+        with self._lock:
+            self._deadlines.pop(request, None)
+            self._released.add(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._deadlines.pop(request, None)
+            self._released.discard(request)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Abort connections past their deadline; the base class calls this at each of its polls."""
+        now = monotonic_s()
+        with self._lock:
+            late = [request for request, deadline in self._deadlines.items() if deadline <= now]
+        for request in late:
+            self._abort(request)
+
+    def abort_all(self) -> None:
+        """Abort all connections, released ones too."""
+        with self._lock:
+            requests = [*self._deadlines, *self._released]
+        for request in requests:
+            self._abort(request)
+
+    def _abort(self, request: socket.socket) -> None:
+        with self._lock:
+            self._deadlines.pop(request, None)
+        with suppress(OSError):  # the thread that reads the connection fails then, and closes it
+            socket.socket.shutdown(request, socket.SHUT_RDWR)  # an SSLSocket's own would change what that thread reads
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log an error unless its client has disconnected or was aborted."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            _log.exception("a request to an HTTP port failed")
+
+
+class HttpHandler(BaseHTTPRequestHandler):
+    """Handler of one request, after which the connection ends. A subclass answers GET in `answer`; HEAD is a GET whose
+    body is not sent. Other methods are refused.
+    """
+
+    purpose: ClassVar[str] = ""
+    bound_host: ClassVar[str] = ""
+    headers_of_all: ClassVar[dict[str, str]] = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        self.request.settimeout(REQUEST_S)
+        super().setup()
+
+    def answer(self, path: str, query: str) -> None:
+        """Answer a GET or HEAD request for a path."""
+        raise NotImplementedError
+
+    def do_GET(self) -> None:
+        self._guarded(lambda: self.answer(*self._target()))
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _target(self) -> tuple[str, str]:
+        path, _, query = self.path.partition("?")
+        return path, query
+
+    def _guarded(self, respond: Callable[[], None]) -> None:
+        """Check the request's Host, then respond; a defect is logged and answered without its text."""
+        self.close_connection = True
+        if not self.is_own_host(self.headers.get("Host")):
+            self.send_error(421)
+            return
+        try:
+            respond()
+        except OSError:
+            raise
+        except Exception:  # noqa: BLE001 (a defect; it is logged)
+            _log.exception("%s could not be served", self.purpose)
+            self.send_error(500)
+
+    def send_page(self, body: bytes, kind: str, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        """Send a whole answer."""
+        self.send_head(kind, status, {"Content-Length": str(len(body)), **(headers or {})})
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_head(self, kind: str, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        """Send the head of an answer. The connection ends after its body."""
+        self.close_connection = True
+        self.send_response(status)
+        for name, value in {**self.headers_of_all, "Content-Type": kind, **(headers or {})}.items():
+            self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Send an error as a line of text; it repeats nothing of the request."""
+        self.close_connection = True
+        if not hasattr(self, "command") or self.command is None:
+            self.command = "GET"
+        self.request_version = self.protocol_version  # also for a line that is no request, which has another or none
+        if code == 501:  # a method that no HttpHandler has
+            code = 405
+        reason = self.responses.get(code, ("error", ""))[0]
+        allow = {"Allow": "GET, HEAD"} if code == 405 else {}
+        self.send_page(f"{code} {reason}\n".encode(), "text/plain; charset=utf-8", code, allow)
+
+    def is_own_host(self, host: str | None) -> bool:
+        """Return True if the request's Host header names this server. A browser sends the name of the page's site
+        there: without this check, a site whose name resolves to this machine could read what is served.
+
+        At a loopback address only loopback names are accepted. Elsewhere an address in digits, the name that the port
+        is bound to, and the names of this machine are; no such name can be a stranger's site.
+        """
+        if host is None:
+            return True
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        if is_loopback(self.bound_host):
+            return is_loopback(name)
+        return name in {self.bound_host, socket.gethostname().lower(), "localhost"} or _is_address(name)
+
+    def version_string(self) -> str:
+        return "epochlog"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Skip the log line of each request: they come every few seconds."""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
