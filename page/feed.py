@@ -74,7 +74,7 @@ class Feed:
     def document(self) -> Document:
         """Return the newest document, read anew if it is older than FRESH_S. Raises the errors of the catalog."""
         with self._looking:
-            if monotonic_s() - self._made_s > FRESH_S:
+            if self.trouble is not None or monotonic_s() - self._made_s > FRESH_S:
                 self._look()
             return self._document
 

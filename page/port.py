@@ -25,10 +25,7 @@ from .document import ServerFacts, agreement_document, error_facts, lanes_docume
 from .feed import Feed, Seen
 from .sessions import SignedIn
 
-POLICY = (
-    "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'; "
-    "img-src 'self' data:"
-)
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 HEADERS = {
     **HttpHandler.headers_of_all,
     "Content-Security-Policy": POLICY,

@@ -96,6 +96,13 @@ def test_every_source_module_is_in_it(wheel: Path) -> None:
     assert there == here
 
 
+def test_the_files_of_the_page_are_in_it(wheel: Path) -> None:
+    here = {path.name for path in (ROOT / "page" / "static").iterdir()}
+    assert {"index.html", "page.js", "uplot.js", "uplot-license.txt"} <= here
+    folder = "epochlog/page/static/"
+    assert {name.removeprefix(folder) for name in ZipFile(wheel).namelist() if name.startswith(folder)} == here
+
+
 def test_every_module_imports_in_an_empty_environment(environment: Path) -> None:
     names = run(environment / "bin" / "python", "-I", "-c", IMPORT_ALL, cwd=environment).split()
     assert {f"epochlog.{package}" for package in PACKAGES} <= set(names)

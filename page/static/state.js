@@ -1,0 +1,54 @@
+// The document of the store, kept up to date by events, and what the user has chosen.
+
+const KEYED = ["tables", "jobs"];
+
+export const state = {
+  document: null,
+  tables: new Map(),
+  jobs: new Map(),
+  chosen: null,
+  search: "",
+  unfolded: false,
+};
+
+const listeners = [];
+
+export function onChange(listener) {
+  listeners.push(listener);
+}
+
+let pending = false;
+
+export function changed() {
+  if (pending) return;
+  pending = true;
+  requestAnimationFrame(() => {
+    pending = false;
+    if (state.document) for (const listener of listeners) listener(state);
+  });
+}
+
+export function replaceDocument(document) {
+  state.document = document;
+  for (const field of KEYED) state[field] = new Map(document[field].map((value) => [value.name, value]));
+  changed();
+}
+
+// Applies an event: fields with other values, objects that are new or differ, names that are gone.
+export function applyEvent(event) {
+  Object.assign(state.document, event.set || {});
+  for (const field of KEYED) {
+    const objects = state[field];
+    for (const name of event.drop?.[field] || []) objects.delete(name);
+    for (const patch of event.put?.[field] || []) objects.set(patch.name, { ...objects.get(patch.name), ...patch });
+    state.document[field] = [...objects.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
+  }
+  changed();
+}
+
+export function choose(name) {
+  state.chosen = name;
+  changed();
+}
+
+export const jobOf = (table) => (table.job === null ? undefined : state.jobs.get(table.job));
