@@ -31,7 +31,7 @@ function shownNames() {
   const names = [...state.tables.keys()].sort();
   if (state.unfolded || names.length <= MOST_UNFOLDED) return names.filter(found);
   const shown = new Set(state.search ? names.filter(found).slice(0, MOST_FOUND) : state.document.summary.chain.slice(0, MOST_UNFOLDED));
-  for (const { table } of state.document.summary.held_by.slice(0, MOST_FOUND)) shown.add(table);
+  if (!state.search) for (const { table } of state.document.summary.held_by.slice(0, MOST_FOUND)) shown.add(table);
   if (state.chosen && state.tables.has(state.chosen)) {
     shown.add(state.chosen);
     for (const up of state.tables.get(state.chosen).upstreams) shown.add(up);

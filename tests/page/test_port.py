@@ -148,7 +148,7 @@ def test_every_answer_forbids_what_a_browser_might_do_with_it(still: PagePort) -
         answer, body = ask(still.location, path)
         assert answer.headers["Content-Security-Policy"].startswith("default-src 'self';")
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
-        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert answer.headers["Referrer-Policy"] == "same-origin"
         assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
         assert answer.headers["Cache-Control"] == "no-store"
         assert answer.headers["Server"] == "epochlog" and "Access-Control-Allow-Origin" not in answer.headers
