@@ -106,6 +106,14 @@ find_or_install_strace() { # tests/faults makes the kernel's own calls fail with
     say "strace was not found and could not be installed; only tests/faults needs it: sudo apt-get install strace"
 }
 
+# ---- a browser ---------------------------------------------------------------------------------------------------
+
+find_or_install_browser() { # tests/page looks at the page of a store with it
+    command -v chromium >/dev/null && command -v chromedriver >/dev/null && return
+    apt_install chromium chromium-driver >&2 2>/dev/null && return
+    say "there is no chromium with its driver, so the tests of the page will fail. Type: sudo apt-get install chromium chromium-driver"
+}
+
 # ---- the environment ---------------------------------------------------------------------------------------------
 
 fingerprint() {
@@ -167,6 +175,7 @@ add_the_rest() {
     java=$(sed -n 2p "$STAMP")
     say "adding tests, linters and bench to $VENV (a minute or two, once)"
     find_or_install_strace
+    find_or_install_browser
     install_locked requirements.lock
     "$VENV/bin/python" -m compileall -q -j 0 "$VENV"/lib/python3*/site-packages >/dev/null || true # test files of packages may be broken
     need_redis_server
