@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from rich.console import Console
 
 from epochlog.api import open as open_store
 from epochlog.errors import EpochlogError
+from epochlog.page.port import PagePort
 from epochlog.store.types.epoch import to_unix_ms
 
 from . import data
 from .acts import Victim
 from .compare import TABLES, ComparedMoment, keys_unlike_feed
 from .feed import DayFeed
+from .page import draw_page
 from .picture import Figures, Trace, draw, save
 from .session import session
 from .show import Screen, comparison
@@ -31,7 +33,7 @@ from .tables import create
 FULL = DemoPlan(days=365, moments=10, files_per_batch=4, interval_ms=3000, slow_extra_s=5.0)
 QUICK = DemoPlan(days=40, moments=4, files_per_batch=2, interval_ms=1000, slow_extra_s=1.5)
 LOG_WIDTH = 120
-WORK, PICTURE = "epochlog-demo-work", "committed-epochs.png"
+WORK, PICTURE, PAGE_PICTURE = "epochlog-demo-work", "committed-epochs.png", "page.png"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,6 +89,8 @@ def perform(plan: DemoPlan, output: Path, console: Console, now_s: Callable[[], 
         spark = session("epochlog demo", output / "spark.log")
         stack.callback(spark.stop)
         epoch = create(store, spark, tables)
+        page = stack.enter_context(closing(PagePort(store._handle, "127.0.0.1:0")))
+        screen.say(now_s(), f"see the store while it runs: {page.location}")
         origin_ms = to_unix_ms(epoch) - int(now_s() * 1000)
         victim = Victim(root, KILLED, output / "killed-view.log", lambda text: screen.say(now_s(), text))
         stack.callback(victim.close)
@@ -104,12 +108,14 @@ def perform(plan: DemoPlan, output: Path, console: Console, now_s: Callable[[], 
         stage.run()
         screen.say(now_s(), "all days are in and every view has caught up")
         outcome = outcome_of(stage, days)
+        page_trouble = draw_page(page.location, output / PAGE_PICTURE)
     picture = output / PICTURE
     snapshots = [(moment.at_s, moment.epoch_s) for moment in outcome.moments]
     figures = Figures(outcome.traces, list(stage.phases.values()), snapshots)
     draw(picture, figures)
     save(picture.with_suffix(".json"), figures)
-    return report(console, outcome, picture, now_s())
+    page_line = f"page: {output / PAGE_PICTURE}" if page_trouble is None else f"no picture of the page: {page_trouble}"
+    return report(console, outcome, picture, page_line, now_s())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +142,8 @@ def outcome_of(stage: Stage, days: Sequence[data.Day]) -> DemoOutcome:
     return DemoOutcome(stage, days, [*stage.moments, end], lost, {name: stage.trace(name) for name in TABLES})
 
 
-def report(console: Console, outcome: DemoOutcome, picture: Path, took_s: float) -> dict[str, Any]:
-    """Print the comparison and the summary; return the summary."""
+def report(console: Console, outcome: DemoOutcome, picture: Path, page: str, took_s: float) -> dict[str, Any]:
+    """Print the comparison and the summary; return the summary. page: the line about the picture of the page."""
     stage, days = outcome.stage, outcome.days
     console.print(comparison(outcome.moments))
     summary = {
@@ -152,6 +158,7 @@ def report(console: Console, outcome: DemoOutcome, picture: Path, took_s: float)
         "commits_while_dead": stage.victim.commits_while_dead,
         "differing_from_feed": outcome.differing_from_feed,
         "picture": str(picture),
+        "page": page,
         "moments": [as_json(moment) for moment in outcome.moments],
     }
     for line in sentences(summary, outcome.moments):
@@ -174,6 +181,7 @@ def sentences(summary: dict[str, Any], moments: Sequence[ComparedMoment]) -> lis
         f"keys lost, doubled or wrong in the root tables at the end: {sum(summary['differing_from_feed'].values())}",
         f"commits of the other views while {KILLED} was dead: {dead}",
         f"picture: {summary['picture']}",
+        summary["page"],
         f"{'OK' if summary['equal'] else 'FAILED'} in {summary['seconds']:.1f} s",
     ]
 

@@ -1,6 +1,6 @@
 // The page: the sentence, the stream of events, and what is drawn anew when the store changes.
 
-import { byId, element, fill, setText, span, time } from "./dom.js";
+import { byId, element, fill, getJson, setText, span, time } from "./dom.js";
 import { addSample, startCurves } from "./curves.js";
 import { renderAgreement, renderDetails } from "./details.js";
 import { renderGraph } from "./graph.js";
@@ -55,5 +55,16 @@ function listen() {
   });
 }
 
-listen();
+// A still page, `?still`, shows one moment and asks for nothing after it: for pictures, and for paper.
+async function showOnce() {
+  try {
+    replaceDocument(await getJson("status.json"));
+    setLive(true, "still");
+  } catch (error) {
+    setLive(false, error.message);
+  }
+}
+
+if (new URLSearchParams(location.search).has("still")) showOnce();
+else listen();
 startCurves();

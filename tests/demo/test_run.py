@@ -35,7 +35,15 @@ def test_a_quick_run(tmp_path: Path) -> None:
     assert set(summary["commits_while_dead"]) == set(VIEWS) - {KILLED}
     assert min(summary["commits_while_dead"].values()) >= 2
     assert Path(summary["picture"]).read_bytes().startswith(b"\x89PNG")
-    for text in ("SIGKILL", "has committed the barrier it was killed in", f"{SLOWED} is slowed", "OK in"):
+    assert summary["page"].startswith(f"page: {tmp_path}") == (tmp_path / "page.png").exists()
+    for text in (
+        "see the store while it runs: http://127.0.0.1:",
+        summary["page"],
+        "SIGKILL",
+        "has committed the barrier it was killed in",
+        f"{SLOWED} is slowed",
+        "OK in",
+    ):
         assert text in done.stderr
 
 

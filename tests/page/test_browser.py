@@ -332,6 +332,14 @@ def test_a_browser_signs_in_with_a_token(browser: Browser, lake: PageStore) -> N
         assert browser.run("return document.cookie") == ""
 
 
+def test_a_still_page_shows_the_store_once(browser: Browser, page: PagePort, lake: PageStore) -> None:
+    browser.open(f"{page.location}?still")
+    wait_until(lambda: browser.text("#live") == "still" and browser.text("#sentence"))
+    wait_until(lambda: browser.count("#curves canvas") == 4)
+    assert f"{page.location}events" not in browser.requests()
+    assert browser.log() == []
+
+
 def test_the_end_of_the_server_is_shown(browser: Browser, lake: PageStore) -> None:
     page = PagePort(lake.store._handle, "127.0.0.1:0")
     browser.open_page(page.location)
