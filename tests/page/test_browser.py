@@ -19,6 +19,7 @@ from selenium.webdriver.common.keys import Keys
 
 import browser as browsers
 import epochlog as el
+import page_picture
 from browser import PHONE, Browser
 from epochlog.page.document import agreement_document
 from epochlog.page.port import PagePort
@@ -253,6 +254,15 @@ def contrast(ink: str, ground: str) -> float:
 
     light, dark = sorted((luminance(ink), luminance(ground)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
+
+
+def test_the_pictures_of_the_pages_are_of_this_page(browser: Browser, tmp_path: Path) -> None:
+    """README and guide show what `page_picture` draws: the command stands in its first lines."""
+    for path in page_picture.draw(tmp_path, browser, commits=3, pause_s=0.0):
+        drawn, kept = path.read_bytes(), (ROOT / "docs" / "page" / path.name).read_bytes()
+        assert drawn[:24] == kept[:24], "a PNG, of equal size"
+        assert f"page/{path.name}" in (ROOT / "README.md").read_text("utf-8")
+        assert f"page/{path.name}" in (ROOT / "docs" / "guide" / "operating.md").read_text("utf-8")
 
 
 # ---- strangers and scale -------------------------------------------------------------------------------------------

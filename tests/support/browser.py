@@ -91,9 +91,10 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def dark(self, on: bool) -> None:
-        """Set the preference for dark colours."""
-        feature = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        """Set the preference for dark colours, and that against motion: a picture shows no colour between two."""
+        preferences = {"prefers-color-scheme": "dark" if on else "light", "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in preferences.items()]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def log(self) -> list[str]:
         """Return the messages of the console since the last call."""
