@@ -24,7 +24,7 @@ STILL_S = 1.5
 MOST_SHARE = 0.25
 """Largest part of one processor that looks may take: the pause after a look is long enough for that."""
 FRESH_S = 0.3
-"""Age up to which a document answers a further request."""
+"""Age up to which a document answers a further request; longer if a look takes more than a quarter of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Feed:
     def document(self) -> Document:
         """Return the newest document, read anew if it is older than FRESH_S. Raises the errors of the catalog."""
         with self._looking:
-            if self.trouble is not None or monotonic_s() - self._made_s > FRESH_S:
+            if self.trouble is not None or monotonic_s() - self._made_s > max(FRESH_S, self._rest_s):
                 self._look()
             return self._document
 
@@ -109,8 +109,12 @@ class Feed:
                 self._poll()
 
     def _pause_s(self) -> float:
-        rest_s = self._took_s / MOST_SHARE
-        return max(LOOK_S if self._listeners else SAMPLE_S, rest_s)
+        return max(LOOK_S if self._listeners else SAMPLE_S, self._rest_s)
+
+    @property
+    def _rest_s(self) -> float:
+        """Return the time after a look in which no further look keeps to MOST_SHARE."""
+        return self._took_s * (1 / MOST_SHARE - 1)
 
     def _poll(self) -> None:
         """Look at the store if a listener needs it or a sample is due. A failure is shown to the listeners."""
@@ -128,9 +132,11 @@ class Feed:
                             self._changed.notify_all()
         except EpochlogError as error:
             self._set_trouble(error_facts(error))
-        except Exception as error:  # noqa: BLE001 (a defect; it is logged and shown)
-            _log.exception("the page cannot read the store")
-            self._set_trouble({"type": type(error).__name__, "text": "the store could not be read; see the log"})
+        except Exception as error:  # noqa: BLE001 (a defect; it is logged once and shown)
+            trouble = {"type": type(error).__name__, "text": "the store could not be read; see the log"}
+            if trouble != self.trouble:
+                _log.exception("the page cannot read the store")
+            self._set_trouble(trouble)
 
     def _look(self) -> PageLook:
         """Read the store and make the document. The caller has the lock of looks."""

@@ -36,6 +36,8 @@ HEADERS = {
 }
 MAX_LISTENERS = 32
 """Open streams of events of one port."""
+MAX_READING = 2
+"""Documents that are made at a time; further requests wait."""
 BEAT_S = 5.0
 """Time after which a stream without a change sends a comment, so that a closed connection is noticed."""
 MAX_FORM = 1024
@@ -114,6 +116,7 @@ class _Site:
         self.sessions: SignedIn | None = None
         self.ready = threading.Event()
         self.listeners = threading.BoundedSemaphore(MAX_LISTENERS)
+        self.reading = threading.BoundedSemaphore(MAX_READING)
         self.static = _static_files()
 
     def document(self, path: str, query: Mapping[str, list[str]]) -> Any:
@@ -172,7 +175,9 @@ class _PageHandler(HttpHandler):
 
     def _send_document(self, path: str, query: str) -> None:
         try:
-            document = self.site.document(path, parse_qs(query, max_num_fields=64))
+            names = parse_qs(query, max_num_fields=64)
+            with self.site.reading:
+                document = self.site.document(path, names)
         except TableNotFound as error:
             self._send_json({"error": error_facts(error)}, 404)
         except (InvalidInput, ValueError) as error:

@@ -110,11 +110,28 @@ export function bytes(number) {
 export const time = (iso) => (iso ? iso.slice(11, 23) : "never");
 export const dateTime = (iso) => (iso ? `${iso.slice(0, 10)} ${iso.slice(11, 23)}` : "never");
 
-// Calls a function at most once in a number of milliseconds, at the end of each pause.
+// Calls a function that asks the server at most once in a number of milliseconds, and so seldom that its answers take a
+// quarter of the time. A call meanwhile is made at the end of the pause.
 export function atMost(ms, call) {
-  let timer = null, last = 0;
-  return () => {
-    if (timer !== null) return;
-    timer = setTimeout(() => { timer = null; last = Date.now(); call(); }, Math.max(0, last + ms - Date.now()));
+  let timer = null, running = false, again = false, free = 0;
+  const plan = () => {
+    if (running) again = true;
+    else if (timer === null) timer = setTimeout(run, Math.max(0, free - Date.now()));
   };
+  const run = async () => {
+    timer = null;
+    running = true;
+    const began = Date.now();
+    try {
+      await call();
+    } finally {
+      free = Date.now() + Math.max(ms, 3 * (Date.now() - began));
+      running = false;
+      if (again) {
+        again = false;
+        plan();
+      }
+    }
+  };
+  return plan;
 }

@@ -236,6 +236,17 @@ def test_trouble_with_the_store_is_shown_and_ends(
         assert event == ("trouble", None)
 
 
+def test_a_store_that_is_closed_is_trouble_and_ends_no_thread(lake: PageStore, caplog: Any) -> None:
+    with closing(PagePort(lake.store._handle, "127.0.0.1:0")) as page, closing(Events(page.location)) as events:
+        assert events.next()
+        lake.store.close()
+        while (event := events.next()) and event[0] != "trouble":
+            pass
+        assert event is not None and event[1]["text"]
+        assert ask(page.location, "/status.json")[0].status in (500, 503) and ask(page.location, "/")[0].status == 200
+        assert page._feed._thread.is_alive()
+
+
 def test_a_defect_is_no_answer(page: PagePort, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.setattr(page._feed, "document", lambda: 1 // 0)
     answer, body = ask(page.location, "/status.json")
@@ -308,6 +319,12 @@ def test_other_hosts_need_tls_and_a_token(lake: PageStore, tmp_path: Path) -> No
         answer, _ = ask(local, "/sign-in", "POST", urlencode({"token": TOKEN}))
         assert answer.headers["Set-Cookie"].endswith("HttpOnly; SameSite=Strict; Secure")
         assert raw(local, b"GET / HTTP/1.1\r\n\r\n")[:4] != b"HTTP", "plain HTTP is not served"
+        cookie = answer.headers["Set-Cookie"].split(";")[0]
+        context, target = ssl._create_unverified_context(), urlsplit(local)
+        with closing(http.client.HTTPSConnection("127.0.0.1", target.port, timeout=WAIT_LIMIT_S, context=context)) as c:
+            c.request("GET", "/events", headers={"Cookie": cookie})
+            events = c.getresponse()
+            assert events.readline() == b"event: status\n" and events.readline().startswith(b'data: {"root":')
 
 
 def signed_in(page: PagePort, token: str) -> str:
