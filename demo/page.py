@@ -13,7 +13,7 @@ PICTURE_S = 60.0
 SIZE = "1200,1900"
 ARGUMENTS = (
     "headless=new", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars", "no-first-run", "no-proxy-server",
-    "disable-background-networking", "virtual-time-budget=5000", f"window-size={SIZE}",
+    "disable-background-networking", "virtual-time-budget=30000", f"window-size={SIZE}",
 )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from epochlog.store.types.epoch_set import FAR, first_after
 
 MOST_NAMED = 3
 """Tables that the sentence names; it counts the others."""
+MOST_HELD = 50
+"""Late tables that the facts describe; `held` is the number of all."""
 MOST_STEPS = 32
 """Epochs past the common one that the search for a late table tries."""
 _ERROR_TYPE = re.compile(r"[A-Za-z_][\w.]*(?=: |:?$)", re.ASCII)
@@ -68,7 +70,10 @@ def summary_facts(look: StoreLook, common: CommonEpoch) -> Facts:
     change that a read at the epoch lacks; chain: the tables on the way of the changes that are not reflected; held_by:
     the late tables, each with its job, the reason and a typed error.
     """
-    held = [held_facts(look, table, reason) for table, reason in common.blame.items()]
+    jobs = {job.info.name: job for job in look.jobs}
+    owners = {output: job for job in look.jobs for output in job.info.outputs}
+    named = list(common.blame.items())[:MOST_HELD]
+    held = [held_facts(jobs, owners.get(table), table, reason, look.now_ms) for table, reason in named]
     age_ms = None if common.epoch is None else max(0, look.now_ms - to_unix_ms(common.epoch))
     return {
         "text": " ".join(sentences(look, common, held, age_ms)),
@@ -79,6 +84,7 @@ def summary_facts(look: StoreLook, common: CommonEpoch) -> Facts:
         "tables": len(common.tables),
         "missing": list(common.missing),
         "held_by": held,
+        "held": len(common.blame),
         "chain": chain(look, common),
     }
 
@@ -99,21 +105,20 @@ def sentences(look: StoreLook, common: CommonEpoch, held: Sequence[Facts], age_m
         yield f"{subject} can be read as of {when}{newest}."
     named = [f"`{facts['table']}`: {facts['reason']}" for facts in held[:MOST_NAMED]]
     if named:
-        more = f"; and {_tables(len(held) - MOST_NAMED)} more" if len(held) > MOST_NAMED else ""
+        hidden = len(common.blame) - len(named)
+        more = f"; and {_tables(hidden)} more" if hidden else ""
         yield f"{'Left out' if common.missing else 'Held back by'} {'; '.join(named)}{more}."
 
 
-def held_facts(look: StoreLook, table: str, blame: str) -> Facts:
-    """Describe a late table. blame: the sentence about its epochs; cause: the job at the head of the chain of jobs that
-    wait; kind: that of its `waits_for`, or `epochs` for a table without a job.
+def held_facts(jobs: Mapping[str, JobLook], owner: JobLook | None, table: str, blame: str, now_ms: int) -> Facts:
+    """Describe a late table. owner: the job that writes it. blame: the sentence about its epochs; cause: the job at the
+    head of the chain of jobs that wait; kind: that of its `waits_for`, or `epochs` for a table without a job.
     """
-    jobs = {job.info.name: job for job in look.jobs}
-    owner = next((job for job in look.jobs if table in job.info.outputs), None)
     cause = owner if owner is None else jobs.get(owner.wait.cause or owner.info.name, owner)
     facts: Facts = {"table": table, "blame": blame, "error": None}
     if owner is None or cause is None:
         return {**facts, "job": None, "cause": None, "kind": "epochs", "reason": one_line(blame)}
-    reason = _reason(cause, look.now_ms) or one_line(blame)
+    reason = _reason(cause, now_ms) or one_line(blame)
     if cause is not owner:
         reason = f"it waits for job {cause.info.name}: {reason}"
     return {

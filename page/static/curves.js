@@ -47,7 +47,7 @@ function build() {
     about, caption: figures[at].lastElementChild,
     plot: new uPlot({
       width: room(), height: 170, tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-      axes: [{ ...axis, values: clock }, { ...axis, size: 56 }],
+      axes: [{ ...axis, values: clock, space: 90 }, { ...axis, size: 56 }],
       scales: { y: { range: (_, low, high) => [0, Math.max(1, high) * 1.05] } },
       series: [{ label: "UTC", value: (_, seconds) => (seconds === null ? "" : clockOf(seconds)) }, ...about.lines.map(([label], n) => ({ label, stroke: colours[n], width: 1.6, spanGaps: true, points: { show: samples.at_ms.length < 30 } }))],
     }, data(about), figures[at]),

@@ -101,6 +101,15 @@ def test_a_table_that_has_merged_boundaries_holds_nothing_back() -> None:
     assert (newest_common_epoch(view).epoch, newest_common_epoch(view).held_by) == (4, ("late",))
 
 
+def test_many_late_tables_are_counted(lake: PageStore) -> None:
+    for number in range(60):
+        lake.store.create_job(f"late_{number}", ["days"], {f"late_{number}": (pa.schema([("n", pa.int64())]), ["n"])})
+    summary = status(lake)["summary"]
+    assert summary["held"] == 60 and len(summary["held_by"]) == 50 and len(summary["missing"]) == 60
+    assert summary["text"].startswith("6 of 66 tables can be read as of ")
+    assert summary["text"].endswith("; and 57 tables more.")
+
+
 def test_an_empty_store_and_one_without_commits_say_so(tmp_path: Any) -> None:
     with el.open(str(tmp_path / "new"), durability="os") as store:
         handle = store._handle

@@ -184,6 +184,7 @@ def test_events_follow_a_commit_within_two_seconds(page: PagePort, lake: PageSto
 def test_listeners_are_bounded_and_end_with_the_port(lake: PageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_port, "MAX_CONNECTIONS", 4)
     monkeypatch.setattr(http_port, "REQUEST_S", 1.0)
+    monkeypatch.setattr(port, "BEAT_S", 3600.0)
     page = PagePort(lake.store._handle, "127.0.0.1:0")
     with ExitStack() as stack:
         stack.callback(page.close)
@@ -206,6 +207,16 @@ def test_listeners_are_bounded_and_end_with_the_port(lake: PageStore, monkeypatc
             while events.next():
                 pass
         wait_until(lambda: threading.active_count() <= threads - port.MAX_LISTENERS)
+
+
+def test_the_port_ends_with_its_idle_connections(lake: PageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_port, "REQUEST_S", 3600.0)
+    page = PagePort(lake.store._handle, "127.0.0.1:0")
+    address = "127.0.0.1", urlsplit(page.location).port or 0
+    with socket.create_connection(address, timeout=WAIT_LIMIT_S) as silent:
+        wait_until(lambda: page._port.listener._deadlines)
+        page.close()
+        assert silent.recv(1) == b""
 
 
 def test_nobody_looks_at_the_store_for_a_listener_who_has_left(page: PagePort) -> None:
