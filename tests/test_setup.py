@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import browser
+
 pytestmark = pytest.mark.local_only
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +39,14 @@ def test_the_demo_takes_packages_of_the_whole_lock_and_none_of_tests_or_bench() 
         name: re.findall(r"==[^ ]+|sha256:\w+", whole[name]) for name in demo
     }
     assert not set(demo) & (extras["test"] | extras["lint"] | extras["docs"] | extras["bench"]) - needed
+
+
+def test_the_set_up_installs_the_browser_that_tests_ask_for() -> None:
+    packages = browser.MISSING.partition("apt-get install ")[2]
+    setup, bare = ((ROOT / path).read_text("utf-8") for path in ("scripts/setup.sh", ".ci/bare"))
+    assert packages == "chromium chromium-driver" and f"apt_install {packages} " in setup
+    assert re.search(r"^    find_or_install_browser$", setup, re.MULTILINE)
+    assert "chromium chromedriver; do" in bare
 
 
 @pytest.mark.long
