@@ -91,7 +91,7 @@ class PagePort:
             pass
 
         Handler.site = site
-        self._feed = site.feed
+        self._site, self._feed = site, site.feed
         try:
             self._port = HttpPort(address, Handler, "the page", certificate)
         except BaseException:

@@ -12,6 +12,8 @@ scale.addEventListener("change", draw);
 new ResizeObserver(() => { if (Math.abs(width - box.clientWidth) > 2) draw(); }).observe(box);
 new IntersectionObserver((entries) => { visible = entries.at(-1).isIntersecting; if (visible) refresh(); }).observe(box);
 svg.addEventListener("pointermove", (event) => pointAt(stretchAt(event.clientX - svg.getBoundingClientRect().left)));
+svg.addEventListener("focus", () => words.setAttribute("aria-live", "polite"));  // else each commit would be read out
+svg.addEventListener("blur", () => words.setAttribute("aria-live", "off"));
 svg.addEventListener("keydown", (event) => {
   if (!lanes?.stretches.length) return;
   const last = lanes.stretches.length - 1, now = at ?? last;

@@ -50,8 +50,10 @@ function listen() {
   on("sample", addSample);
   on("trouble", showTrouble);
   events.addEventListener("error", () => {
-    setLive(false, "no connection to the page's server");
-    if (events.readyState === EventSource.CLOSED) setTimeout(listen, 3000);
+    setLive(false, "no events from the page's server");
+    if (events.readyState !== EventSource.CLOSED) return;  // the browser tries again by itself
+    getJson("curves.json").catch(() => {});  // goes to the form if the session has ended
+    setTimeout(listen, 3000);
   });
 }
 

@@ -340,6 +340,10 @@ def test_a_browser_signs_in_with_a_token(browser: Browser, lake: PageStore) -> N
         wait_until(lambda: browser.text("#live") == "live")
         assert browser.driver.current_url == page.location and TOKEN not in browser.driver.page_source
         assert browser.run("return document.cookie") == ""
+        assert page._site.sessions is not None
+        page._site.sessions._ends.clear()
+        page._port.listener.abort_all()
+        wait_until(lambda: browser.driver.current_url.endswith("/sign-in"))
 
 
 def test_a_still_page_shows_the_store_once(browser: Browser, page: PagePort, lake: PageStore) -> None:
@@ -355,7 +359,7 @@ def test_the_end_of_the_server_is_shown(browser: Browser, lake: PageStore) -> No
     browser.open_page(page.location)
     sentence = browser.text("#sentence")
     page.close()
-    wait_until(lambda: browser.text("#live") == "no connection to the page's server")
+    wait_until(lambda: browser.text("#live") == "no events from the page's server")
     assert browser.text("#sentence") == sentence
     browser.driver.get("about:blank")
 
