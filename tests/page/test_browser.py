@@ -116,7 +116,7 @@ def test_a_click_shows_a_table(shown: Browser, lake: PageStore) -> None:
     assert shown.texts("#table [data-part=columns] td:first-child") == ["day", "cents"]
     assert "job:best_day" in shown.texts("#table [data-part=holds] td:first-child")
     shown.click("#table-close")
-    assert not shown.driver.find_element("id", "table").is_displayed()
+    wait_until(lambda: not shown.driver.find_element("id", "table").is_displayed())
 
 
 def test_two_tables_agree_at_an_epoch_and_the_page_says_why_at_no_newer_one(shown: Browser, lake: PageStore) -> None:
