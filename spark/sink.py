@@ -141,8 +141,9 @@ def _add_columns(
     for field in added:
         if field.name.lower() in by_lower_case:
             raise InvalidInput(
-                f"table {table.name!r} has a column {by_lower_case[field.name.lower()]!r}, and the frame {field.name!r}, "
-                "which is the same name for Spark: rename it in the frame, so that mergeSchema does not add it"
+                f"table {table.name!r} has a column {by_lower_case[field.name.lower()]!r}, and the frame "
+                f"{field.name!r}, which is the same name for Spark: rename it in the frame, so that mergeSchema does "
+                "not add it"
             )
     new = {field.name for field in added}
     check_frame(columns, StructType([field for field in schema if field.name not in new]), shape=shape, filled=True)
