@@ -35,8 +35,11 @@ const refresh = atMost(1000, async () => {
   const names = wanted();
   if (!names.length) return;
   try {
-    lanes = await getJson("lanes.json", names);
-    at = null;
+    const fresh = await getJson("lanes.json", names);
+    const epoch = at === null ? null : lanes.stretches[at].first;  // the epoch that is pointed at stays
+    const place = fresh.stretches.findIndex((stretch) => stretch.first === epoch);
+    lanes = fresh;
+    at = place < 0 ? null : place;
     draw();
   } catch (error) {
     setText(words, error.message);
