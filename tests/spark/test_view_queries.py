@@ -42,13 +42,21 @@ class NoAnswer(Exception):
     """Spark cannot run a query as it was written, which a plan of it can be free of; or fails in one of a plan."""
 
 
+OWN_ERRORS = (
+    "[INTERNAL_ERROR",
+    "[UNSUPPORTED_SUBQUERY_EXPRESSION_CATEGORY",
+    "java.util.NoSuchElementException: key not found",  # of its optimizer
+)
+"""Parts of errors by which Spark says that it cannot answer a query that it should."""
+
+
 @contextmanager
 def spark_refusals_told() -> Iterator[None]:
     """Raise NoAnswer for a bug in Spark, and for a subquery that it refuses only over tables with rows."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        if any(name in str(error) for name in ("[INTERNAL_ERROR", "[UNSUPPORTED_SUBQUERY_EXPRESSION_CATEGORY")):
+        if any(name in str(error) for name in OWN_ERRORS):
             raise NoAnswer from error
         raise
 
