@@ -20,6 +20,7 @@ from epochlog.store.catalog.keys import LOG_PREFIX, SCHEMA_PREFIX
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.metadata import schema_change
 from epochlog.store.metadata.definitions import decoded_schema
+from epochlog.store.metadata.schema_change import SchemaChange
 from epochlog.store.types import schema as schemas
 from lab import Lab
 
@@ -136,6 +137,20 @@ def test_an_alter_that_reuses_a_name_is_not_repeated_later(
     with pytest.raises(el.InvalidInput, match="has this change already, from epoch .*in an alter of its own"):
         table.alter(**change)
     assert table.to_arrow() == before
+
+
+@pytest.mark.parametrize("change", REUSING)
+def test_a_repetition_that_is_made_is_found(table: el.Table, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    monkeypatch.setattr(SchemaChange, "_refuse_repetition", lambda *_: None)
+    with pytest.raises((AssertionError, el.EpochlogError, pytest.fail.Exception)):
+        test_an_alter_that_reuses_a_name_is_not_repeated_later(table, change, "both")
+
+
+def test_a_second_alter_that_is_ignored_is_found(table: el.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SchemaChange.applied
+    monkeypatch.setattr(SchemaChange, "applied", lambda self, schema, *_: real(self, schema, 0, schema.version))
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test_an_alter_that_reuses_a_name_is_not_repeated_later(table, REUSING[1], "commit")
 
 
 @pytest.mark.rule("7.1")
