@@ -169,11 +169,6 @@ def views(spark: SparkSession, pairs: Pairs) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("views", "restless")
-def test_the_reads_of_a_query_are_counted_in_the_driver(spark: SparkSession, pairs: Pairs) -> None:
-    assert len(spark.sql("SELECT a.n FROM lake.a JOIN lake.b ON a.id = b.id").collect()) == KEYS
-    assert 'epochlog_reads_total{door="spark"} 2.0\n' in pairs.store.metrics()
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_all_tables_of_one_query_are_read_at_one_epoch(spark: SparkSession, form: str) -> None:
     result = rows(spark, FORMS[form])
@@ -761,3 +756,8 @@ def test_wrong_arguments_are_refused(spark: SparkSession, pairs: Pairs, tmp_path
             call()
     with pytest.raises(el.StoreNotFound):
         el.catalog(spark, tmp_path / "nowhere")
+
+
+def test_the_reads_of_a_query_are_counted_in_the_driver(spark: SparkSession, pairs: Pairs) -> None:
+    assert len(spark.sql("SELECT a.n FROM lake.a JOIN lake.b ON a.id = b.id").collect()) == KEYS
+    assert 'epochlog_reads_total{door="spark"} 2.0\n' in pairs.store.metrics()
