@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from epochlog.checkpoint.job.barrier import BARRIER_PHASES
 from epochlog.checkpoint.manager import commands
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.changelog.consumer_info import list_consumers
+from epochlog.store.changelog.consumer_info import consumers_within
 from epochlog.store.env.histogram import Histograms
 from epochlog.store.env.metrics import RECORDED, Labels, Metric
 from epochlog.store.epochs.view_reader import read_epoch_view
@@ -140,8 +140,7 @@ def store_metrics(handle: Handle) -> str:
     lines = [
         *BARRIER_PHASE.histogram_lines(handle.barrier_phases.items()),
         *handle.recorder.lines(RECORDED),
-        *_tables(handle),
-        *_consumers(handle),
+        *handle.catalog.read(lambda view: [*_tables(view, handle), *_consumers(view, handle)]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -150,25 +149,20 @@ def _age_s(status: commands.CheckpointStatus, now_ms: int) -> float:
     return 0.0 if status.since_ms is None else max(0, now_ms - status.since_ms) / 1000
 
 
-def _tables(handle: Handle) -> Iterator[str]:
+def _tables(view: ReadTxn, handle: Handle) -> Iterator[str]:
     """Yield the lines with each table's epochs, lag and sizes."""
-
-    def body(view: ReadTxn) -> dict[Labels, tuple[float, ...]]:
-        epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
-        values: dict[Labels, tuple[float, ...]] = {}
-        for table in all_tables(view):
-            version, lag_s = get_version(view, table.id, table.name), epochs.lag_ms(table.id) / 1000
-            sizes = version.l0_segments, version.l0_bytes, version.log_bytes, version.run_bytes
-            values[table.name,] = version.max_committed_epoch, version.safe_epoch, lag_s, *sizes
-        return values
-
-    values = handle.catalog.read(body)
+    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+    values: dict[Labels, tuple[float, ...]] = {}
+    for table in all_tables(view):
+        version, lag_s = get_version(view, table.id, table.name), epochs.lag_ms(table.id) / 1000
+        sizes = version.l0_segments, version.l0_bytes, version.log_bytes, version.run_bytes
+        values[table.name,] = version.max_committed_epoch, version.safe_epoch, lag_s, *sizes
     for place, metric in enumerate(OF_TABLES):
         yield from metric.lines({labels: row[place] for labels, row in values.items()})
 
 
-def _consumers(handle: Handle) -> Iterator[str]:
+def _consumers(view: ReadTxn, handle: Handle) -> Iterator[str]:
     """Yield the lines with each consumer's lag; a consumer without a position has none."""
-    positioned = [(info.name, info) for info in list_consumers(handle) if info.lag_ms is not None]
+    positioned = [(info.name, info) for info in consumers_within(view, handle) if info.lag_ms is not None]
     yield from CONSUMER_LAG.lines({(name,): (info.lag_ms or 0) / 1000 for name, info in positioned})
     yield from CONSUMER_COMMITS.lines({(name,): info.lag_commits or 0 for name, info in positioned})
