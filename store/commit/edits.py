@@ -279,7 +279,6 @@ def _put_kept_deletes(tx: Txn, table: TableDef, edit: TableEdit, epoch: int) -> 
 def count_commit(handle: Handle, edits: Sequence[TableEdit], began_s: float) -> None:
     """Count a commit that has landed. edits: as committed. began_s: monotonic time of its begin."""
     for edit in edits:
-        dropped = sum(before.rows - (after.rows if after is not None else 0) for before, after in edit.rewrites)
         handle.recorder.add(COMMITS, edit.name)
-        handle.recorder.add(COMMITTED_ROWS, edit.name, by=sum(segment.rows for segment in edit.segments) - dropped)
+        handle.recorder.add(COMMITTED_ROWS, edit.name, by=sum(segment.rows for segment in edit.segments))
     handle.recorder.observe(COMMIT_SECONDS, seconds=monotonic_s() - began_s)

@@ -100,6 +100,14 @@ def test_a_failed_commit_is_not_counted(store: el.Store) -> None:
     assert parsed(store.metrics())['epochlog_commits_total{table="t"}'] == 1
 
 
+def test_rows_that_a_commit_leaves_out_are_not_counted(store: el.Store) -> None:
+    table = store.create_table("t", SCHEMA, ["id"], sequence_by="v")
+    table.upsert(rows(1, 2, 3, 4, 5))
+    late = pa.table({"id": [1, 2, 3, 4, 5], "v": [0, 0, 9, 9, 9]}, schema=SCHEMA)
+    table.upsert(late)
+    assert parsed(store.metrics())['epochlog_committed_rows_total{table="t"}'] == 5 + 3
+
+
 def test_reads_are_counted_by_door(store: el.Store) -> None:
     table = store.create_table("t", SCHEMA, ["id"])
     epoch = table.upsert(rows(1, 2))
