@@ -123,7 +123,7 @@ class Judge:
         old_deletes = FoundDeletes(np.empty(0, np.int64), pa.array([], self._sequence_type), np.empty(0, np.int64))
         if not self.blind and len(keys):
             state = self.before.rows_of(self.files, keys, names)
-            old_deletes = self._kept_of(keys, lookup(state.keys, keys) < 0)
+            old_deletes = self._kept_of(keys, state.keys) if self.kept else old_deletes
         numbers = np.repeat(np.arange(len(epochs)), [len(epoch) for epoch in epochs])
         parts = tuple(
             _Part(int(number), segment, part) for number, segment, part in zip(numbers, segments, rows, strict=True)
@@ -134,9 +134,9 @@ class Judge:
     def _sequence_type(self) -> pa.DataType:
         return self.table.schema.field(self.table.sequence_by).type
 
-    def _kept_of(self, keys: pa.Array, absent: np.ndarray) -> FoundDeletes:
-        """Look up the kept deletes of the absent keys."""
-        (places,) = absent.nonzero()
+    def _kept_of(self, keys: pa.Array, present: pa.Array) -> FoundDeletes:
+        """Look up the kept deletes of the keys that are not present."""
+        (places,) = (lookup(present, keys) < 0).nonzero()
         old_deletes = find_kept(self.files, self.table, self.kept, keys.take(pa.array(places)))
         return replace(old_deletes, at=places[old_deletes.at])
 
@@ -301,7 +301,9 @@ def _marks(rows: Rows) -> np.ndarray:
 
 
 def distinct_keys(parts: Sequence[pa.Array], codec: KeyCodec) -> pa.Array:
-    """Return the distinct keys of the parts, sorted."""
+    """Return the distinct keys of the parts, sorted. The keys of each part are sorted and distinct."""
+    if len(parts) == 1:
+        return parts[0]
     joined = pa.concat_arrays([pa.array([], codec.key_type), *parts])
     ordered = joined.take(pa.array(sort_indices(joined)))
     return ordered.filter(pa.array(last_of_each(ordered)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,30 +17,39 @@ from epochlog.store.sst.merge import Rows, joined, lookup
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_blocks
 from epochlog.store.types.key_codec import KeyCodec, search
+from epochlog.store.types.key_sieve import Sieve, hashed
 from epochlog.store.types.schema import TableSchema
 
-CACHE_BYTES = 256 << 20
+CACHE_BYTES, SIEVE_BYTES = 256 << 20, 32 << 20
 DIRECT_KEYS, DIRECT_COLUMNS = 16, 8
 """For fewer needles, a block's keys are decoded before more columns than these, for it may hold none of the needles."""
 
 TOGETHER_ROWS = 1 << 19
 """Rows of the blocks of a file that are decoded together, to have few in memory beside the cache."""
 
-WIDE_BLOCKS = 32
-"""Neighbouring blocks that are decoded, cached and searched as one, if the needles lie in most blocks of a file."""
+WIDE_ROWS, WIDE_TOUCHED = 1 << 18, 8
+"""Rows of neighbouring blocks that are decoded, cached and searched as one, if the needles lie in at least so many
+blocks of a file, and in most of them.
+"""
+SIEVED_NEEDLES = 1 << 10
+"""Needles, at least, for which a segment's sieve is made and asked before its rows are searched."""
 
 Level = Sequence[Segment] | Sequence[RunFile] | Rows
 """Files with disjoint key ranges, in key order; or rows in memory."""
 
 _blocks: LRUCache[Rows] = LRUCache(CACHE_BYTES, lambda rows: rows.keys.nbytes + rows.data.nbytes)
+_sieves: LRUCache[Sieve] = LRUCache(SIEVE_BYTES, lambda sieve: sieve.marked.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Hits:
-    """Rows of some needles, tombstones too. at: int64, ascending indices of these needles."""
+    """Rows of some needles, tombstones too. at: int64, ascending indices of these needles. deleted: None for no
+    tombstone.
+    """
 
     at: np.ndarray
-    rows: Rows
+    data: pa.Table
+    deleted: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +66,22 @@ class PointReader:
         the newest level that has a key decides.
         """
         missing = np.arange(len(needles))
+        is_missing = np.ones(len(needles), np.bool_)
+        hashes = hashed(needles) if len(needles) >= SIEVED_NEEDLES else None
         hits: list[_Hits] = []
         for level in reversed(levels):
-            in_level = self._in_level(
-                level, needles if len(missing) == len(needles) else needles.take(pa.array(missing))
-            )
-            if in_level:
-                hits += [_Hits(missing[part.at], part.rows) for part in in_level]
-                missing = np.delete(missing, np.concatenate([part.at for part in in_level]))
+            asked = missing
+            if hashes is not None and (sieve := self._sieve(level, len(missing))) is not None:
+                asked = missing[sieve.may_hold(hashes[missing])]
+            if not len(asked):
+                continue
+            for part in self._in_level(level, needles if len(asked) == len(needles) else needles.take(pa.array(asked))):
+                hits.append(replace(part, at=asked[part.at]))
+                is_missing[hits[-1].at] = False
+            (missing,) = is_missing.nonzero()
             if not len(missing):
                 break
-        return _in_order(hits)
+        return _in_order(hits, needles)
 
     def known(self, levels: Sequence[Level], needles: pa.Array) -> np.ndarray:
         """Return bool[keys]: True where a level has the key (sorted, each once), as a row or a tombstone."""
@@ -88,6 +102,22 @@ class PointReader:
             if places[first] >= 0
             for part in self._in_file(level[places[first]], needles.slice(first, end - first), first)
         ]
+
+    def _sieve(self, level: Level, needles: int) -> Sieve | None:
+        """Return the sieve of a level that is one segment; None if it would cost more than so many needles save."""
+        if isinstance(level, Rows) or len(level) != 1 or not isinstance(level[0], Segment):
+            return None
+        (segment,) = level
+        if len(segment.blocks) * SIEVED_NEEDLES > needles:
+            return None
+        name = self.files.place, segment.path, segment.bytes, segment.crc32, signature(self.table, ())
+        sieve = _sieves.get(name)
+        if sieve is None:
+            columns = self.columns if len(self.columns) <= DIRECT_COLUMNS else ()
+            rows = self._decoded(segment, range(len(segment.blocks)), columns)
+            sieve = Sieve.of([part.keys for part in rows.values()])
+            _sieves.put(name, sieve)
+        return sieve
 
     def _in_file(self, file: Segment | RunFile, needles: pa.Array, first: int) -> list[_Hits]:
         """Return the needles that are in the file, with their rows. first: the index of the first needle."""
@@ -115,8 +145,8 @@ class PointReader:
 
     def _width(self, file: Segment | RunFile, touched: int) -> int:
         """Return the number of neighbouring blocks to search as one, if the needles lie in `touched` blocks."""
-        many = touched >= 2 * WIDE_BLOCKS and 2 * touched >= len(file.blocks)
-        return WIDE_BLOCKS if many and len(self.columns) <= DIRECT_COLUMNS else 1
+        many = touched >= WIDE_TOUCHED and 2 * touched >= len(file.blocks)
+        return max(1, WIDE_ROWS * len(file.blocks) // file.rows) if many and len(self.columns) <= DIRECT_COLUMNS else 1
 
     def _rows_of(self, file: Segment | RunFile, parts: Mapping[int, pa.Array], wide: int) -> dict[int, Rows]:
         """Return the rows of the blocks that hold one of their needles, or may hold one. parts: the needles of each.
@@ -173,25 +203,25 @@ def _find_hits(rows: Rows, needles: pa.Array, first: int) -> list[_Hits]:
         at = lookup(rows.keys, needles)
         (hit_needles,) = (at >= 0).nonzero()
         positions = at[hit_needles]
-    return [_Hits(hit_needles + first, _taken(rows, positions))] if len(hit_needles) else []
+    if not len(hit_needles):
+        return []
+    deleted = rows.deleted[positions] if rows.deleted is not None else None
+    return [_Hits(hit_needles + first, _taken(rows.data, positions), deleted)]
 
 
-def _in_order(hits: Sequence[_Hits]) -> Rows | None:
-    """Join the rows in key order, without tombstones; None without any."""
+def _in_order(hits: Sequence[_Hits], needles: pa.Array) -> Rows | None:
+    """Join the rows in key order, without tombstones; None without any. needles: the keys that were looked up."""
     if not hits:
         return None
-    rows = joined([part.rows for part in hits])
-    if len(hits) == 1 and rows.deleted is None:
-        return rows
-    order = np.argsort(np.concatenate([part.at for part in hits]))
-    if rows.deleted is not None:
-        order = order[~rows.deleted[order]]
-    live = _taken(rows, order)
-    return Rows(live.keys, live.data)
+    at, data = np.concatenate([part.at for part in hits]), hits[0].data
+    if len(hits) > 1:
+        data = pa.concat_tables([part.data for part in hits], promote_options="default")
+    live = np.concatenate([np.ones(len(part.at), np.bool_) if part.deleted is None else ~part.deleted for part in hits])
+    row_of = np.full(len(needles), -1)
+    row_of[at[live]] = live.nonzero()[0]
+    (found,) = (row_of >= 0).nonzero()
+    return Rows(needles.take(pa.array(found)), _taken(data, row_of[found]))
 
 
-def _taken(rows: Rows, positions: np.ndarray) -> Rows:
-    take = pa.array(positions)
-    deleted = rows.deleted[positions] if rows.deleted is not None else None
-    data = rows.data.take(take) if rows.data.num_columns else rows.data
-    return Rows(rows.keys.take(take), data, deleted)
+def _taken(data: pa.Table, positions: np.ndarray) -> pa.Table:
+    return data.take(pa.array(positions)) if data.num_columns else data

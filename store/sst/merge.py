@@ -143,7 +143,11 @@ def _levels(sources: Sequence[Rows]) -> list[Rows]:
 
 
 def lookup(sorted_keys: pa.Array, needles: pa.Array) -> np.ndarray:
-    """Return for each needle (any order, repeats allowed) its int64 position in `sorted_keys`, or -1."""
+    """Return for each needle (any order, repeats allowed) its int64 position in `sorted_keys`, which holds each key
+    once; -1 for none.
+    """
+    if needles is sorted_keys:
+        return np.arange(len(needles))
     positions = search(sorted_keys, needles)
     return np.where(_matches(sorted_keys, positions, needles), positions, -1)
 

@@ -47,7 +47,8 @@ def test_get_finds_what_a_whole_read_holds(
 ) -> None:
     monkeypatch.setattr(point_lookup, "DIRECT_COLUMNS", direct_columns)
     monkeypatch.setattr(point_lookup, "TOGETHER_ROWS", together)
-    monkeypatch.setattr(point_lookup, "WIDE_BLOCKS", 2 if kept_bytes else 32)
+    monkeypatch.setattr(point_lookup, "WIDE_ROWS", 16 if kept_bytes else 1 << 18)
+    monkeypatch.setattr(point_lookup, "SIEVED_NEEDLES", 2 if kept_bytes else 1 << 10)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 8)
     monkeypatch.setattr("epochlog.store.sst.sorted_run.ROW_GROUP_ROWS", 8)
     cache: LRUCache[Rows] = LRUCache(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
@@ -160,7 +161,8 @@ def test_a_forked_child_begins_with_nothing_kept() -> None:
 def test_neighbouring_blocks_that_are_searched_as_one_give_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
 ) -> None:
-    monkeypatch.setattr(point_lookup, "WIDE_BLOCKS", 2)
+    monkeypatch.setattr(point_lookup, "WIDE_ROWS", 16_384)
+    monkeypatch.setattr(point_lookup, "WIDE_TOUCHED", 4)
     widths: list[int] = []
     real = point_lookup.PointReader._width
     monkeypatch.setattr(point_lookup.PointReader, "_width", lambda *args: widths.append(real(*args)) or widths[-1])

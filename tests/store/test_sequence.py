@@ -21,6 +21,7 @@ from epochlog.store.changelog.apply_changes import take_rows
 from epochlog.store.commit import edits, kept_merge, preparation, root_commit, verdict
 from epochlog.store.metadata.kept_deletes import kept_deletes, kept_records
 from epochlog.store.retention.retention import apply_retention
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst import segment_writer
 from lab import Lab
 
@@ -285,13 +286,13 @@ def test_only_keys_that_were_touched_are_decided_again(lab: Lab, monkeypatch: py
     table = cdc_table(lab)
     table.upsert(upserts([CdcEvent(k, 1) for k in range(1000)]))
     looked_up: list[int] = []
-    real = verdict.Judge._kept_of
+    real = ScanPlan.rows_of
 
-    def counted(self: verdict.Judge, keys: pa.Array, absent: Any) -> Any:
+    def counted(plan: ScanPlan, files: Any, keys: pa.Array, columns: Any) -> Any:
         looked_up.append(len(keys))
-        return real(self, keys, absent)
+        return real(plan, files, keys, columns)
 
-    monkeypatch.setattr(verdict.Judge, "_kept_of", counted)
+    monkeypatch.setattr(ScanPlan, "rows_of", counted)
     racing(lab, monkeypatch, [lambda _: None, lambda other: other.upsert(upserts([CdcEvent(7, 9)]))])
     table.upsert(upserts([CdcEvent(k, 5) for k in range(1000)]))
     assert looked_up == [1000, 1, 1]  # of the commit, of the one that lands meanwhile, of the touched key
