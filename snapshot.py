@@ -26,9 +26,10 @@ class Snapshot(PinnedSnapshot):
     ) -> DataFrame:
         """Return the table of this snapshot as a Spark DataFrame; keep the snapshot open while Spark reads.
 
-        `filter` is a WHERE clause over single columns. Name the columns: Spark prunes none of a Python source. A table
-        within the session's `spark.sql.autoBroadcastJoinThreshold` carries a broadcast hint. Raises SparkLost for a
-        session that was stopped.
+        Spark reads a table without commits since its compaction from its Parquet files, and prunes columns and rows
+        itself. For other tables name the columns, since Spark prunes none of a Python source, and give a `filter`: a
+        WHERE clause over single columns. A table within the session's `spark.sql.autoBroadcastJoinThreshold` carries a
+        broadcast hint. Raises SparkLost for a session that was stopped, Corrupt for a damaged file.
         """
         self._check(table)
         if not (filter is None or isinstance(filter, str)):

@@ -1,8 +1,9 @@
 """DataFrames read from plans, and segments written from DataFrames, without a data source or a catalog in any task.
 
-The driver has the plan already, so a frame is a range of partition numbers, mapped by a function that reads the
-partitions. The range is as long as the plan has rows, and a filter keeps one number per partition. Spark estimates
-sizes from the length of the range, and so broadcasts small frames only. It has no estimate for a Python data source.
+Spark reads whole Parquet files itself (parquet_files.py). For all else the driver has the plan already, so a frame is a
+range of partition numbers, mapped by a function that reads the partitions. The range is as long as the plan has rows,
+and a filter keeps one number per partition. Spark estimates sizes from the length of the range, and so broadcasts small
+frames only. It has no estimate for a Python data source.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from epochlog.store.changelog.apply_changes import take_rows
 from epochlog.store.changelog.change_rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from epochlog.store.changelog.event_shape import WHOLE_ROWS, EventShape
 from epochlog.store.changelog.plan_ranges import source_of
+from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter, WriteTarget, remove_segments
+from epochlog.store.types.key_range import ALL_KEYS
 from epochlog.store.types.schema import TableSchema
 
 from .errors import find_epochlog_error
 from .options import Tasks
+from .parquet_files import parquet_frame
 from .partitions import ReadPartition, cut
 from .task_writer import gather_batches
 from .types import accepts, arrow_schema, from_spark
@@ -45,9 +49,14 @@ _RESULT_ARROW = pa.schema([("segment", pa.binary()), ("rows", pa.binary())])
 
 
 def read_frame(session: SparkSession, partition: ReadPartition, schema: StructType) -> DataFrame:
-    """Return the partition's rows as a lazy DataFrame. schema: the Spark schema from which `partition.schema` was
-    made.
+    """Return the partition's rows as a lazy DataFrame, which Spark reads itself if they are whole Parquet files.
+    schema: the Spark schema from which `partition.schema` was made.
     """
+    plan, options = partition.plan, partition.options
+    if isinstance(plan, ScanPlan) and options.filter is None and options.key_range == ALL_KEYS:
+        frame = parquet_frame(session, partition.files, plan, schema, schema.names)
+        if frame is not None:
+            return frame
     partitions = cut(partition, Tasks(session.sparkContext.defaultParallelism))
     if not partitions:
         return session.createDataFrame(partition.schema.empty_table(), schema)

@@ -1,4 +1,6 @@
-"""DataFrame of a snapshot's table: a load by the snapshot's token, with a broadcast hint for a small table."""
+"""DataFrame of a snapshot's table: its Parquet files, or a load by the snapshot's token; a small table has a broadcast
+hint.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ from epochlog.store.types.read_options import ReadOptions
 
 from .live_session import require_live
 from .options import location_options
+from .parquet_files import parquet_frame
+from .types import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,8 +26,9 @@ if TYPE_CHECKING:
 def load_frame(
     handle: Handle, plan: ScanPlan, token: str, session: SparkSession, columns: Sequence[str] | None, filter: str | None
 ) -> DataFrame:
-    """Load the table by this token; the session's processes plan the read again. Raises InvalidInput for a wrong column
-    or filter, SparkLost for a session that was stopped.
+    """Return the table's rows: Spark reads its Parquet files itself, or loads the table by this token, and then the
+    session's processes plan the read again. Raises InvalidInput for a wrong column or filter, SparkLost for a session
+    that was stopped.
 
     Spark takes a Python source for unbounded, since it never asks for its size, and would sort both sides of a join.
     So a table below the session's broadcast limit gets a hint, which hints of the user override.
@@ -31,12 +36,17 @@ def load_frame(
     require_live(session, "snapshot.spark")
     names = plan.schema(columns).names
     predicate = None if filter is None else parse_predicate(filter, plan.table.schema)
-    reader = session.read.format("epochlog").options(**location_options(handle)).option("table", plan.table.name)
-    if columns is not None:
-        reader = reader.option("columns", json.dumps(names))
-    if filter is not None:
-        reader = reader.option("filter", filter)
-    frame = reader.option("snapshot", token).load()
+    frame = None
+    if filter is None:  # Spark compares NaN in its own way, so a filter is for our reader
+        schema = spark_schema(plan.table.name, plan.schema(columns), plan.table.primary_key)
+        frame = parquet_frame(session, handle.files, plan, schema, names)
+    if frame is None:
+        reader = session.read.format("epochlog").options(**location_options(handle)).option("table", plan.table.name)
+        if columns is not None:
+            reader = reader.option("columns", json.dumps(names))
+        if filter is not None:
+            reader = reader.option("filter", filter)
+        frame = reader.option("snapshot", token).load()
     spark_session: Any = session._jsparkSession
     limit = spark_session.sessionState().conf().autoBroadcastJoinThreshold()  # -1: never
     return frame.hint("broadcast") if bytes_to_read(plan, ReadOptions(names, predicate)) <= limit else frame

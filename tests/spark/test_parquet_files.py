@@ -1,0 +1,321 @@
+"""Tables that Spark reads from their Parquet files itself: rows, nullability, damage, and when our reader does it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import importlib
+import os
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import epochlog as el
+
+pytestmark = pytest.mark.spark
+
+snapshot_frame = importlib.import_module("epochlog.spark.snapshot_frame")
+parquet_files = importlib.import_module("epochlog.spark.parquet_files")
+
+SIMPLE = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.float64()), ("name", pa.string())])
+EXTREMES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "flag": (pa.bool_(), [True, False]),
+    "i8": (pa.int8(), [-128, 127]),
+    "i16": (pa.int16(), [-32768, 32767]),
+    "i32": (pa.int32(), [-(2**31), 2**31 - 1]),
+    "i64": (pa.int64(), [-(2**63), 2**63 - 1]),
+    "f32": (pa.float32(), [float("nan"), -0.0, 0.0, float("inf"), 1e-45]),
+    "f64": (pa.float64(), [float("nan"), -0.0, 0.0, float("-inf"), 5e-324]),
+    "text": (pa.string(), ["", "ß\0x", "ZZZ", "a'b\"c", "\U0001f600"]),
+    "long text": (pa.large_string(), ["long", ""]),
+    "by.tes": (pa.binary(), [b"", b"\0\xff"]),
+    "day": (pa.date32(), [dt.date(1, 1, 1), dt.date(1582, 10, 10), dt.date(9999, 12, 31)]),
+    "dec": (pa.decimal128(10, 2), [Decimal("-12345678.90"), Decimal("0.00")]),
+    "dec38": (pa.decimal128(38, 18), [Decimal("12345678901234567890.123456789012345678")]),
+    "local": (
+        pa.timestamp("us"),
+        [dt.datetime(1, 1, 1), dt.datetime(1500, 2, 28, 23, 59), dt.datetime(2024, 3, 31, 2)],
+    ),
+    "instant": (pa.timestamp("us", "UTC"), [dt.datetime(1500, 3, 1), dt.datetime(2024, 10, 27, 1, 30)]),
+    "tokyo": (pa.timestamp("us", "Asia/Tokyo"), [dt.datetime(1969, 12, 31, 23, 59, 59)]),
+}
+OTHERS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "u32": (pa.uint32(), [2**32 - 1]),
+    "u64": (pa.uint64(), [2**64 - 1]),
+    "f16": (pa.float16(), [1.5]),
+    "four": (pa.binary(4), [b"abcd"]),
+    "day_ms": (pa.date64(), [dt.date(2024, 2, 29)]),
+    "moment_s": (pa.timestamp("s"), [dt.datetime(2024, 2, 29)]),
+    "moment_ns": (pa.timestamp("ns"), [dt.datetime(2024, 2, 29)]),
+    "ints": (pa.list_(pa.int32()), [[1, None]]),
+    "fields": (pa.struct([("a", pa.uint8())]), [{"a": 1}]),
+}
+FILTERS = [
+    "id BETWEEN 40 AND 77",
+    "f64 > 1",
+    "NOT f64 > 1",
+    "f64 = 0.0",
+    "f32 IS NULL OR f32 = f32",
+    "text >= 'ZZZ'",
+    "text LIKE 'a%'",
+    "day < DATE'1582-10-15'",
+    "instant < TIMESTAMP'1600-01-01 00:00:00Z'",
+    "local IN (TIMESTAMP_NTZ'0001-01-01 00:00:00', TIMESTAMP_NTZ'2024-03-31 02:00:00')",
+    "dec <=> 0",
+    "i64 = 9223372036854775807",
+    "flag",
+    "`by.tes` = X'00FF'",
+]
+
+
+def is_parquet(frame: DataFrame) -> bool:
+    java: Any = frame._jdf
+    return "FileScan parquet" in java.queryExecution().executedPlan().toString()
+
+
+def bits(frame: DataFrame) -> list[str]:
+    """The rows as sorted texts, in which every float keeps its bits."""
+    return sorted(
+        repr([np.float64(value).tobytes() if isinstance(value, float) and value == value else value for value in row])
+        for row in frame.collect()
+    )
+
+
+def of_both_readers(monkeypatch: pytest.MonkeyPatch, make: Any) -> tuple[DataFrame, DataFrame]:
+    """The frame that Spark reads from Parquet, and that of our reader."""
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot_frame, "parquet_frame", lambda *_: None)
+        ours = make()
+    return make(), ours
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[el.Store]:
+    with el.open(tmp_path / "s") as made:
+        yield made
+
+
+def simple(store: el.Store, rows: int = 1000, **options: Any) -> el.Table:
+    table = store.create_table("t", SIMPLE, ["id"], **options)
+    table.upsert(simple_rows(range(rows)))
+    store.compact("t", full=True)
+    return table
+
+
+def simple_rows(ids: Any, salt: int = 0) -> pa.Table:
+    ids = list(ids)
+    return pa.table({"id": ids, "value": [i / 7 + salt for i in ids], "name": [f"n{i % 10}" for i in ids]}, SIMPLE)
+
+
+def extremes(kinds: dict[str, tuple[pa.DataType, list[Any]]], seed: int, rows: int = 300) -> pa.Table:
+    chance = np.random.default_rng(seed)
+    fields = [pa.field("id", pa.int64(), nullable=False), *(pa.field(name, kind) for name, (kind, _) in kinds.items())]
+    columns = [pa.array(range(rows))]
+    for kind, values in kinds.values():
+        picked = chance.integers(0, len(values) + 1, rows)  # one in so many is null
+        columns.append(pa.array([values[at] if at < len(values) else None for at in picked], kind))
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def test_rows_of_every_plain_type_are_those_of_our_reader(
+    store: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    data = extremes(EXTREMES, seed)
+    store.create_table("t", data.schema, ["id"]).upsert(data)
+    store.compact("t", full=True)
+    with store.snapshot(["t"]) as snapshot:
+        theirs, ours = of_both_readers(monkeypatch, lambda: snapshot.spark("t", spark))
+        assert is_parquet(theirs)
+        assert not is_parquet(ours)
+        assert theirs.schema == ours.schema
+        assert bits(theirs) == bits(ours)
+        for text in FILTERS:
+            assert bits(theirs.where(text)) == bits(ours.where(text)), text
+        some = snapshot.spark("t", spark, columns=["dec", "id"])
+        assert is_parquet(some)
+        assert some.columns == ["dec", "id"]
+        assert some.agg({"dec": "sum"}).collect() == ours.agg({"dec": "sum"}).collect()
+        assert theirs.count() == 300
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_types_are_read_by_our_reader(store: el.Store, spark: SparkSession, name: str) -> None:
+    data = extremes({name: OTHERS[name]}, 1, rows=3)
+    store.create_table("t", data.schema, ["id"]).upsert(data)
+    store.compact("t", full=True)
+    with store.snapshot(["t"]) as snapshot:
+        whole = snapshot.spark("t", spark)
+        assert not is_parquet(whole)
+        assert whole.count() == 3
+        assert is_parquet(snapshot.spark("t", spark, columns=["id"]))
+
+
+@pytest.mark.parametrize("other", ["ID", "_metadata", "_EPOCH"])
+def test_names_that_spark_would_confuse_are_read_by_our_reader(
+    store: el.Store, spark: SparkSession, other: str
+) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), (other, pa.int64())])
+    try:
+        table = store.create_table("t", schema, ["id"])
+    except el.EpochlogError:
+        assert other.startswith("_")  # the name is reserved
+        return
+    table.upsert(pa.table({"id": [1, 2], other: [3, 4]}, schema))
+    store.compact("t", full=True)
+    with store.snapshot(["t"]) as snapshot:
+        assert not is_parquet(snapshot.spark("t", spark))
+
+
+def test_a_commit_above_the_run_is_read_by_our_reader_until_it_is_compacted(
+    store: el.Store, spark: SparkSession
+) -> None:
+    table = simple(store)
+    with store.snapshot(["t"]) as before:
+        table.upsert(simple_rows(range(500, 1500), 1))
+        table.delete([0, 1])
+        with store.snapshot(["t"]) as between:
+            store.compact("t", full=True)
+            table.upsert(simple_rows([7], 2))
+            store.compact("t", full=True)
+            store.vacuum(grace=0)
+            for moment, rows in ((before, 1000), (between, 1498)):
+                frame = moment.spark("t", spark)
+                assert frame.count() == rows == moment["t"].to_arrow().num_rows
+                assert sorted(frame.toPandas()["value"]) == sorted(moment["t"].to_arrow()["value"].to_pylist())
+            assert is_parquet(before.spark("t", spark))
+            assert not is_parquet(between.spark("t", spark))
+    with store.snapshot(["t"]) as after:
+        frame = after.spark("t", spark)
+        assert is_parquet(frame)
+        assert sorted(map(tuple, frame.collect())) == sorted(
+            tuple(row.values()) for row in after["t"].to_arrow().to_pylist()
+        )
+
+
+def test_an_altered_table_is_read_by_our_reader_until_it_is_compacted(store: el.Store, spark: SparkSession) -> None:
+    table = simple(store)
+    table.alter(rename={"value": "name", "name": "value"})
+    with store.snapshot(["t"]) as snapshot:
+        frame = snapshot.spark("t", spark)
+        assert not is_parquet(frame)
+        assert frame.where("id = 3").collect()[0].asDict() == {"id": 3, "name": 3 / 7, "value": "n3"}
+    table.upsert(table.to_arrow().slice(0, 1))
+    store.compact("t", full=True)
+    with store.snapshot(["t"]) as snapshot:
+        frame = snapshot.spark("t", spark)
+        assert frame.where("id = 3").collect()[0].asDict() == {"id": 3, "name": 3 / 7, "value": "n3"}
+
+
+def test_a_load_with_a_filter_is_read_by_our_reader(store: el.Store, spark: SparkSession) -> None:
+    simple(store)
+    with store.snapshot(["t"]) as snapshot:
+        frame = snapshot.spark("t", spark, filter="id < 10")
+        assert not is_parquet(frame)
+        assert frame.count() == 10
+
+
+def test_keys_stay_not_null_and_a_small_table_is_broadcast(store: el.Store, spark: SparkSession) -> None:
+    simple(store)
+    with store.snapshot(["t"]) as snapshot:
+        frame = snapshot.spark("t", spark)
+        assert [field.nullable for field in frame.schema] == [False, True, True]
+        joined = spark.range(100_000).join(frame, "id")
+        java: Any = joined._jdf
+        assert "BroadcastHashJoin" in java.queryExecution().executedPlan().toString()
+        assert frame.alias("a").join(frame.alias("b"), "id").count() == 1000  # with itself
+
+
+def test_a_store_below_a_folder_that_looks_like_a_pattern(tmp_path: Path, spark: SparkSession) -> None:
+    with el.open(tmp_path / "a b%20c[1]*{x,y}?" / "day=1" / "k:v") as store:
+        simple(store)
+        with store.snapshot(["t"]) as snapshot:
+            frame = snapshot.spark("t", spark)
+            assert is_parquet(frame)
+            assert frame.columns == SIMPLE.names
+            assert frame.count() == 1000
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+def only_file(store: el.Store) -> Path:
+    (path,) = Path(store.root).rglob("*.parquet")
+    return path
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip a bit within a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def summed(frame: DataFrame) -> list[Any]:
+    return frame.selectExpr("sum(id)", "sum(value)", "sum(hash(name))").collect()
+
+
+@pytest.mark.damages_store
+def test_a_file_that_was_damaged_before_is_corrupt(store: el.Store, spark: SparkSession, tmp_path: Path) -> None:
+    simple(store)
+    flip(only_file(store), 300)
+    with store.snapshot(["t"]) as snapshot, pytest.raises(el.Corrupt, match=r"\.parquet"):
+        snapshot.spark("t", spark)
+
+
+def wrong_sums(frame: DataFrame, path: Path) -> int:
+    """Flip a bit at twelve places of the file's pages, one after the other; return how many sums are wrong then."""
+    right, wrong = summed(frame), 0
+    footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
+    for place in np.linspace(200, path.stat().st_size - footer - 200, 12).astype(int).tolist():
+        flip(path, place)
+        with contextlib.suppress(Exception):  # Spark's errors of a damaged file are of many classes
+            wrong += summed(frame) != right
+        flip(path, place)
+    assert summed(frame) == right
+    return wrong
+
+
+def test_a_page_that_is_damaged_later_fails_the_query(store: el.Store, spark: SparkSession) -> None:
+    simple(store, rows=20_000)
+    with store.snapshot(["t"]) as snapshot:
+        assert wrong_sums(snapshot.spark("t", spark), only_file(store)) == 0
+
+
+def test_without_checksums_of_pages_damage_is_a_wrong_sum(
+    store: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unchecked = {**parquet_files._OPTIONS, "parquet.page.verify-checksum.enabled": "false"}
+    monkeypatch.setattr(parquet_files, "_OPTIONS", unchecked)
+    simple(store, rows=20_000)
+    with store.snapshot(["t"]) as snapshot:
+        assert wrong_sums(snapshot.spark("t", spark), only_file(store)) > 0
+
+
+@pytest.mark.damages_store
+def test_a_missing_file_fails_the_query_whatever_the_session_ignores(store: el.Store, spark: SparkSession) -> None:
+    simple(store)
+    names = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
+    with store.snapshot(["t"]) as snapshot:
+        for name in names:
+            spark.conf.set(name, "true")
+        try:
+            frame = snapshot.spark("t", spark)
+            assert frame.count() == 1000
+            os.remove(only_file(store))
+            with pytest.raises(Exception, match="FILE_NOT_EXIST"):
+                summed(frame)
+        finally:
+            for name in names:
+                spark.conf.unset(name)
+        with pytest.raises(Exception, match=r"Corrupt|SnapshotExpired"):
+            snapshot.spark("t", spark).collect()
