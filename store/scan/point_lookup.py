@@ -219,8 +219,8 @@ def _in_order(hits: Sequence[_Hits], needles: pa.Array) -> Rows | None:
     live = np.concatenate([np.ones(len(part.at), np.bool_) if part.deleted is None else ~part.deleted for part in hits])
     row_of = np.full(len(needles), -1)
     row_of[at[live]] = live.nonzero()[0]
-    (found,) = (row_of >= 0).nonzero()
-    return Rows(needles.take(pa.array(found)), _taken(data, row_of[found]))
+    (live_at,) = (row_of >= 0).nonzero()
+    return Rows(needles.take(pa.array(live_at)), _taken(data, row_of[live_at]))
 
 
 def _taken(data: pa.Table, positions: np.ndarray) -> pa.Table:

@@ -60,19 +60,19 @@ def test_many_keys_are_found_in_many_segments(tmp_path: Path, monkeypatch: pytes
     asked: list[int] = []
     real = Sieve.may_hold
     monkeypatch.setattr(Sieve, "may_hold", lambda sieve, hashes: asked.append(len(hashes)) or real(sieve, hashes))
-    found, expected = found_in_ten_commits(tmp_path)
-    assert found == expected
+    ids, expected = found_in_ten_commits(tmp_path)
+    assert ids == expected
     assert len(asked) >= 10
 
 
 def test_a_sieve_that_stops_its_own_keys_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sieve, "may_hold", lambda _, hashes: np.arange(len(hashes)) % 100 > 0)
-    found, expected = found_in_ten_commits(tmp_path)
-    assert found != expected
+    ids, expected = found_in_ten_commits(tmp_path)
+    assert ids != expected
 
 
 def test_sieves_are_for_many_keys_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(point_lookup, "SIEVED_NEEDLES", 1 << 20)
     monkeypatch.setattr(Sieve, "of", lambda *_: pytest.fail("a sieve was made for few keys"))
-    found, expected = found_in_ten_commits(tmp_path)
-    assert found == expected
+    ids, expected = found_in_ten_commits(tmp_path)
+    assert ids == expected
