@@ -28,7 +28,7 @@ CHECKED_BYTES = 4 << 30
 _T = pa.types
 _OF_SPARK = ("_metadata", EPOCH)
 """Names that a column of the same frame may not have, in any case."""
-_OPTIONS = {
+OPTIONS = {
     "parquet.page.verify-checksum.enabled": "true",
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
@@ -75,6 +75,22 @@ def parquet_frame(
     schema: Spark's, of these columns. The files must stay in place while the frame is in use. Raises Corrupt for a
     damaged file.
     """
+    from pyspark.sql import DataFrame
+
+    relation = parquet_relation(session, files, plan, schema, columns)
+    if relation is None:
+        return None
+    classic: Any = session
+    return DataFrame(classic._jsparkSession.baseRelationToDataFrame(relation), session)
+
+
+def parquet_relation(
+    session: SparkSession, files: Files, plan: ScanPlan, schema: StructType, columns: Sequence[str]
+) -> Any:
+    """Return Java's relation of the plan's files, as for `parquet_frame`; None if Spark cannot read them alone.
+
+    It is nullable as the schema says; Spark itself declares every column of a file nullable.
+    """
     parts = parquet_files(files, plan)
     if parts is None or not all(is_plain(plan.table.schema.field(name).type) for name in columns):
         return None
@@ -82,18 +98,11 @@ def parquet_frame(
         parallel_map(lambda part: verified(files, part.path, part.bytes, part.crc32), parts, plan.rows_at_most)
     except FileGone:  # the other reader knows why
         return None
-    return _frame(session, [f"file:{files.place}/{part.path}" for part in parts], schema)
-
-
-def _frame(session: SparkSession, paths: Sequence[str], schema: StructType) -> DataFrame:
-    """Return the rows of Parquet files, nullable as the schema says: Spark declares every column of a file nullable."""
-    from pyspark.sql import DataFrame
-
-    frame = session.read.schema(schema).options(**_OPTIONS).parquet(*paths)
+    paths = [f"file:{files.place}/{part.path}" for part in parts]
+    java: Any = session.read.schema(schema).options(**OPTIONS).parquet(*paths)._jdf
     classic: Any = session
-    java: Any = frame._jdf
     inner, relation = classic._jsparkSession, java.logicalPlan().relation()
-    declared = relation.copy(
+    return relation.copy(
         relation.location(),
         relation.partitionSchema(),
         inner.parseDataType(schema.json()),
@@ -102,4 +111,3 @@ def _frame(session: SparkSession, paths: Sequence[str], schema: StructType) -> D
         relation.options(),
         inner,
     )
-    return DataFrame(inner.baseRelationToDataFrame(declared), session)

@@ -103,6 +103,23 @@ class Jvm:
             source.setReadInfo(self._receive_read(self._data_stream(self._byte_stream(read))))
         return source.getTable(schema, self.no_transforms, self.no_entries)
 
+    @cached_property
+    def columnar_by_partition(self) -> Any:
+        """Return the mode of a scan whose batch says for each partition if it has columns, as Spark's for Parquet."""
+        return self.root.org.apache.spark.sql.connector.read.Scan.ColumnarSupportMode.PARTITION_DEFINED
+
+    def parquet_batch(self, relation: Any, options: Mapping[str, str]) -> Any:
+        """Return Spark's batch over all rows of a relation of Parquet files."""
+        inner: Any = self.session
+        builder = self.spark.execution.datasources.v2.parquet.ParquetScanBuilder(
+            inner._jsparkSession,
+            relation.location(),
+            relation.dataSchema(),
+            relation.dataSchema(),
+            self.spark.util.CaseInsensitiveStringMap(self.map(options)),
+        )
+        return builder.build().toBatch()
+
     def strings(self, values: Iterable[str]) -> Any:
         """Return a Java array of strings."""
         return self.array(self.java.lang.String, list(values))

@@ -18,11 +18,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from epochlog.errors import InvalidInput
-from epochlog.spark.batch_source import Load, plan_partitions
+from epochlog.spark.batch_source import Load, cut_partitions, plan_with_lease
 from epochlog.spark.options import StoreLocation, Tasks, location_options
+from epochlog.spark.parquet_files import OPTIONS, parquet_relation
 from epochlog.spark.stream_source import PiecePartition
 from epochlog.spark.types import arrow_schema
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
+from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.changelog.plan_ranges import bytes_to_read
 from epochlog.store.env.metrics import READS
 from epochlog.store.metadata.definitions import TableDef
@@ -36,6 +38,8 @@ from .planned_query import PlannedQuery
 from .query_epochs import LoadedTable, require_present_columns
 
 FORMAT = "epochlog"
+SMALLEST_BYTES = 4 << 20
+"""Bytes in memory of a read from which on Spark's reader saves more than its plan costs."""
 
 
 class TableScanBuilder(Proxy):
@@ -80,7 +84,8 @@ class PlannedScan(Proxy):
         self._definition = table
         self._java_schema = java_schema
         self._query = query
-        self._schema = arrow_schema(StructType.fromJson(json.loads(java_schema.json())))
+        self._spark_schema = StructType.fromJson(json.loads(java_schema.json()))
+        self._schema = arrow_schema(self._spark_schema)
         self._batch: Any = None
 
     def readSchema(self) -> Any:
@@ -96,11 +101,19 @@ class PlannedScan(Proxy):
         if first is not self:
             return first.toBatch()
         if self._batch is None:
-            partitions = plan_partitions(self._handle, self._load(), self._schema)
+            load = self._load()
+            plan = plan_with_lease(self._handle, load)
             self._handle.recorder.add(READS, "spark")
-            table = self.jvm.python_table(self._java_schema, encode_read(partitions, self._schema))
-            self._batch = table.newScanBuilder(self.jvm.no_options).build().toBatch()
+            self._batch = self._of_parquet(plan)
+            if self._batch is None:
+                partitions = cut_partitions(self._handle, load, plan, self._schema)
+                table = self.jvm.python_table(self._java_schema, encode_read(partitions, self._schema))
+                self._batch = table.newScanBuilder(self.jvm.no_options).build().toBatch()
         return self._batch
+
+    def _of_parquet(self, plan: ScanPlan | LogPlan) -> Any:
+        """Return Spark's batch over the Parquet files of the plan; None for one that Spark cannot read alone."""
+        return None
 
     def _load(self) -> Load:
         """Return the load of the batch."""
@@ -169,6 +182,7 @@ class TableScan(PlannedScan):
         self._table = table
         self._stream_options = stream_options
         self._statistics: TableStatistics | None = None
+        self._is_parquet = self._is_stream = False
 
     def identity(self) -> str:
         table = self._table
@@ -204,6 +218,26 @@ class TableScan(PlannedScan):
             self._statistics = TableStatistics(self.jvm, self._handle.catalog.read(plan), columns)
         return self._statistics
 
+    @answer
+    def columnarSupportMode(self) -> Any:
+        """Return the mode of the batch: Spark asks for it when it has built all scans of the query."""
+        if self._is_stream:
+            return super().columnarSupportMode()
+        first = self._query.first_of(self)
+        first.toBatch()
+        return self.jvm.columnar_by_partition if first._is_parquet else super().columnarSupportMode()
+
+    def _of_parquet(self, plan: ScanPlan | LogPlan) -> Any:
+        assert isinstance(plan, ScanPlan)
+        session, names = self.jvm.session, self._schema.names
+        if bytes_to_read(plan, ReadOptions(names)) < SMALLEST_BYTES:
+            return None
+        relation = parquet_relation(session, self._handle.files, plan, self._spark_schema, names)
+        if relation is None:
+            return None
+        self._is_parquet = True
+        return self.jvm.parquet_batch(relation, OPTIONS)
+
     def _load(self) -> Load:
         self._refuse_of_streams()
         return self._load_of(self._schema.names, self._table.epoch)
@@ -233,6 +267,7 @@ class TableScan(PlannedScan):
                 "startingVersion"
             )
         require_present_columns(self._handle, self._table.definition)
+        self._is_stream = True
         return self._stream(self._stream_options, checkpoint)
 
 

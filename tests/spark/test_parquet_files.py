@@ -21,6 +21,7 @@ import epochlog as el
 pytestmark = pytest.mark.spark
 
 snapshot_frame = importlib.import_module("epochlog.spark.snapshot_frame")
+catalog_scan = importlib.import_module("epochlog.spark.catalog.scan")
 parquet_files = importlib.import_module("epochlog.spark.parquet_files")
 
 SIMPLE = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.float64()), ("name", pa.string())])
@@ -294,8 +295,8 @@ def test_a_page_that_is_damaged_later_fails_the_query(store: el.Store, spark: Sp
 def test_without_checksums_of_pages_damage_is_a_wrong_sum(
     store: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unchecked = {**parquet_files._OPTIONS, "parquet.page.verify-checksum.enabled": "false"}
-    monkeypatch.setattr(parquet_files, "_OPTIONS", unchecked)
+    unchecked = {**parquet_files.OPTIONS, "parquet.page.verify-checksum.enabled": "false"}
+    monkeypatch.setattr(parquet_files, "OPTIONS", unchecked)
     simple(store, rows=20_000)
     with store.snapshot(["t"]) as snapshot:
         assert wrong_sums(snapshot.spark("t", spark), only_file(store)) > 0
@@ -319,3 +320,70 @@ def test_a_missing_file_fails_the_query_whatever_the_session_ignores(store: el.S
                 spark.conf.unset(name)
         with pytest.raises(Exception, match=r"Corrupt|SnapshotExpired"):
             snapshot.spark("t", spark).collect()
+
+
+# ---- Spark SQL -------------------------------------------------------------------------------------------------------
+
+
+def columnar(frame: DataFrame) -> int:
+    """The scans of a query that Spark reads by its own reader of Parquet."""
+    java: Any = frame._jdf
+    return java.queryExecution().executedPlan().toString().count("ColumnarToRow")
+
+
+@pytest.fixture
+def lake(store: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> el.Store:
+    monkeypatch.setattr(catalog_scan, "SMALLEST_BYTES", 100_000)
+    simple(store, rows=20_000)
+    store.create_table("small", SIMPLE, ["id"]).upsert(simple_rows(range(10)))
+    store.compact("small", full=True)
+    el.catalog(spark, store, name="pq")
+    return store
+
+
+QUERIES = [
+    ("SELECT count(*), sum(id), max(value), count(DISTINCT name) FROM pq.t", 1),
+    ("SELECT count(*) FROM pq.t WHERE name = 'n3' AND id BETWEEN 1000 AND 2000", 1),
+    ("SELECT count(*), sum(a.value - b.value) FROM pq.t a JOIN pq.t b USING (id)", 2),
+    ("SELECT count(*) FROM pq.t a JOIN pq.small b USING (id)", 1),
+    ("SELECT id FROM pq.t ORDER BY value DESC, id LIMIT 3", 1),
+    ("SELECT sum(value) FROM pq.small", 0),
+]
+
+
+@pytest.mark.parametrize(("query", "of_parquet"), QUERIES)
+def test_queries_of_the_catalog(
+    lake: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, query: str, of_parquet: int
+) -> None:
+    theirs = spark.sql(query)
+    assert columnar(theirs) == of_parquet
+    rows = theirs.collect()
+    monkeypatch.setattr(catalog_scan, "parquet_relation", lambda *_: None)
+    ours = spark.sql(query)
+    assert columnar(ours) == 0
+    assert [str(row) for row in ours.collect()] == [str(row) for row in rows]
+    assert theirs.schema == ours.schema
+
+
+def test_the_catalog_reads_the_past_and_new_commits_by_our_reader(lake: el.Store, spark: SparkSession) -> None:
+    query = spark.sql("SELECT count(*), sum(value) FROM pq.t")
+    before, epoch = query.collect(), lake.table("t").upsert(simple_rows(range(15_000, 25_000), 1))
+    after = spark.sql("SELECT count(*), sum(value) FROM pq.t")
+    assert columnar(after) == 0
+    assert after.collect()[0][0] == 25_000
+    store_epoch = lake.table("t").history(2)["epoch"].to_pylist()[1]
+    assert spark.sql(f"SELECT count(*), sum(value) FROM pq.t VERSION AS OF {store_epoch}").collect() == before
+    lake.compact("t", full=True)
+    again = spark.sql("SELECT count(*), sum(value) FROM pq.t")
+    assert columnar(again) == 1
+    assert again.collect()[0][0] == 25_000
+    assert spark.sql(f"SELECT count(*) FROM pq.t VERSION AS OF {epoch}").collect()[0][0] == 25_000
+    assert spark.sql(f"SELECT count(*), sum(value) FROM pq.t VERSION AS OF {store_epoch}").collect() == before
+
+
+@pytest.mark.damages_store
+def test_a_damaged_file_fails_a_query_of_the_catalog(lake: el.Store, spark: SparkSession) -> None:
+    for path in Path(lake.root).rglob("*.parquet"):
+        flip(path, 300)
+    with pytest.raises(Exception, match=r"Corrupt: .*\.parquet"):
+        spark.sql("SELECT sum(value) FROM pq.t").collect()
