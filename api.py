@@ -176,10 +176,10 @@ class Store(StoreJobs, OneProcess, Closeable):
 
         as_of: None for the newest commit, an epoch, a time (datetime), or the name of a tag of the source. The clone
         begins at its own epoch: it has no history, and no log, from before it. It has the columns that the source had
-        at the cloned epoch, and its present settings. From then on both are changed and dropped without each other; a
-        shared file is deleted when neither needs it. Raises TableNotFound, TableExists, InvalidName, TagNotFound,
-        EpochExpired, EpochNotCommitted, LimitExceeded, InvalidInput (a table with a sequence, or settings that name a
-        column which was altered after the epoch).
+        at the cloned epoch, and its present settings. Of a table with a sequence it has the deletes that were kept at
+        the epoch. From then on both are changed and dropped without each other; a shared file is deleted when neither
+        needs it. Raises TableNotFound, TableExists, InvalidName, TagNotFound, EpochExpired, EpochNotCommitted,
+        LimitExceeded, InvalidInput (settings that name a column which was altered after the epoch).
         """
         return Table(self._handle, clone_as_of(self._handle, source, name, as_of))
 

@@ -1,7 +1,8 @@
 """Clone of a table: a new root table with the rows of a table at one epoch, which shares that table's files.
 
 Rules: docs/SEMANTICS.md, 1.20 to 1.22. No row is read or written. The clone takes over the sorted runs that the epoch
-sees and the L0 segments above them; a run with later rows, too, is cut at the epoch (`SortedRun.at`).
+sees, the L0 segments above them, and the deletes that are kept at it; a run with later rows, too, is cut at the epoch
+(`SortedRun.at`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from epochlog.store.epochs.readable import require_begun
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
+from epochlog.store.metadata.kept_deletes import KeptFiles, kept_deletes, put_kept
 from epochlog.store.metadata.lookups import find_table, get_entries, get_runs, get_version
 from epochlog.store.metadata.schema_change import MAX_VERSIONS, next_version
 from epochlog.store.metadata.shared_files import share_files
@@ -46,7 +48,7 @@ def clone_table(handle: Handle, source: str, name: str, epoch: int | None = None
     """Create a root table with the rows of `source` at an epoch (None: its newest commit) and its settings.
 
     Raises TableNotFound, TableExists, InvalidName, EpochExpired, EpochNotCommitted, LimitExceeded, InvalidInput (a
-    table with a sequence, or a setting that names a column of after the epoch).
+    setting that names a column of after the epoch).
     """
     at = None if epoch is None else as_epoch("as_of", epoch)
     clone = handle.catalog.transact(lambda tx: _clone(handle, tx, source, name, at))
@@ -58,11 +60,6 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
     source = find_table(tx, source_name)
     if tx.get(name_key(name)) is not None:
         raise TableExists(f"table {name!r} exists already; clone {source_name!r} under another name")
-    if source.schema.sequence_by is not None:
-        raise InvalidInput(
-            f"{source_name!r} orders its changes by a sequence and keeps deletes for late ones, which a clone would "
-            f"lack: create {name!r} with sequence_by={source.schema.sequence_by!r} and write the rows into it"
-        )
     now_ms = handle.catalog.now_ms()
     version = get_version(tx, source.id, source.name)
     if at is None:
@@ -75,6 +72,7 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
         require_begun(epochs.table(source.id), at)
     plan_scan(tx, source, at)  # raises EpochExpired
     runs = cut_runs(get_runs(tx, source.id), at)
+    kept = kept_deletes(tx, source.id, at)
     entries = [_bare(entry) for entry in get_entries(tx, source.id, version.compacted_epoch, at)]
     counters = Counters.read(tx)
     begin = max(counters.last_epoch + 1, from_unix_ms(now_ms))
@@ -96,7 +94,9 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
         tx.put(schema_key(clone.id, columns.version), {"schema": columns.to_bytes()})
     tx.put(name_key(name), {"id": clone.id})
     _put_rows(tx, clone, version_of_clone(begin, runs, entries), runs, entries, now_ms)
-    share_files(tx, source.id, clone.id, _paths(runs, entries))
+    if kept:
+        put_kept(tx, clone.id, begin, kept)
+    share_files(tx, source.id, clone.id, _paths(runs, entries, kept))
     if not source.shares:
         tx.put(table_key(source.id), replace(find_table(tx, source_name), shares=True).to_record())
     hit("clone:before-transaction")
@@ -177,6 +177,6 @@ def _put_rows(
     tx.put(hist_key(clone.id, begin), commit.to_record())
 
 
-def _paths(runs: Runs, entries: Iterable[LogEntry]) -> list[str]:
+def _paths(runs: Runs, entries: Iterable[LogEntry], kept: KeptFiles) -> list[str]:
     parts = [part.path for run in runs for part in (*run.parts, *run.history)]
-    return [*parts, *(file.path for entry in entries for file in entry.files)]
+    return [*parts, *(file.path for entry in entries for file in entry.files), *(file.segment.path for file in kept)]

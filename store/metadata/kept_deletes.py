@@ -2,8 +2,8 @@
 
 A commit to a table with a sequence writes the deletes that it takes in into a file beside its log entry, also those of
 absent keys. The record `kept/<id>/<epoch>` lists all files from that commit on, oldest first; the newest file that has
-a key decides. Records of earlier commits stay while their epochs can be read, because a restore needs them. Compaction
-never touches these files.
+a key decides. Records of earlier commits stay while their epochs can be read, because a restore and a clone need them.
+Compaction never touches these files.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.types.epoch import from_unix_ms, to_unix_ms
 
 from .unreachable_files import mark_unreachable
+from .version import TableVersion
 
 DELETED_AT = "_epoch"
 """Column of a file of kept deletes: the epoch of the commit that took the delete in; 0: the epoch of the file."""
@@ -75,13 +76,20 @@ def replace_kept(tx: Txn, table_id: int, files: KeptFiles, now_ms: int) -> None:
     _release(tx, table_id, before, needed, now_ms)
 
 
-def forgettable(view: ReadTxn, table_id: int, safe_epoch: int, limit: int) -> list[bytes]:
-    """Return the keys of at most `limit` records that no epoch at or above `safe_epoch` needs."""
-    at_most = view.scan(kept_key(table_id, 0), kept_key(table_id, safe_epoch + 1), reverse=True)
-    needed = next(iter(at_most), None)
-    if needed is None:
+def forgettable(view: ReadTxn, table_id: int, version: TableVersion, limit: int) -> list[bytes]:
+    """Return the keys of at most `limit` records that no readable epoch needs: no tag's below the safe epoch either."""
+    safe = _newest_record(view, table_id, version.safe_epoch)
+    if safe is None:
         return []
-    return [key for key, _ in islice(view.scan(kept_key(table_id, 0), needed[0]), limit)]
+    tagged = {_newest_record(view, table_id, epoch) for epoch in version.kept}
+    below = view.scan(kept_key(table_id, 0), safe)
+    return list(islice((key for key, _ in below if key not in tagged), limit))
+
+
+def _newest_record(view: ReadTxn, table_id: int, epoch: int) -> bytes | None:
+    """Return the key of the record with the deletes that are kept at an epoch; None if there are none."""
+    at_most = view.scan(kept_key(table_id, 0), kept_key(table_id, epoch + 1), reverse=True)
+    return next((key for key, _ in at_most), None)
 
 
 def forget_kept(tx: Txn, table_id: int, keys: Sequence[bytes], now_ms: int) -> None:

@@ -186,7 +186,7 @@ def plan_release(handle: Handle, view: ReadTxn, table: TableDef) -> Released | N
     released = _release_history(view, table.id, replace(released, parked=parked), handle.catalog.now_ms())
     released = _forget_commits(view, table, jobs, released, allowed.commits)
     if table.schema.sequence_by is not None:
-        kept = forgettable(view, table.id, released.version.safe_epoch, BATCH)
+        kept = forgettable(view, table.id, released.version, BATCH)
         released = replace(released, kept=tuple(kept), more=released.more or len(kept) == BATCH)
     return released if released != Released(before) else None
 

@@ -206,14 +206,6 @@ def test_what_cannot_be_cloned_is_refused_and_leaves_nothing(lab: Lab) -> None:
 
 
 @pytest.mark.rule("1.22")
-def test_a_table_with_a_sequence_is_not_cloned(lab: Lab) -> None:
-    """The clone would lack the deletes that the table keeps for late changes, and bring their rows back."""
-    lab.root_table(sequence_by="v")
-    with pytest.raises(el.InvalidInput, match="create 'c' with sequence_by='v'"):
-        lab.store.clone("r", "c")
-    assert [info.name for info in lab.store.tables()] == ["r"]
-
-
 def test_a_clone_of_an_output_is_a_root_table_and_views_read_clones(lab: Lab) -> None:
     lab.root_table()
     lab.put({1: (1, 10), 2: (1, 20)})
