@@ -145,8 +145,8 @@ class Table(OneProcess):
         The columns change at an epoch of their own; reads at earlier epochs have the earlier columns. All names are
         those before the change. add: nullable fields, null in the rows so far. drop: columns that are not part of the
         key. rename: {old: new}. widen: {column: type}, to a wider integer or float, or a decimal of greater precision;
-        no key column. A change that the table has already has no effect. The column of the sequence can only be
-        renamed; columns that a check or the ttl of the table names cannot change.
+        no key column. A change that the table has already has no effect. The column of the sequence, and those that a
+        check or the ttl of the table names, can only be renamed; check and ttl follow.
 
         Raises CheckViolated, InvalidInput, InvalidSchema, LimitExceeded, NotWritable, SchemaInUse, TableDropped,
         TableFinished.

@@ -7,11 +7,9 @@ sees, the L0 segments above them, and the deletes that are kept at it; a run wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from epochlog.errors import EpochNotCommitted, InvalidInput, LimitExceeded, TableExists
 from epochlog.store.catalog.keys import HEAD, head_key, hist_key, log_key, name_key, runs_key, schema_key, table_key
@@ -23,6 +21,7 @@ from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.kept_deletes import KeptFiles, kept_deletes, put_kept
 from epochlog.store.metadata.lookups import find_table, get_entries, get_runs, get_version
+from epochlog.store.metadata.named_columns import lost_column, with_schema
 from epochlog.store.metadata.schema_change import MAX_VERSIONS, next_version
 from epochlog.store.metadata.shared_files import share_files
 from epochlog.store.metadata.version import (
@@ -33,11 +32,9 @@ from epochlog.store.metadata.version import (
     runs_to_record,
     version_of_clone,
 )
-from epochlog.store.scan.pruning import needed_columns
 from epochlog.store.scan.scan_plan import plan_scan, require_complete
 from epochlog.store.sst.sorted_run import SortedRun
 from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
-from epochlog.store.types.predicate import parse_predicate
 from epochlog.store.types.schema import TableSchema
 
 if TYPE_CHECKING:
@@ -76,12 +73,13 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
     entries = [_bare(entry) for entry in get_entries(tx, source.id, version.compacted_epoch, at)]
     counters = Counters.read(tx)
     begin = max(counters.last_epoch + 1, from_unix_ms(now_ms))
+    settings = with_schema(source, schema_of_clone(source, name, at, begin))
     clone = TableDef(
         counters.next_table,
-        schema_of_clone(source, name, at, begin),
+        settings.schema,
         source.changelog,
-        source.options,
-        checks=source.checks,
+        settings.options,
+        checks=settings.checks,
         full_since=begin if source.changelog == "full" else None,
         first_changelog=source.changelog,
         created=begin,
@@ -107,8 +105,8 @@ def schema_of_clone(source: TableDef, name: str, at: int, begin: int) -> TableSc
     """Return the schema of a clone as of an epoch, with the versions of the source's columns, which the shared files
     have. If the source was altered since, the columns in force at the epoch become a version of the clone at `begin`.
 
-    Raises LimitExceeded, and InvalidInput if a check or the ttl, which the clone takes over, names a column that was
-    another one at the epoch. Pure.
+    Raises LimitExceeded, and InvalidInput if a check or the ttl, which the clone takes over, names a column that the
+    epoch lacks, or has with another type. Pure.
     """
     lineage = tuple(replace(version, name=name) for version in source.schema.lineage)
     schema = replace(source.schema.at(at), name=name).with_lineage(lineage)
@@ -119,29 +117,15 @@ def schema_of_clone(source: TableDef, name: str, at: int, begin: int) -> TableSc
             f"table {source.name!r} was altered {MAX_VERSIONS - 1} times, which is the limit: clone it as of its "
             f"newest alter at epoch {show_epoch(source.schema.version)}, or of a later epoch"
         )
-    for setting, column in _named_columns(source):
-        if _identity(schema, column) != _identity(source.schema, column):
-            raise InvalidInput(
-                f"{setting} of {source.name!r} names the column {column!r}, which was added, renamed or widened after "
-                f"epoch {show_epoch(at)}, and a clone has the settings of its source: clone it as of epoch "
-                f"{show_epoch(source.schema.version)} or a later one, or remove {setting} first"
-            )
+    lost = lost_column(source, schema)
+    if lost is not None:
+        setting, column = lost
+        raise InvalidInput(
+            f"{setting} of {source.name!r} names the column {column!r}, which was added or widened after epoch "
+            f"{show_epoch(at)}, and a clone has the settings of its source: clone it as of epoch "
+            f"{show_epoch(source.schema.version)} or a later one, or remove {setting} first"
+        )
     return next_version(schema, lineage, begin)
-
-
-def _named_columns(table: TableDef) -> Iterator[tuple[str, str]]:
-    """Yield the columns that the settings of a table name, each with the setting."""
-    if table.options.ttl_column is not None:
-        yield "the ttl", table.options.ttl_column
-    columns = table.schema.schema
-    for check, text in table.checks:
-        for column in needed_columns(table.name, columns, [], parse_predicate(text, columns)):
-            yield f"check {check!r}", column
-
-
-def _identity(schema: TableSchema, column: str) -> tuple[int, pa.DataType] | None:
-    place = schema.schema.get_field_index(column)
-    return None if place < 0 else (schema.ids[place], schema.schema.field(place).type)
 
 
 def cut_runs(runs: Runs, at: int) -> Runs:

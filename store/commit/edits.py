@@ -44,7 +44,7 @@ class TableEdit:
     changes of the commit among themselves only; "given" takes them as they are, and the kept deletes of the epoch
     `base_deletes`. verdict: the decision by sequence, without which the first two cannot be committed.
     merged: segments of whole rows that were made of segments of updates. checks: those that the rows have passed.
-    expiry: the table's ttl and its column, by which the edit was decided; they must still be these.
+    expiry: the table's ttl and its column's field id, by which the edit was decided; they must still be these.
     """
 
     table_id: int
@@ -61,7 +61,7 @@ class TableEdit:
     base_deletes: int | None = None
     merged: tuple[Segment, ...] = ()
     checks: tuple[tuple[str, str], ...] = ()
-    expiry: tuple[timedelta, str] | None = None
+    expiry: tuple[timedelta, int] | None = None
 
     @property
     def written(self) -> list[Segment]:
@@ -221,7 +221,7 @@ def append_entry(
         raise Unprepared(f"table {table.name!r} has checks that the rows of this commit have not passed")
     if table.schema.sequence_by is not None:
         _put_kept_deletes(tx, table, edit, epoch)
-    if edit.expiry is not None and edit.expiry != (table.options.ttl, table.options.ttl_column):
+    if edit.expiry is not None and edit.expiry != table.expiry:
         raise TtlAltered(f"the ttl of table {table.name!r} was altered while rows were chosen to expire; retry")
     if table.changelog == "full" and edit.segments and edit.images is None:
         raise Unprepared(f"table {table.name!r} stores pre-images with each commit, and this one has none")

@@ -44,16 +44,20 @@ _DAY_MS = 86_400_000
 class Choice:
     """Expired rows of a table: the keys at the commit `base`, by the time of a boundary and the options at that time.
 
-    table: with the columns of that time, which the keys have. more: True if the table may have more of them.
+    table: with the columns and the ttl of that time; the keys have these columns. more: True if the table may have more
+    of them.
     """
 
     table: TableDef
     keys: pa.Table
     base: int
-    ttl: timedelta
-    column: str
     cutoff: pa.Scalar
     more: bool
+
+    @property
+    def expired(self) -> pc.Expression:
+        """Return the condition of expired rows, in the columns of `table`."""
+        return pc.field(self.table.options.ttl_column) <= self.cutoff
 
 
 def expire_rows(handle: Handle, table: TableDef) -> int:
@@ -87,7 +91,7 @@ def _choose(handle: Handle, table: TableDef) -> Choice | None:
     boundary_ms = to_unix_ms(newest_passed_boundary(handle))
     limit = cutoff(current.schema.schema.field(column).type, boundary_ms, ttl)
     keys, more = _first_keys(handle, newest, pc.field(column) <= limit)
-    return Choice(current, keys, newest.epoch, ttl, column, limit, more)
+    return Choice(current, keys, newest.epoch, limit, more)
 
 
 def cutoff(kind: pa.DataType, boundary_ms: int, ttl: timedelta) -> pa.Scalar:
@@ -121,7 +125,7 @@ def _commit(handle: Handle, chosen: Choice) -> int:
     table, keys, base = chosen.table, chosen.keys, chosen.base
     while keys.num_rows:
         segments = _write_deletes(handle, table, keys)
-        edit = TableEdit(table.id, table.name, segments, "expire", base=base, expiry=(chosen.ttl, chosen.column))
+        edit = TableEdit(table.id, table.name, segments, "expire", base=base, expiry=table.expiry)
         hit("expire:before-commit")
         try:
             commit_or_delete(handle, [edit])
@@ -157,8 +161,7 @@ def _decide_again(handle: Handle, chosen: Choice, keys: pa.Table, base: int) -> 
     def plan(view: ReadTxn) -> tuple[ScanPlan, LogPlan] | None:
         table = chosen.table
         current = get_table(view, table.id, table.name)
-        altered = (current.options.ttl, current.options.ttl_column) != (chosen.ttl, chosen.column)
-        if altered or base < get_version(view, table.id, table.name).log_start:
+        if current.expiry != table.expiry or base < get_version(view, table.id, table.name).log_start:
             return None
         schema = table.schema.with_lineage(current.schema.lineage)  # the columns of the choice
         changes = plan_changes(view, current, base, by_commit=True, columns=Columns(schema, whole=True))
@@ -169,9 +172,7 @@ def _decide_again(handle: Handle, chosen: Choice, keys: pa.Table, base: int) -> 
         return None
     newest, log = planned
     encoded = newest.codec.encode(keys)
-    renewed = pa.concat_arrays(
-        [pa.array([], encoded.type), *_renewed(handle, newest, log, pc.field(chosen.column) <= chosen.cutoff)]
-    )
+    renewed = pa.concat_arrays([pa.array([], encoded.type), *_renewed(handle, newest, log, chosen.expired)])
     gone = pc.is_in(encoded, value_set=renewed) if len(renewed) else pa.array([False] * len(encoded))
     return keys.filter(pc.invert(gone)), newest.epoch
 

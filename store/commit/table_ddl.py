@@ -24,6 +24,7 @@ from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions
 from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import all_jobs, find_table, get_job, get_table, get_version
+from epochlog.store.metadata.named_columns import lost_column, with_schema
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.schema_change import SchemaChange, next_version
 from epochlog.store.metadata.table_differences import table_differences
@@ -32,10 +33,8 @@ from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import TableVersion, require_open
 from epochlog.store.retention.holds import holds_of
 from epochlog.store.retention.retention import truncate
-from epochlog.store.scan.pruning import needed_columns
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
-from epochlog.store.types.predicate import parse_predicate
 from epochlog.store.types.schema import TableSchema
 
 from .boundaries import force_within
@@ -134,6 +133,11 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
         raise InvalidInput(
             f"table {table.name!r}: new checks test all rows, so they do not go with a change of columns: alter twice"
         )
+    if settings.options is not None and settings.options.ttl_column in change.names_of_renames:
+        raise InvalidInput(
+            f"table {table.name!r}: a new ttl does not go with a rename of {settings.options.ttl_column!r}, for a "
+            "repetition could give it to another column: alter twice"
+        )
     current = altered(tx, table.id, table.name, settings)
     if current.derived:
         raise NotWritable(
@@ -145,12 +149,12 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
     changed = change.applied(current.schema, current.created, version.max_committed_epoch)
     if changed is None:
         return current
-    refuse_fixed(current, change)
+    refuse_lost(current, changed)
     refuse_bound(tx, current, change)
     boundary = force_within(tx, handle)  # a reader of the log can stop there, with all changes before the alter
     counters, now_ms, epoch = Counters.read(tx), handle.catalog.now_ms(), boundary + 1
     lineage = current.schema.lineage or (current.schema,)
-    after = replace(current, schema=next_version(changed, lineage, epoch))
+    after = with_schema(current, next_version(changed, lineage, epoch))
     if len(lineage) == 1:  # the first alter records the first version too
         tx.put(schema_key(table.id, lineage[0].version), {"schema": lineage[0].to_bytes()})
     tx.put(schema_key(table.id, epoch), {"schema": after.schema.to_bytes()})
@@ -161,21 +165,17 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
     return after
 
 
-def refuse_fixed(table: TableDef, change: SchemaChange) -> None:
-    """Raise InvalidInput if a check or the ttl of the table names a column that the change drops, renames or widens."""
-    name, schema = table.name, table.schema.schema
-    for column in change.touched(table.schema):
-        if column == table.options.ttl_column:
-            raise InvalidInput(
-                f"table {name!r}: column {column!r} cannot change, because the ttl of the table names it; remove the "
-                f"ttl first with store.table({name!r}).alter(options=…) without ttl="
-            )
-        for check, text in table.checks:
-            if column in needed_columns(name, schema, [], parse_predicate(text, schema)):
-                raise InvalidInput(
-                    f"table {name!r}: column {column!r} cannot change, because check {check!r} names it: {text}; "
-                    f"remove the check first with store.table({name!r}).alter(checks={{…}})"
-                )
+def refuse_lost(table: TableDef, changed: TableSchema) -> None:
+    """Raise InvalidInput if a check or the ttl of the table names a column that `changed` lacks or has widened."""
+    lost = lost_column(table, changed)
+    if lost is None:
+        return
+    setting, column = lost
+    remedy = "options=…) without ttl=" if setting == "the ttl" else "checks={…})"
+    raise InvalidInput(
+        f"table {table.name!r}: column {column!r} can only be renamed, because {setting} of the table names it; remove "
+        f"{setting} first with store.table({table.name!r}).alter({remedy}"
+    )
 
 
 def refuse_bound(view: ReadTxn, table: TableDef, change: SchemaChange) -> None:

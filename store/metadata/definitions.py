@@ -185,6 +185,13 @@ class TableDef:
         return self.job_id is not None
 
     @property
+    def expiry(self) -> tuple[timedelta, int] | None:
+        """Return the ttl of the rows and the field id of the column with their time; None: they do not expire."""
+        if self.options.ttl is None:
+            return None
+        return self.options.ttl, self.schema.ids[self.schema.schema.get_field_index(self.options.ttl_column)]
+
+    @property
     def format(self) -> int:
         """Return the format of the record: 1, which every version reads, unless the table uses what is newer."""
         newer = self.tagged or self.shares or self.checks or self.options.ttl is not None

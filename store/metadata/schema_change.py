@@ -79,10 +79,10 @@ class SchemaChange:
         wide = ((name, kind) for name, kind in self.widen if name in ids)
         return dropped | {ids[name]: "widened" for name, kind in wide if schema.schema.field(name).type != kind}
 
-    def touched(self, schema: TableSchema) -> list[str]:
-        """Return the names of the columns that the change drops, renames or widens."""
-        named = {*self.drop, *(name for name, _ in (*self.rename, *self.widen))}
-        return [name for name in schema.schema.names if name in named]
+    @property
+    def names_of_renames(self) -> set[str]:
+        """Return the names before and after the renames."""
+        return {name for pair in self.rename for name in pair}
 
     @property
     def reused(self) -> set[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -29,6 +29,8 @@ _TOKEN = re.compile(
     r"""\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')"""
     r"""|(?P<quoted>"(?:[^"]|"")*"|`(?:[^`]|``)*`)|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign><=|>=|<>|!=|==|[=<>(),])|(?P<end>\Z))"""
 )
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEYWORDS = ("AND", "OR", "NOT", "IS", "NULL", "IN", "BETWEEN", "LIKE", "TRUE", "FALSE", "DATE", "TIMESTAMP")
 _SIGNS = {"=": "equal", "==": "equal", "<>": "not_equal", "!=": "not_equal"}
 _SIGNS |= {"<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 _FLIPPED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
@@ -38,14 +40,41 @@ def parse_predicate(text: str, schema: pa.Schema) -> pc.Expression:
     """Parse `text` into a filter on a table of this schema. Raises InvalidInput; for a syntax error with
     its position.
     """
-    parser = _Parser(text, schema)
-    expression = parser.any_of()
-    parser.expect("end")
+    _, expression = _parsed(text, schema)
     try:
         pa.Table.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema).filter(expression)
     except (pa.ArrowException, TypeError) as error:
         raise InvalidInput(f"filter {_quote(text)} does not fit the columns it names: {error}") from error
     return expression
+
+
+def columns_of_predicate(text: str, schema: pa.Schema) -> list[str]:
+    """Return the columns that a predicate names, in its order, each as often as it does. Raises InvalidInput."""
+    parser, _ = _parsed(text, schema)
+    return [name for _, _, name in parser.columns]
+
+
+def rename_in_predicate(text: str, schema: pa.Schema, names: Mapping[str, str]) -> str:
+    """Return a predicate on columns of `schema` with other names for those in `names`, otherwise as it was written."""
+    parser, _ = _parsed(text, schema)
+    for start, end, name in reversed(parser.columns):
+        if names.get(name, name) != name:
+            text = text[:start] + _written(names[name]) + text[end:]
+    return text
+
+
+def _parsed(text: str, schema: pa.Schema) -> tuple[_Parser, pc.Expression]:
+    parser = _Parser(text, schema)
+    expression = parser.any_of()
+    parser.expect("end")
+    return parser, expression
+
+
+def _written(name: str) -> str:
+    """Return a column's name as a predicate has it: quoted if it is no plain word, or a keyword."""
+    if _PLAIN.fullmatch(name) and name.upper() not in _KEYWORDS:
+        return name
+    return '"' + name.replace('"', '""') + '"'
 
 
 def compare(sign: str, field: pa.Field, value: object) -> pc.Expression:
@@ -202,7 +231,8 @@ class _Parser:
     """Recursive-descent parser over the tokens of one text."""
 
     def __init__(self, text: str, schema: pa.Schema) -> None:
-        self.text, self.schema, self.at = text, schema, 0
+        self.text, self.schema, self.at, self.start = text, schema, 0, 0
+        self.columns: list[tuple[int, int, str]] = []  # start, end and name of each column that was read
         self.terms = self.nested = 0
         self.kind, self.value = "", ""
         self.step()
@@ -214,7 +244,15 @@ class _Parser:
         if match is None:
             raise self.error("a column, a literal or an operator")
         self.at, self.kind, self.value = match.end(), match.lastgroup or "", (match.group(match.lastgroup or 0)).strip()
+        self.start = match.start(match.lastgroup or 0)
         return previous
+
+    def at_literal(self) -> bool:
+        """Return True if the next token begins a literal, whatever columns there are."""
+        if self.kind == "word" and self.value.upper() in ("DATE", "TIMESTAMP"):
+            following = _TOKEN.match(self.text, self.at)
+            return following is not None and following.lastgroup == "text"
+        return self.kind in ("number", "text") or (self.kind == "word" and self.value.upper() in ("TRUE", "FALSE"))
 
     def error(self, expected: str) -> InvalidInput:
         return InvalidInput(f"filter {_quote(self.text)}: expected {expected} near position {self.at}")
@@ -268,9 +306,7 @@ class _Parser:
         self.terms += 1
         if self.terms > MOST_TERMS:
             raise InvalidInput(f"the filter has more than {MOST_TERMS} comparisons; use IN, or a join, for long lists")
-        if self.kind in ("number", "text") or (
-            self.kind == "word" and self.value.upper() in ("TRUE", "FALSE", "DATE", "TIMESTAMP")
-        ):
+        if self.at_literal():
             value = self.literal()
             name = _SIGNS.get(self.value) if self.kind == "sign" else None
             if name is None:
@@ -289,7 +325,7 @@ class _Parser:
         return ~expression if negative else expression
 
     def compared(self, field: pa.Field, name: str) -> pc.Expression:
-        if self.kind == "quoted" or (self.kind == "word" and self.value in self.schema.names):
+        if self.kind == "quoted" or (self.value in self.schema.names and not self.at_literal()):
             return getattr(pc, name)(pc.field(field.name), pc.field(self.column().name))
         return compare(name, field, self.literal())
 
@@ -316,12 +352,13 @@ class _Parser:
     def column(self) -> pa.Field:
         if self.kind not in ("word", "quoted"):
             raise self.error("a column")
-        quoted, name = self.kind == "quoted", self.step()
+        start, end, quoted, name = self.start, self.at, self.kind == "quoted", self.step()
         name = name[1:-1].replace(name[0] * 2, name[0]) if quoted else name
         if name not in self.schema.names:
             raise InvalidInput(
                 f"filter {_quote(self.text)}: there is no column {name!r}; there are {', '.join(self.schema.names)}"
             )
+        self.columns.append((start, end, name))
         return self.schema.field(name)
 
     def literal(self) -> Any:
