@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import epochlog as el
@@ -68,6 +69,32 @@ def later_rows_must_fit_the_narrow_type(patch: Patch) -> None:
     patch.setattr(ColumnMap, "read_as", lambda self, data, names, visible=None: real(self, data, names))
 
 
+def statistics_as_they_are_stored(patch: Patch) -> None:
+    """Statistics of older files are taken without a cast: those of decimals are whole numbers of the last digit."""
+    real = sorted_run._bounds
+
+    def bounds(statistics: Any, kind: pa.DataType) -> Any:
+        pair = real(statistics, kind)
+        if pair is None or not pa.types.is_decimal(kind):
+            return pair
+        return tuple(pa.scalar(value.as_py().scaleb(kind.scale), kind) for value in pair)
+
+    patch.setattr(sorted_run, "_bounds", bounds)
+
+
+def statistics_cut_to_the_type(patch: Patch) -> None:
+    """Statistics of later files are cast to the narrow type of an epoch, whether they fit or not."""
+    real = sorted_run._bounds
+
+    def bounds(statistics: Any, kind: pa.DataType) -> Any:
+        pair = real(statistics, pa.int64() if pa.types.is_integer(kind) else kind)
+        if pair is None or not pa.types.is_integer(kind):
+            return pair
+        return tuple(pa.array([value.as_py()], pa.int64()).cast(kind, safe=False)[0] for value in pair)
+
+    patch.setattr(sorted_run, "_bounds", bounds)
+
+
 def commits_drop_values(patch: Patch) -> None:
     patch.setattr(edits, "require_writable_columns", lambda *_: None)
 
@@ -120,6 +147,8 @@ MUTANTS: list[Any] = [
     pytest.param(compaction_with_todays_columns, "a_held_epoch_keeps_its_columns", marks=DAMAGES),
     (ids_used_twice, "drop_then_add_of_one_name"),
     (later_rows_must_fit_the_narrow_type, "narrow_types_at_old_epochs"),
+    (statistics_as_they_are_stored, "widening_casts_statistics"),
+    (statistics_cut_to_the_type, "narrow_types_at_old_epochs"),
     (commits_drop_values, "a_writer_that_races_with_a_drop"),
     (feeds_go_on, "feed_stops_at_an_alter"),
 ]

@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.store.commit import expiry
+from epochlog.store.commit import expiry, root_commit
 from epochlog.store.commit.expiry import cutoff, expire_rows
 from epochlog.store.maintenance.scheduler import Maintenance
 from epochlog.store.metadata.lookups import find_table
+from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.types.epoch import EPOCH_ORIGIN_MS
 from lab import Lab
 from law_queries import KEY
@@ -186,6 +187,28 @@ def test_views_follow_and_a_full_changelog_has_the_images(lab: Lab) -> None:
         assert rows_of(snapshot["t"].to_arrow()) == rows_of(snapshot["o"].to_arrow())
 
 
+@pytest.mark.rule("1.24", "2.5")
+def test_rows_of_an_output_stay_while_the_rows_of_its_upstream_do(lab: Lab) -> None:
+    outputs(lab)
+
+
+def outputs(lab: Lab) -> None:
+    """The upstream has no ttl; the output gets one if it can, and is its query over its upstream all the same."""
+    lab.store.table("t").alter(options=el.TableOptions())
+    try:
+        job = lab.store.create_job("j", ["t"], {"o": el.Output(SCHEMA, KEY, options=HOURLY)})
+    except el.InvalidInput:
+        job = lab.store.create_job("j", ["t"], {"o": (SCHEMA, KEY)})
+    put(lab, {key: (lab.now_ms, key) for key in range(3)})
+    lab.tick()
+    job.step_local(copy)
+    lab.now_ms += LATER_MS
+    lab.store.compact()
+    Maintenance(lab.store._handle).run_once()
+    with lab.store.snapshot(["t", "o"], consistency="aligned") as snapshot:
+        assert rows_of(snapshot["o"].to_arrow()) == rows_of(snapshot["t"].to_arrow())
+
+
 @pytest.mark.rule("1.23")
 def test_maintenance_expires_rows_after_a_hundredth_of_their_ttl(lab: Lab) -> None:
     worker, now = Maintenance(lab.store._handle), lab.now_ms
@@ -333,6 +356,18 @@ def the_clock_decides_and_not_the_boundary(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
+def outputs_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output may have a ttl, expiry looks at it as at a root table, and a commit of anyone may write it."""
+    check, get_table = Settings.check, expiry.get_table
+
+    def permitted(settings: Settings, table: str, *, derived: bool, schema: Any = None) -> None:
+        check(settings, table, derived=derived and (settings.options or HOURLY).ttl is None, schema=schema)
+
+    monkeypatch.setattr(Settings, "check", permitted)
+    monkeypatch.setattr(expiry, "get_table", lambda *table: replace(get_table(*table), job_id=None))
+    monkeypatch.setattr(root_commit, "refuse_unwritable", lambda view, table: get_table(view, table.id, table.name))
+
+
 @pytest.mark.local_only
 @pytest.mark.medium
 @pytest.mark.parametrize(
@@ -342,6 +377,7 @@ def the_clock_decides_and_not_the_boundary(monkeypatch: pytest.MonkeyPatch) -> N
         (a_commit_without_its_base, race),
         (nulls_expire, histories),
         (the_clock_decides_and_not_the_boundary, minutes),
+        (outputs_expire, outputs),
     ],
 )
 def test_each_guard_is_needed(lab: Lab, monkeypatch: pytest.MonkeyPatch, bug: Any, check: Any) -> None:

@@ -98,18 +98,20 @@ def widening_casts_statistics(root: Path) -> None:
     with _opened(root) as store:
         schema = pa.schema([("id", pa.int64()), ("n", pa.int8()), ("d", pa.decimal128(4, 2))])
         table = store.create_table("t", schema, ["id"])
-        rows = [{"id": i, "n": i % 100, "d": Decimal(i % 100)} for i in range(MANY)]
+        rows = [{"id": i, "n": i % 100, "d": Decimal(1 + i % 99)} for i in range(MANY)]
         before = table.upsert(pa.Table.from_pylist(rows, schema=schema))
         store.compact("t", full=True)
         table.alter(widen={"n": pa.int64(), "d": pa.decimal128(30, 2)})
         assert table.to_arrow(filter=pc.field("n") == 99).num_rows == MANY // 100
         assert table.to_arrow(filter=pc.field("n") < 1000).num_rows == MANY
         assert table.to_arrow(filter=pc.field("n") > 1000).num_rows == 0
-        assert table.to_arrow(filter=pc.field("d") < pa.scalar(Decimal(1000), pa.decimal128(30, 2))).num_rows == MANY
+        wide = pa.decimal128(30, 2)
+        assert table.to_arrow(filter=pc.field("d") < pa.scalar(Decimal(1000), wide)).num_rows == MANY
+        assert table.to_arrow(filter=pc.field("d") == pa.scalar(Decimal(1), wide)).num_rows == -(-MANY // 99)
         table.upsert([{"id": 5, "n": 1 << 40, "d": Decimal(10**20)}])
         store.compact("t", full=True)
         assert table.to_arrow(filter=pc.field("n") > 1000, columns=["id"]).to_pylist() == [{"id": 5}]
-        assert table.get(5, epoch=before).to_pylist() == [{"id": 5, "n": 5, "d": Decimal(5)}]
+        assert table.get(5, epoch=before).to_pylist() == [{"id": 5, "n": 5, "d": Decimal(6)}]
         assert table.to_arrow(epoch=before).schema.types == schema.types
         assert table.to_arrow(epoch=before)["n"].to_pylist() == [i % 100 for i in range(MANY)]
 
