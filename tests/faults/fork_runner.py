@@ -1,8 +1,8 @@
 """Run the workload in children that die at a failpoint. This process imports the library once and forks each child.
 
-A line of JSON on standard input, {"at": "name:n" or null, "root": path, "ledger": path, "durability": word}, starts a
-child. When the child has ended, a line reports its exit code (-9 when it was killed). The ledger's file lists the
-calls of the child, written without a buffer.
+A line of JSON on standard input, {"at": "name:n" or null, "root": path, "ledger": path, "durability": word, "story":
+word}, starts a child. When the child has ended, a line reports its exit code (-9 when it was killed). The ledger's file
+lists the calls of the child, written without a buffer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import epochlog as el
 from epochlog.store.env.failpoints import arm
-from faults.workload import LedgerWriter, parse_ledger, run_workload
+from faults.workload import STORIES, LedgerWriter, parse_ledger
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -30,9 +30,9 @@ class ForkRunner:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def run(self, at: str | None, root: Path, ledger: Path, durability: str = "disk") -> int:
-        """Return the exit code of a child that died at a failpoint or finished the workload."""
-        request = {"at": at, "root": str(root), "ledger": str(ledger), "durability": durability}
+    def run(self, at: str | None, root: Path, ledger: Path, durability: str = "disk", story: str = "workload") -> int:
+        """Return the exit code of a child that died at a failpoint or finished the story."""
+        request = {"at": at, "root": str(root), "ledger": str(ledger), "durability": durability, "story": story}
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -60,7 +60,8 @@ def read_ledger(path: Path) -> Any:
 def run_child(request: dict[str, str]) -> None:
     handle = os.open(request["ledger"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     arm(request["at"])
-    run_workload(
+    run_story, _ = STORIES[request["story"]]
+    run_story(
         Path(request["root"]),
         LedgerWriter(lambda line: os.write(handle, line.encode())),
         durability=request["durability"],

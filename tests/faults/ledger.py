@@ -14,6 +14,7 @@ import pyarrow as pa
 
 import epochlog as el
 from faults.cdc_table import CDC, check_cdc
+from faults.evolution import PREFIX, check_evolution
 from faults.expiry import TABLE, check_expiry
 from faults.jobs import SCHEMA, check_jobs
 
@@ -68,6 +69,8 @@ class Ledger:
     acknowledging: int | None = None  # and what it was about to
     tags: dict[str, tuple[str, int]] = field(default_factory=dict)  # acknowledged, with table and epoch
     maybe_tags: dict[str, str] = field(default_factory=dict)  # that may be there, with the table
+    evolution: dict[int, int] = field(default_factory=dict)  # epochs of acknowledged operations on altered tables
+    evolves: int | None = None  # the operation on them that is under way
     exists: bool = False  # whether the creation of the store was acknowledged
 
     # ---- the story tells ----------------------------------------------------------------------------------------
@@ -126,6 +129,12 @@ class Ledger:
     def untagged(self, name: str) -> None:
         del self.maybe_tags[name]
 
+    def evolving(self, number: int) -> None:
+        self.evolves = number
+
+    def evolved(self, number: int, epoch: int) -> None:
+        self.evolution[number], self.evolves = epoch, None
+
     def founded(self) -> None:
         self.exists = True
 
@@ -138,7 +147,8 @@ class Ledger:
         """AssertionError, or the library's own error, where the store is not what it must be."""
         report = store.verify()
         assert report.ok, report.problems
-        names = {info.name for info in store.tables() if info.job is None} - {CDC, TABLE}
+        roots = {info.name for info in store.tables() if info.job is None} - {CDC, TABLE}
+        names = {name for name in roots if not name.startswith(PREFIX)}
         assert self.tables <= names <= self.tables | self.maybe_tables, (names, self.tables)
         landed = self._landed(store, names)
         due = {n: epoch for n, epoch in self.epochs.items() if names & set(self.commits[n].tables)}
@@ -158,6 +168,7 @@ class Ledger:
         check_jobs(store)
         check_cdc(store)
         check_expiry(store)
+        check_evolution(store, self.evolution, self.evolves)
 
     def _landed(self, store: el.Store, names: set[str]) -> dict[int, int]:
         """The epochs of the commits that are there, each in all of its tables."""

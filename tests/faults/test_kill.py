@@ -15,7 +15,7 @@ import epochlog as el
 from epochlog.store.env import failpoints
 from epochlog.store.env.failpoints import FAILPOINTS
 from faults.fork_runner import ForkRunner, fork_runner, read_ledger
-from faults.workload import resume_workload
+from faults.workload import STORIES
 
 pytestmark = pytest.mark.local_only
 
@@ -28,17 +28,18 @@ def children() -> Iterator[ForkRunner]:
         yield runner
 
 
-def kill_at(children: ForkRunner, base: Path, at: str, durability: str) -> bool:
+def kill_at(children: ForkRunner, base: Path, at: str, durability: str, story: str = "workload") -> bool:
     """Tell the story, die there, look at the store, go on with it. False when the story came to its end."""
     base.mkdir()
-    code = children.run(at, base / "s", base / "ledger", durability)
+    code = children.run(at, base / "s", base / "ledger", durability, story)
     assert code in (0, -9), f"at {at} the child ended with {code}"
     ledger = read_ledger(base / "ledger")
     if not ledger.exists:
         el.open(base / "s", durability=durability).close()
     with el.open(base / "s", durability=durability, create=False) as store:
         ledger.check(store)
-    resume_workload(base / "s", ledger, durability=durability)
+    _, resume = STORIES[story]
+    resume(base / "s", ledger, durability=durability)
     with el.open(base / "s", durability=durability) as store:
         ledger.check(store)
     return code == -9

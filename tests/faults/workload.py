@@ -13,6 +13,7 @@ import epochlog as el
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.env.paths import file_name
 from faults.cdc_table import resume_cdc, run_cdc
+from faults.evolution import resume_evolution, run_evolution
 from faults.expiry import run_expiry
 from faults.jobs import resume_jobs, run_jobs
 from faults.ledger import APPLICATION, SCHEMA, Group, Ledger, LedgerCommit, keys, rows
@@ -64,7 +65,7 @@ LOGGED_CALLS = frozenset(
             "truncated_before",
             "founded",
         ),
-        *("acking", "acked", "tagging", "tagged", "untagging", "untagged"),
+        *("acking", "acked", "tagging", "tagged", "untagging", "untagged", "evolving", "evolved"),
     ]
 )
 
@@ -155,6 +156,7 @@ def run_workload(
         run_expiry(store, attempt)
         run_jobs(store, logged.commit, attempt)
         run_cdc(store, attempt)
+        run_evolution(store, ledger, attempt)
         logged.clear_away()
 
 
@@ -172,8 +174,27 @@ def resume_workload(root: Path, ledger: Ledger, clock: Clock | None = None, dura
         logged.consume("a")
         resume_jobs(store)
         resume_cdc(store)
+        resume_evolution(store, ledger)
         store.compact("a", full=True)
         logged.clear_away()
+
+
+def run_changes(root: Path, ledger: Ledger, clock: Clock | None = None, durability: str = "disk") -> None:
+    """Create a store and run the part of altered tables alone."""
+    with el.open(root, clock=clock, durability=durability) as store:
+        ledger.founded()
+        run_evolution(store, ledger, once)
+
+
+def resume_changes(root: Path, ledger: Ledger, clock: Clock | None = None, durability: str = "disk") -> None:
+    """Recover the part of altered tables after a crash."""
+    with el.open(root, clock=clock, durability=durability) as store:
+        ledger.founded()
+        resume_evolution(store, ledger)
+
+
+STORIES = {"workload": (run_workload, resume_workload), "changes": (run_changes, resume_changes)}
+"""By name, what a process does until it is killed, and the recovery."""
 
 
 class LoggedStore:
