@@ -131,7 +131,8 @@ def _add_columns(
     handle: Handle, table: TableDef, columns: TableSchema, schema: StructType, shape: EventShape
 ) -> tuple[TableDef, TableSchema]:
     """Add the columns that the frame writes and the table lacks, before any row is written; return the table, and the
-    columns to write. Raises InvalidInput, before the table is altered, if the other columns cannot be written.
+    columns to write. Raises InvalidInput, before the table is altered, if the other columns cannot be written. The
+    caller checks the frame with the columns to write: another alter, such as a rename, may have come in between.
     """
     known = (*columns.schema.names, CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
     written = shape.written(schema.names)
@@ -145,10 +146,11 @@ def _add_columns(
                 f"{field.name!r}, which is the same name for Spark: rename it in the frame, so that mergeSchema does "
                 "not add it"
             )
-    new = {field.name for field in added}
-    check_frame(columns, StructType([field for field in schema if field.name not in new]), shape=shape, filled=True)
-    change = SchemaChange.of(table.name, added, None, None, None)
-    after = alter_schema(handle, table, change, Settings()) if change else table
+    after = table
+    if added:
+        new = {field.name for field in added}
+        check_frame(columns, StructType([field for field in schema if field.name not in new]), shape=shape, filled=True)
+        after = alter_schema(handle, table, SchemaChange.of(table.name, added, None, None, None), Settings())
     return after, extended(after.schema, columns.version, MAX_EPOCH)
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import epochlog as el
 from cdc import SCHEMA, CdcEvent, contents, events, expected, replayed
+from epochlog.spark import sink
 from sink_simulation import SinkWrite
 
 EVENTS = pa.schema([("k", pa.int64()), ("v", pa.string()), ("at", pa.int64()), ("op", pa.string())])
@@ -141,3 +142,23 @@ def test_an_overwrite_does_not_compare_with_the_table(store: el.Store) -> None:
     assert contents(table) == {1: ("old", 1), 3: ("back", 1)}
     table.upsert([{"k": 2, "v": "late", "at": 9}, {"k": 1, "v": "next", "at": 2}])
     assert contents(table) == {1: ("next", 2), 3: ("back", 1)}
+
+
+@pytest.mark.rule("7.9")
+def test_a_rename_that_comes_before_the_alter_of_merge_schema_is_noticed(
+    store: el.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frame fits the columns of before; of those that are to be written it lacks one, and has one too many."""
+    table = store.create_table("t", WIDE, ["k"])
+    real = sink.alter_schema
+
+    def overtaken(*args: Any) -> Any:
+        table.alter(rename={"b": "c"})
+        return real(*args)
+
+    monkeypatch.setattr(sink, "alter_schema", overtaken)
+    with pytest.raises(el.SchemaMismatch):
+        SinkWrite(store, "t", WIDE.append(pa.field("more", pa.int64())), mergeSchema=True)
+    monkeypatch.undo()
+    with pytest.raises(el.SchemaMismatch):
+        SinkWrite(store, "t", WIDE)
