@@ -12,8 +12,9 @@ from epochlog.checkpoint.job.runner import JobRunner, LocalRefresh
 from epochlog.checkpoint.job.running_queries import live
 from epochlog.errors import InvalidInput
 from epochlog.store.env.process_local import OneProcess
-from epochlog.store.metadata.definitions import TableOptions
+from epochlog.store.metadata.definitions import JobRecord, TableOptions
 from epochlog.store.session.handle import Handle
+from epochlog.views.present_text import present_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +48,7 @@ class Job(OneProcess):
     def info(self) -> JobInfo:
         """Return the current state of the job."""
         self._runner.record()
-        return next(info for info in list_jobs(self._handle) if info.name == self.name)
+        return next(info for info in list_jobs(self._handle, present_text) if info.name == self.name)
 
     def __repr__(self) -> str:
         return f"<epochlog.Job {self.name} of {self._handle.files.place}>"
@@ -167,11 +168,14 @@ class Job(OneProcess):
         from epochlog.batch.check import check_job
 
         record = self._runner.record()
-        if record.view is not None and query == record.view.sql:
+        if record.view is not None and isinstance(query, str) and query in (record.view.sql, self._text(record)):
             from epochlog.views.stored import check_query, plan_to_check
 
             query = check_query(plan_to_check(self._handle, record))
         return check_job(self._handle, self._runner.job_id, self.name, query, tolerance=tolerance, sample=sample)
+
+    def _text(self, record: JobRecord) -> str | None:
+        return self._handle.catalog.read(lambda view: present_text(view, record))
 
     def rebuild(self) -> None:
         """Request a rebuild: the next step, or steps, refresh from the upstreams' rows, with ctx.output empty.

@@ -15,6 +15,7 @@ from epochlog.checkpoint.job.view_ddl import require_view
 from epochlog.store.metadata.definitions import TableOptions
 from epochlog.store.metadata.lookups import find_job
 from epochlog.store.session.handle import Handle
+from epochlog.views.present_text import present_text
 
 from .job import Job
 from .table import Table
@@ -81,7 +82,7 @@ class StoreJobs:
 
     def jobs(self) -> list[JobInfo]:
         """Return all jobs, by name."""
-        return list_jobs(self._handle)
+        return list_jobs(self._handle, present_text)
 
     def drop_job(self, name: str, *, keep_outputs: bool = False) -> None:
         """Delete a job and its output tables; TableInUse while another job reads one of them.
@@ -123,7 +124,7 @@ class StoreJobs:
         changes touch, and is refused for a query without such groups; "full" recomputes all rows; "auto" chooses.
         Either way a commit has only the rows that differ. spark: the session that plans the query; None: DuckDB.
         interval, max_lag: as in `create_job`. changelog, options: of the view's table. exist_ok: return an existing
-        view of that name; JobExists names its differences.
+        view of that name with this query, whatever its spaces and comments are; JobExists names its differences.
 
         Raises InvalidInput for a query that cannot be kept, with the clause or function that is the reason,
         TableNotFound, JobExists, OutputOwned, InvalidSchema, DependencyMissing without sqlglot or DuckDB

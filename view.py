@@ -11,6 +11,7 @@ from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.session.handle import Handle
+from epochlog.views.present_text import present_text
 
 from .job import Job
 
@@ -56,10 +57,10 @@ class View(OneProcess):
         """Return the current query, as it was given; after a rename of a column that it reads, in the present names,
         so that it can be given again.
         """
-        from epochlog.views.present_text import present_text
-
         job = self._runner.record()
-        return self._handle.catalog.read(lambda view: present_text(view, job))
+        text = self._handle.catalog.read(lambda view: present_text(view, job))
+        assert text is not None
+        return text
 
     def __repr__(self) -> str:
         return f"<epochlog.View {self.name} of {self._handle.files.place}>"

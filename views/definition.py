@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
-from epochlog.checkpoint.job.job_ddl import Output, create_job
+from epochlog.checkpoint.job.job_ddl import Output, WantedView, create_job
 from epochlog.checkpoint.job.pace import Interval, MaxLag
 from epochlog.checkpoint.job.view_ddl import Replacement, replace_views, require_view
 from epochlog.errors import InvalidInput, InvalidSchema, SchemaMismatch, TableNotFound
@@ -21,6 +22,7 @@ from epochlog.store.types.schema import TableSchema
 
 from . import local_engine
 from .derivation import DERIVATION, ViewPlan, derive, tables_of
+from .present_text import has_query, present_text
 
 SchemaPlanner = Callable[[ViewPlan, Mapping[str, TableSchema], Sequence[str]], pa.Schema]
 """Plans a view's query on an engine, and returns the schema of its rows."""
@@ -53,10 +55,18 @@ def create_view(
         interval=interval,
         max_lag=max_lag,
         exist_ok=exist_ok,
-        view=ViewDefinition(sql, refresh, DERIVATION),
+        view=WantedView(ViewDefinition(sql, refresh, DERIVATION), partial(_view_difference, sql=sql, refresh=refresh)),
         columns=plan.columns,
         planned=planned,
     )
+
+
+def _view_difference(view: ReadTxn, job: JobRecord, sql: str, refresh: str) -> str | None:
+    if job.view is None:
+        return "it is no view"
+    if not has_query(view, job, sql):
+        return f"its query is {present_text(view, job)!r}, not {sql!r}"
+    return None if job.view.refresh == refresh else f"its refresh is {job.view.refresh!r}, not {refresh!r}"
 
 
 def change_views(

@@ -50,7 +50,6 @@ class StoredView:
     """View as the store has it. upstreams: the tables that it reads."""
 
     name: str
-    sql: str
     primary_key: tuple[str, ...]
     refresh: str
     upstreams: tuple[str, ...]
@@ -153,13 +152,15 @@ def plan_changes(
     files: Mapping[str, ViewFile],
     stored: Mapping[str, StoredView],
     reads: Mapping[str, Collection[str]],
+    rewritten: Collection[str] = (),
     altered: Collection[str] = (),
 ) -> list[Change]:
     """Return the changes that make the stored views those of the files, in an order in which they can be made.
 
-    reads: the tables that the query of each file reads. altered: the views of which a file gives another interval or
-    max_lag. A view is dropped before those that it reads, and created after
-    them. Raises JobCycle, and InvalidInput for a changed primary key and for a file that reads a view without a file.
+    reads: the tables that the query of each file reads. rewritten: the views of which a file gives another query.
+    altered: those of which it gives another interval or max_lag. A view is dropped before those that it reads, and
+    created after them. Raises JobCycle, and InvalidInput for a changed primary key and for a file that reads a view
+    without a file.
     """
     oldest_first = _ordered({name: view.upstreams for name, view in stored.items()})
     changes = [Change("drop", name) for name in reversed(oldest_first) if name not in files]
@@ -186,8 +187,8 @@ def plan_changes(
                 f"view {name!r} has the primary key {', '.join(current.primary_key)}, and its file "
                 f"{', '.join(file.primary_key)}: a view keeps its key. Drop the view, then apply the folder again"
             )
-        same = (current.sql, current.refresh) == (file.sql, file.refresh)
-        action: Action = "replace" if not same else "alter" if name in altered else "unchanged"
+        is_replaced = name in rewritten or current.refresh != file.refresh
+        action: Action = "replace" if is_replaced else "alter" if name in altered else "unchanged"
         changes.append(Change(action, name, file))
     return changes
 

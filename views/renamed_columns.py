@@ -16,6 +16,7 @@ from epochlog.store.types.schema import TableSchema
 
 from . import syntax
 from .clauses import name_of_output
+from .derivation import tables_of
 from .normal_form import NormalForm, normal_form
 from .parsing import parse
 
@@ -40,6 +41,18 @@ def text_now(sql: str, then: Tables, now: Tables) -> str:
     text = _with_subqueries(parse(sql), then, names).sql(syntax.DIALECT, pretty=True)
     form = _form(text, now)
     return text if form is not None and form.outputs == wanted.outputs else sql
+
+
+def is_text_of(sql: str, given: str, then: Tables, now: Tables) -> bool:
+    """Return True if a text, given now, has the normal form of a view's query but for the names of renamed columns.
+
+    given: the text of the view, over the columns `then`. Raises InvalidInput for a text that cannot be given now.
+    """
+    if {table.casefold() for table in tables_of(sql)} != {table.casefold() for table in now}:
+        return False
+    names = {name.casefold(): _present_names(table, now[name]) for name, table in then.items()}
+    form = _form(given, then)
+    return form is not None and normal_form(parse(sql), now) == _renamed_form(form, names)
 
 
 def _present_names(then: TableSchema, now: TableSchema) -> dict[str, str]:

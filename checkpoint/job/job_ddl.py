@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -31,6 +31,8 @@ from .pace import Interval, MaxLag, Pace, make_pace
 
 _log = logging.getLogger("epochlog")
 NO_VERSIONS: Mapping[str, int] = MappingProxyType({})
+TextOf = Callable[[ReadTxn, JobRecord], str | None]
+"""Returns the query of a view, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,14 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedView:
+    """View that a job is to be. difference: returns in which way an existing job is another view; None if it is not."""
+
+    definition: ViewDefinition
+    difference: Callable[[ReadTxn, JobRecord], str | None]
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerInfo:
     """Live runner of a job. kind: step | query | pipeline | coordinator; since_ms: Unix milliseconds."""
 
@@ -73,7 +83,7 @@ class JobInfo:
     rebuilding: the next commit rebuilds the outputs. interval: in boundaries of the store; interval_ms: in
     milliseconds. max_lag: in boundaries of the job; max_lag_ms: in milliseconds. outside: the reason for which reads
     under `global` leave the job's tables out now, or None. runner: the live runner, or None. sql: the query of a view,
-    as it was given, or None.
+    in the present names of the columns that it reads, or None.
     """
 
     name: str
@@ -108,13 +118,13 @@ def create_job(
     max_lag: MaxLag | None = None,
     snapshot_rows: int | None = None,
     exist_ok: bool = False,
-    view: ViewDefinition | None = None,
+    view: WantedView | None = None,
     columns: Declared | None = None,
     planned: Mapping[str, int] = NO_VERSIONS,
 ) -> JobRecord:
     """Create a job and its output tables in one transaction. exist_ok: return an existing job with equal arguments.
-    view: the definition, if the job is a view. columns: the columns to read of some upstreams. planned: the versions of
-    the upstreams' columns for which the view was planned.
+    view: the job is this view. columns: the columns to read of some upstreams. planned: the versions of the upstreams'
+    columns for which the view was planned.
 
     Raises JobExists, JobCycle, OutputOwned, TableNotFound, InvalidInput, SchemaChanged.
     """
@@ -147,7 +157,7 @@ def create_job(
             snapshot_rows=snapshot_rows,
             progress_ms=now_ms,
             created_ms=now_ms,
-            view=view,
+            view=None if view is None else view.definition,
             bound=bound_versions(upstream_tables),
             columns=checked_columns(name, upstream_tables, columns),
         )
@@ -219,7 +229,7 @@ class _JobRequest:
     backfill: str
     snapshot_rows: int | None
     pace: Pace
-    view: ViewDefinition | None
+    view: WantedView | None
     columns: Declared | None
 
 
@@ -248,24 +258,17 @@ def _require_same_job(tx: Txn, job: JobRecord, request: _JobRequest) -> JobRecor
     present_columns = {by_id[table]: list(names) for table, names in job.columns}
     if request.view is None and wanted_columns != present_columns:  # a view's are those of its query
         differences.append(f"it reads the columns {present_columns or 'of all upstreams'}, not {wanted_columns}")
-    if job.view != request.view:
-        differences.append(_view_difference(job.view, request.view))
+    if request.view is not None:
+        difference = request.view.difference(tx, job)
+        differences += [difference] if difference else []
+    elif job.view is not None:
+        differences.append("it is a view")
     if differences:
         raise JobExists(
             f"job {job.name!r} exists already and differs: {'; '.join(differences)}. Take another name, give matching "
             f"arguments, change the job with store.job({job.name!r}).alter(…), or drop it"
         )
     return job
-
-
-def _view_difference(existing: ViewDefinition | None, requested: ViewDefinition | None) -> str:
-    if existing is None:
-        return "it is no view"
-    if requested is None:
-        return "it is a view"
-    if existing.sql != requested.sql:
-        return f"its query is {existing.sql!r}, not {requested.sql!r}"
-    return f"its refresh is {existing.refresh!r}, not {requested.refresh!r}"
 
 
 def alter_job(
@@ -359,7 +362,11 @@ def _remove(tx: Txn, job: JobRecord, action: str, now_ms: int) -> None:
     tx.delete(job_name_key(job.name))
 
 
-def job_info(view: ReadTxn, handle: Handle, job: JobRecord, epochs: EpochView) -> JobInfo:
+def no_text(view: ReadTxn, job: JobRecord) -> None:
+    """Return None, for a list of jobs without the queries of views."""
+
+
+def job_info(view: ReadTxn, handle: Handle, job: JobRecord, epochs: EpochView, text_of: TextOf = no_text) -> JobInfo:
     """Describe a job for `store.jobs()`; its state is `failed` if its newest attempt failed."""
     store_ms = handle.interval_ms
     failed = job.last_error is not None and job.state in ("creating", "running")
@@ -385,7 +392,7 @@ def job_info(view: ReadTxn, handle: Handle, job: JobRecord, epochs: EpochView) -
             (reason for table in outputs if (reason := epochs.membership.left_out.get(table)) is not None), None
         ),
         runner=runner_of(view, handle, job),
-        sql=None if job.view is None else job.view.sql,
+        sql=text_of(view, job),
     )
 
 
@@ -395,12 +402,13 @@ def runner_of(view: ReadTxn, handle: Handle, job: JobRecord) -> RunnerInfo | Non
     return None if runner is None else RunnerInfo(runner.kind, runner.host, runner.pid, runner.since_ms)
 
 
-def list_jobs(handle: Handle) -> list[JobInfo]:
+def list_jobs(handle: Handle, text_of: TextOf = no_text) -> list[JobInfo]:
     """List all jobs, by name."""
 
     def read_infos(view: ReadTxn) -> list[JobInfo]:
         epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
-        return sorted((job_info(view, handle, job, epochs) for job in all_jobs(view)), key=lambda info: info.name)
+        infos = (job_info(view, handle, job, epochs, text_of) for job in all_jobs(view))
+        return sorted(infos, key=lambda info: info.name)
 
     return handle.catalog.read(read_infos)
 

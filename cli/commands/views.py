@@ -28,6 +28,7 @@ from epochlog.store.types.schema import TableSchema
 from epochlog.views.definition import change_views, naming, plan_view, require_same_columns
 from epochlog.views.derivation import tables_of
 from epochlog.views.folder import Change, StoredView, ViewFile, plan_changes, read_folder
+from epochlog.views.present_text import has_query
 
 LOOK_S = 0.5
 """Time between two looks of `run` at the store's views."""
@@ -41,8 +42,9 @@ def apply(session: CommandSession) -> None:
     for name, file in files.items():
         with naming(name):
             reads[name] = tables_of(file.sql)
+    rewritten = session.handle.catalog.read(lambda view: _rewritten(view, files))
     altered = session.handle.catalog.read(lambda view: _altered(view, session, files))
-    changes = plan_changes(files, stored, reads, altered)
+    changes = plan_changes(files, stored, reads, rewritten, altered)
     kept = session.handle.catalog.read(lambda view: _drops_that_wait(view, changes, reads))
     plans = _explain(session.handle, files, changes)
     lines = [f"{change.action:<9}  {change.name}{kept.get(change.name, '')}" for change in changes]
@@ -90,6 +92,18 @@ def _make(session: CommandSession, changes: list[Change], altered: Collection[st
     return epoch
 
 
+def _rewritten(view: ReadTxn, files: Mapping[str, ViewFile]) -> set[str]:
+    """Return the views of which a file gives another query. Raises InvalidInput for a text that cannot be given now."""
+    rewritten = set()
+    for job in all_jobs(view):
+        file = files.get(job.name)
+        if file is not None and job.view is not None:
+            with naming(job.name):
+                if not has_query(view, job, file.sql):
+                    rewritten.add(job.name)
+    return rewritten
+
+
 def _altered(view: ReadTxn, session: CommandSession, files: Mapping[str, ViewFile]) -> set[str]:
     """Return the views of which a file gives another interval or max_lag. Raises InvalidInput."""
     altered = set()
@@ -108,7 +122,7 @@ def _stored_views(view: ReadTxn) -> dict[str, StoredView]:
         if job.view is not None:
             output = get_table(view, job.outputs[0], f"output of {job.name}").schema
             upstreams = tuple(get_table(view, table, f"upstream of {job.name}").name for table in job.upstreams)
-            views[job.name] = StoredView(job.name, job.view.sql, output.primary_key, job.view.refresh, upstreams)
+            views[job.name] = StoredView(job.name, output.primary_key, job.view.refresh, upstreams)
     return views
 
 

@@ -94,7 +94,9 @@ def look_within(view: ReadTxn, handle: Handle) -> StoreLook:
         handle.interval_ms,
         sorted(tables, key=lambda table_look: table_look.table.name),
         [
-            JobLook(job_info(view, handle, job, epochs), job, waits[job.name], _rows_of_upstreams(view, job))
+            JobLook(
+                job_info(view, handle, job, epochs, present_text), job, waits[job.name], _rows_of_upstreams(view, job)
+            )
             for job in sorted(jobs, key=lambda job: job.name)
         ],
         [(load, sum(part.finished for _, part in load_parts(view, load.name))) for load in all_loads(view)],
@@ -263,7 +265,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             "full_since": table.full_since,
             "drop_unchanged": table.drop_unchanged if table.derived else None,
             "upstreams": upstreams,
-            "sql": None if job is None or job.view is None else present_text(view, job),
+            "sql": None if job is None else present_text(view, job),
             "runner": None if job is None else runner_facts(runner_of(view, handle, job)),
             "read_by": readers,
             "retention": {

@@ -144,6 +144,44 @@ def test_apply_sets_the_interval_and_the_permitted_lag(
     assert {change["action"] for change in json.loads(capsys.readouterr().out)["changes"]} == {"unchanged"}
 
 
+def test_apply_after_a_rename_reads_files_in_present_names(
+    lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, root, folder = lake
+    assert run(["apply", str(folder), root]) == 0
+    store.table("orders").alter(rename={"cents": "amount"})
+    for options in (["--dry-run"], ["--yes"]):
+        capsys.readouterr()
+        assert run(["apply", str(folder), root, *options]) == 1
+        error = capsys.readouterr().err
+        assert "view 'revenue'" in error and "under the name 'amount'" in error and "write amount" in error
+    for query in (store.view("revenue").sql, "SELECT day, SUM(amount) AS cents\nFROM orders GROUP BY day"):
+        (folder / "revenue.sql").write_text(f"-- primary_key: day\n{query}\n")
+        capsys.readouterr()
+        assert run(["apply", str(folder), root, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert {change["action"] for change in document["changes"]} == {"unchanged"}
+    assert not store.view("revenue").info.rebuilding
+    query = " ".join(store.view("revenue").sql.split())
+    for command in (["jobs", root], ["status", root], ["describe", root, "revenue"]):
+        capsys.readouterr()
+        assert run(command) == 0
+        assert query in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_new_column_is_no_change_of_a_view_of_all_columns(
+    lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, root, folder = lake
+    (folder / "best.sql").write_text("-- primary_key: id\nSELECT * FROM orders")
+    assert run(["apply", str(folder), root]) == 0
+    store.table("orders").alter(add=[pa.field("note", pa.string())])
+    capsys.readouterr()
+    assert run(["apply", str(folder), root, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {change["action"] for change in document["changes"]} == {"unchanged"}
+
+
 def test_errors_name_the_view_once(lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     store, root, folder = lake
     (folder / "best.sql").write_text("-- refresh: sometimes\n" + BEST)

@@ -99,14 +99,14 @@ def file(name: str, sql: str = QUERY, key: str = "day") -> ViewFile:
 
 
 def stored(name: str, *upstreams: str) -> StoredView:
-    return StoredView(name, QUERY, ("day",), "auto", upstreams)
+    return StoredView(name, ("day",), "auto", upstreams)
 
 
 def test_views_are_created_after_those_that_they_read_and_dropped_before_them() -> None:
     files = {"a": file("a"), "b": file("b"), "keep": file("keep"), "other": file("other", "SELECT 1")}
     now = {"keep": stored("keep", "orders"), "other": stored("other", "keep"), "x": stored("x", "y"), "y": stored("y")}
     reads = {"a": ["b", "orders"], "b": ["orders"], "keep": ["orders"], "other": ["keep"]}
-    changes = plan_changes(files, now, reads)
+    changes = plan_changes(files, now, reads, rewritten=["other"])
     assert [change.name for change in changes if change.action == "drop"] == ["x", "y"]
     actions = {change.name: change.action for change in changes}
     assert actions == {

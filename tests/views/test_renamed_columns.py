@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.cli.facts.store import RowCounter, describe_table
+from epochlog.cli.facts.store import RowCounter, describe_table, jobs_facts, look
 from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.page.document import table_document
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import local_engine, renamed_columns
 from epochlog.views.derivation import ViewPlan, derive
@@ -49,8 +50,49 @@ def test_the_text_of_a_view_after_a_rename_can_be_given_again(store: el.Store) -
     text = view.sql
     assert " ".join(text.split()) == "SELECT day AS weekday, SUM(cents) AS cents FROM orders GROUP BY day"
     assert describe_table(store._handle, "v", RowCounter(store._handle, enabled=False))["sql"] == text
+    assert text == view.info.sql == store.jobs()[0].sql == jobs_facts(look(store._handle))[0]["sql"]
+    assert table_document(store._handle, "v")["sql"] == text
+    assert view.job.check(text).ok and view.job.check(SQL).ok
     store.replace_views({"v": text})
     assert stepped(view, store) == rows and view.sql == text and view.check().ok
+
+
+@pytest.mark.parametrize("text", [
+    "SELECT day AS weekday, SUM(cents) AS cents FROM orders GROUP BY day",
+    "select o.day weekday, -- of the week\n sum(cents) cents from orders as o group by 1",
+])  # fmt: skip
+def test_a_view_in_present_names_exists_already(store: el.Store, text: str) -> None:
+    view = store.create_view("v", SQL, ["weekday"])
+    assert store.create_view("v", SQL + " -- again", ["weekday"], exist_ok=True).sql == SQL
+    store.table("orders").alter(rename={"weekday": "day"})
+    again = store.create_view("v", text, ["weekday"], exist_ok=True)
+    assert again.sql == view.sql and not view.info.rebuilding
+    with pytest.raises(el.InvalidInput, match="weekday.*under the name 'day'"):
+        store.create_view("v", SQL, ["weekday"], exist_ok=True)
+    with pytest.raises(el.JobExists, match="its query is"):
+        store.create_view("v", text.replace("cents)", "cents) + 1"), ["weekday"], exist_ok=True)
+
+
+def test_columns_that_change_names_give_a_text_another_meaning(store: el.Store) -> None:
+    """The text is as it was, and after the swap it is another query."""
+    sql = "SELECT id, a FROM t"
+    store.create_table("t", pa.schema([("id", pa.int64()), ("a", pa.int64()), ("b", pa.int64())]), ["id"])
+    store.create_view("v", sql, ["id"])
+    store.table("t").alter(rename={"a": "b", "b": "a"})
+    with pytest.raises(el.JobExists, match="its query is"):
+        store.create_view("v", sql, ["id"], exist_ok=True)
+    assert store.create_view("v", "SELECT id, b AS a FROM t", ["id"], exist_ok=True).name == "v"
+
+
+def test_a_view_is_listed_where_its_text_cannot_be_parsed(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create_view("v", SQL, ["weekday"])
+    store.table("orders").alter(rename={"weekday": "date"})
+
+    def fail(*args: object) -> str:
+        raise ModuleNotFoundError("sqlglot")
+
+    monkeypatch.setattr(renamed_columns, "text_now", fail)
+    assert store.jobs()[0].sql == SQL
 
 
 @pytest.mark.rule("7.7")
