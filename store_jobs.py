@@ -138,7 +138,7 @@ class StoreJobs:
             sql,
             primary_key,
             refresh=refresh,
-            schema_of=_schema_planner(spark),
+            schema_of=schema_planner(spark),
             interval=interval,
             max_lag=max_lag,
             changelog=changelog,
@@ -164,7 +164,7 @@ class StoreJobs:
         """
         from epochlog.views.definition import change_views
 
-        return change_views(self._handle, queries, schema_of=_schema_planner(spark))
+        return change_views(self._handle, queries, schema_of=schema_planner(spark))
 
     def drop_view(self, name: str) -> None:
         """Delete a view with its table. Raises JobNotFound, InvalidInput for a job that is no view, TableInUse."""
@@ -172,7 +172,7 @@ class StoreJobs:
         drop_job(self._handle, name)
 
 
-def _schema_planner(spark: SparkSession | None) -> SchemaPlanner:
+def schema_planner(spark: SparkSession | None) -> SchemaPlanner:
     """Return the planner of views' schemas: DuckDB, or Spark with a session."""
     if spark is None:
         from epochlog.views.local_engine import output_schema

@@ -10,6 +10,7 @@ from epochlog.checkpoint.job.job_ddl import JobInfo
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.store.env.process_local import OneProcess
+from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.session.handle import Handle
 from epochlog.views.present_text import present_text
 
@@ -122,9 +123,16 @@ class View(OneProcess):
         Raises InvalidInput without `spark` for a query on which DuckDB can differ from Spark, and after
         `store.replace_views` or `rebuild` until the next commit, because the rows may be those of the query before.
         """
+        while True:
+            record = self._runner.record()
+            report = self._check(record, spark, tolerance, sample)
+            if self._runner.record().view == record.view:  # else the rows may be those of a newer query
+                return report
+
+    def _check(self, record: JobRecord, spark: SparkSession | None, tolerance: float, sample: int) -> CheckReport:
         from epochlog.views.stored import check_query, plan_to_check
 
-        plan = plan_to_check(self._handle, self._runner.record())
+        plan = plan_to_check(self._handle, record)
         if spark is None:
             return self._job.check(check_query(plan), tolerance=tolerance, sample=sample)
         from epochlog.spark.job import require_session

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import dataclass
+from typing import Any
 
 from epochlog.api import Store
 from epochlog.store.session.handle import Handle
@@ -19,3 +20,11 @@ class CommandSession:
     store: Store
     options: Namespace
     out: CommandOutput
+
+    def spark(self) -> Any:
+        """Return a Spark session of this process for `--engine spark`, else None."""
+        if self.options.engine != "spark":
+            return None
+        from epochlog.spark.session import spark
+
+        return spark()

@@ -36,7 +36,9 @@ _MOST_DIGITS = 6
 """Digits of a number that is added to a date or timestamp. With larger ones Spark's dates begin again at the oldest."""
 _UNITS = ("DAY", "DAYS", "HOUR", "HOURS", "MINUTE", "MINUTES", "SECOND", "SECONDS")
 _NO_EQUIVALENT = "no equivalent"
-_WITH_SPARK = "pass a Spark session (spark=…) to create_view, replace_views, step and check"
+_WITH_SPARK = (
+    "pass a Spark session (spark=…) to create_view, replace_views, step and check, and --engine spark to commands"
+)
 
 
 def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> None:

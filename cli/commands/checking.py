@@ -1,10 +1,10 @@
-"""Command check: compares the outputs of a job with a query."""
+"""Command check: compares views with their queries, and the outputs of a job with a given query."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -13,8 +13,8 @@ from epochlog.cli.facts.store import Facts
 from epochlog.cli.grammar.commands import limit_of
 from epochlog.cli.render.json_values import plain_rows
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import epoch_text
-from epochlog.errors import InvalidInput
+from epochlog.cli.text import epoch_text, one_line
+from epochlog.errors import DependencyMissing, EpochlogError, InvalidInput, JobNotFound, StoreClosed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,17 +23,62 @@ KINDS = (("missing", "missing: only in the query"), ("extra", "extra: only in th
 
 
 def check(session: CommandSession) -> int:
-    """Compare an output with a query over the job's upstreams; return 1 when they differ."""
+    """Compare a view with its query, all views with theirs, or a job with a given query; return 1 if one differs."""
     options = session.options
-    query = options.sql if options.file is None else _read_query_file(options.file)
-    job, limit = session.store.job(options.job), limit_of(options)
-    queries = query if options.output is None else {options.output: query}
-    report = job.check(queries, tolerance=options.tolerance, sample=limit or sys.maxsize)
+    if options.job is None:
+        return _check_all_views(session)
+    if options.sql is None and options.file is None:
+        report = _check_view(session, options.job, session.spark())
+    else:
+        query = options.sql if options.file is None else _read_query_file(options.file)
+        queries: Any = query if options.output is None else {options.output: query}
+        report = session.store.job(options.job).check(queries, tolerance=options.tolerance, sample=_sample(session))
     if session.out.as_json:
         session.out.document(_report_facts(report))
     else:
         _show_report(session, report)
     return 0 if report.ok else 1
+
+
+def _check_all_views(session: CommandSession) -> int:
+    """Compare each view with its query, show the reports, and return 1 unless all were compared and none differs."""
+    names = [info.name for info in session.store.jobs() if info.sql is not None]
+    if not names:
+        raise InvalidInput("the store has no views: name a job, and give its query with --sql or --file")
+    spark, facts = session.spark(), list[Facts]()
+    for name in names:
+        try:
+            report = _check_view(session, name, spark)
+        except (DependencyMissing, StoreClosed):
+            raise
+        except JobNotFound:  # dropped meanwhile
+            continue
+        except EpochlogError as error:
+            facts.append({"job": name, "ok": None, "error": {"type": type(error).__name__, "text": str(error)}})
+            if not session.out.as_json:
+                session.out.text([one_line(f"{name}: not compared: {error}")])
+            continue
+        facts.append(_report_facts(report))
+        if not session.out.as_json:
+            _show_report(session, report)
+    ok = all(view["ok"] for view in facts)
+    if session.out.as_json:
+        session.out.document({"ok": ok, "views": facts})
+    else:
+        equal, unknown = (sum(view["ok"] is value for view in facts) for value in (True, None))
+        session.out.text([f"{equal} equal, {len(facts) - equal - unknown} different, {unknown} not compared"])
+    return 0 if ok else 1
+
+
+def _check_view(session: CommandSession, name: str, spark: Any) -> CheckReport:
+    job = session.store.job(name)
+    if job.info.sql is None:
+        raise InvalidInput(f"job {name!r} is no view, so the store does not know its query: give --sql or --file")
+    return session.store.view(name).check(spark, tolerance=session.options.tolerance, sample=_sample(session))
+
+
+def _sample(session: CommandSession) -> int:
+    return limit_of(session.options) or sys.maxsize
 
 
 def _read_query_file(path: str) -> str:

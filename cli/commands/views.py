@@ -25,7 +25,8 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.lookups import all_jobs, all_tables, find_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
-from epochlog.views.definition import change_views, naming, plan_view, require_same_columns
+from epochlog.store_jobs import schema_planner
+from epochlog.views.definition import SchemaPlanner, change_views, naming, plan_view, require_same_columns
 from epochlog.views.derivation import tables_of
 from epochlog.views.folder import Change, StoredView, ViewFile, plan_changes, read_folder
 from epochlog.views.present_text import has_query
@@ -46,7 +47,8 @@ def apply(session: CommandSession) -> None:
     altered = session.handle.catalog.read(lambda view: _altered(view, session, files))
     changes = plan_changes(files, stored, reads, rewritten, altered)
     kept = session.handle.catalog.read(lambda view: _drops_that_wait(view, changes, reads))
-    plans = _explain(session.handle, files, changes)
+    spark = session.spark()
+    plans = _explain(session.handle, files, changes, schema_planner(spark))
     lines = [f"{change.action:<9}  {change.name}{kept.get(change.name, '')}" for change in changes]
     facts: dict[str, Any] = {
         "applied": False,
@@ -62,11 +64,11 @@ def apply(session: CommandSession) -> None:
     destructive = [change for change in work if change.action != "create"]
     if destructive:
         confirm(session, f"Change {len(work)} view{'s' * (len(work) > 1)} of the store?", lines)
-    facts["epoch"], facts["applied"] = _make(session, work, altered), True
+    facts["epoch"], facts["applied"] = _make(session, work, altered, spark), True
     _show(session, facts, lines)
 
 
-def _make(session: CommandSession, changes: list[Change], altered: Collection[str]) -> int | None:
+def _make(session: CommandSession, changes: list[Change], altered: Collection[str], spark: Any) -> int | None:
     """Make the changes; return the epoch at which the replaced views change, or None."""
     for change in changes:
         if change.action == "create" and change.file is not None:
@@ -76,6 +78,7 @@ def _make(session: CommandSession, changes: list[Change], altered: Collection[st
                 file.sql,
                 file.primary_key,
                 refresh=file.refresh,
+                spark=spark,
                 interval=file.interval,
                 max_lag=file.max_lag,
             )
@@ -83,7 +86,8 @@ def _make(session: CommandSession, changes: list[Change], altered: Collection[st
     epoch = None
     if replaced:
         queries = {file.name: file.sql for file in replaced}
-        epoch = change_views(session.handle, queries, refreshes={file.name: file.refresh for file in replaced})
+        refreshes = {file.name: file.refresh for file in replaced}
+        epoch = change_views(session.handle, queries, refreshes=refreshes, schema_of=schema_planner(spark))
     for change in changes:
         if change.action == "drop":
             session.store.drop_view(change.name)
@@ -160,7 +164,9 @@ def _drops_that_wait(view: ReadTxn, changes: list[Change], reads: Mapping[str, C
     return waiting
 
 
-def _explain(handle: Handle, files: Mapping[str, ViewFile], changes: list[Change]) -> dict[str, str]:
+def _explain(
+    handle: Handle, files: Mapping[str, ViewFile], changes: list[Change], schema_of: SchemaPlanner
+) -> dict[str, str]:
     """Derive the plan of every new or replaced view, so that nothing is changed if one of them is refused."""
     plans: dict[str, str] = {}
     tables: dict[str, TableSchema] = {}
@@ -169,7 +175,9 @@ def _explain(handle: Handle, files: Mapping[str, ViewFile], changes: list[Change
             continue
         file = change.file
         with naming(file.name):
-            plan, schema, _ = plan_view(handle, file.name, file.sql, file.primary_key, file.refresh, new_tables=tables)
+            plan, schema, _ = plan_view(
+                handle, file.name, file.sql, file.primary_key, file.refresh, schema_of, new_tables=tables
+            )
             tables[file.name] = TableSchema(file.name, schema, file.primary_key)
             if change.action == "replace":
                 current = handle.catalog.read(lambda view, name=file.name: _table(view, name))
@@ -201,12 +209,7 @@ def _show(session: CommandSession, facts: Mapping[str, Any], lines: list[str]) -
 
 def run(session: CommandSession) -> None:
     """Keep all views up to date until SIGINT or SIGTERM, and print each change of a view's state."""
-    spark = None
-    if session.options.engine == "spark":
-        from epochlog.spark.session import spark as start_spark
-
-        spark = start_spark()
-    pipeline = Pipeline(session.store, spark, threads=session.options.threads)
+    pipeline = Pipeline(session.store, session.spark(), threads=session.options.threads)
     runner: threading.Thread | None = None
     shown: dict[str, tuple[Any, ...]] = {}
     with stop_signals() as stopped:

@@ -12,7 +12,7 @@ from epochlog.batch.policy_registry import declared_options, describe_built_in
 from epochlog.store.env.redact import redact_url
 
 from .changing import CHANGE_COMMANDS
-from .common import add_command
+from .common import add_command, engine_option
 from .serving import SERVING_COMMANDS
 from .values import beginning, epoch, moment, names, option, positive, seconds
 from .views import VIEW_COMMANDS
@@ -306,15 +306,23 @@ def _check(commands: argparse._SubParsersAction) -> None:
     command = add_command(
         commands,
         "check",
-        "compare the outputs of a job with a query over its upstreams; exit 1 when they differ",
-        "All tables are read at the epoch of the job's newest commit. The query is a SELECT for DuckDB, which sees the "
-        "job's upstreams under their names. JSON: job, epoch, ok and outputs: for each output, ok, rows, "
-        "expected_rows, the counts missing, extra and different, and these rows (missing_rows, …).",
+        "compare views with their queries, or a job with a given query; exit 1 when they differ",
+        "All tables are read at the epoch of the newest commit of the view or job. Without a name it compares all "
+        "views, and exits with 0 only if each of them was compared and equals its query. JSON: job, epoch, ok and "
+        "outputs: for each output, ok, rows, expected_rows, the counts missing, extra and different, and these rows "
+        "(missing_rows, …). JSON of all views: ok, and views: for each that was compared, such an object; for another "
+        "one job, ok (null) and error (type, text).",
     )
-    command.add_argument("job", metavar="JOB")
-    query = command.add_mutually_exclusive_group(required=True)
-    query.add_argument("--sql", metavar="SELECT", help="the query")
-    query.add_argument("--file", metavar="FILE", help="a file with the query, in UTF-8")
+    command.add_argument("job", metavar="NAME", nargs="?", help="a view, or with --sql or --file any job")
+    query = command.add_mutually_exclusive_group()
+    query.add_argument(
+        "--sql",
+        metavar="SELECT",
+        help="the query of a job with a Python refresh, or another one for a view: a SELECT for DuckDB, which sees the "
+        "upstreams under their names",
+    )
+    query.add_argument("--file", metavar="FILE", help="a file with such a query, in UTF-8")
+    engine_option(command, "the engine that runs the queries of views")
     command.add_argument("--output", metavar="TABLE", help="the output to compare, if the job has several")
     command.add_argument(
         "--tolerance",
@@ -324,6 +332,15 @@ def _check(commands: argparse._SubParsersAction) -> None:
         help="permitted relative difference of floats (default: 0)",
     )
     _limit_options(command, "rows of each difference")
+    command.set_defaults(usage_error=_check_usage_error)
+
+
+def _check_usage_error(options: argparse.Namespace) -> str | None:
+    if options.sql is None and options.file is None:
+        return "check: --output needs --sql or --file" if options.output is not None else None
+    if options.engine == "spark":
+        return "check: --engine is for views; DuckDB runs the query of --sql and --file"
+    return "check: --sql and --file need the name of a job" if options.job is None else None
 
 
 _READ_COMMANDS = (_ls, _describe, _history, _read, _changes, _tail, _epochs, _tag, _status, _jobs, _consumers)

@@ -32,3 +32,13 @@ def add_command(
     parser.add_argument("--json", action="store_true", help="print JSON (epochlog --help lists the form of values)")
     parser.set_defaults(usage_error=lambda options: None)
     return parser
+
+
+def engine_option(command: argparse.ArgumentParser, help: str) -> None:
+    """Add the option that names the engine of a command for views."""
+    command.add_argument(
+        "--engine",
+        choices=("duckdb", "spark"),
+        default="duckdb",
+        help=f"{help} (default: duckdb, which has not all functions of Spark)",
+    )

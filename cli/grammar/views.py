@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .common import add_command
+from .common import add_command, engine_option
 from .values import positive
 
 
@@ -19,6 +19,7 @@ def _apply(commands: argparse._SubParsersAction) -> None:
         "changes: name, action (create, replace, drop, unchanged), plan.",
         before_root=("folder", "FOLDER", "the folder with the .sql files"),
     )
+    engine_option(command, "the engine that plans the queries")
     command.add_argument("--dry-run", action="store_true", help="show the changes and the plans, change nothing")
     command.add_argument("--yes", action="store_true", help="do not ask for confirmation; required without a terminal")
 
@@ -31,7 +32,7 @@ def _run(commands: argparse._SubParsersAction) -> None:
         "Views that are created, replaced or dropped meanwhile are taken in. JSON: one object for each change of a "
         "view's state: name, state, committed_epoch, lag_ms, restarts, last_error.",
     )
-    command.add_argument("--engine", choices=("duckdb", "spark"), default="duckdb", help="default: duckdb")
+    engine_option(command, "the engine that refreshes the views")
     command.add_argument("--threads", type=positive, metavar="N", help="views that are refreshed at a time")
 
 

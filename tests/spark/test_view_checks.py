@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import epochlog as el
+from epochlog.cli.main import run
 from epochlog.spark import view_engine
 from spark_store import Lake
 
@@ -46,3 +49,34 @@ def test_spark_finds_a_wrong_row(lake: Lake, spark: SparkSession, monkeypatch: p
     assert not report.ok and report.outputs["v"].missing_rows["s"].to_pylist() == ["B"]
     with pytest.raises(el.InvalidInput, match="SparkSession"):
         view.check(7)  # type: ignore[arg-type]
+
+
+def test_the_command_compares_all_views_by_spark(
+    lake: Lake, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake.store.create_table("names", pa.schema([("id", pa.int64()), ("name", pa.string())]), ["id"])
+    lake.store.table("names").upsert([{"id": 1, "name": "ann"}])
+    lake.store.create_view("upper", "SELECT id, UPPER(name) AS name FROM names", ["id"], spark=spark)
+    lake.store.create_view("plain", "SELECT id, name FROM names", ["id"])
+    lake.store.checkpoint()
+    lake.store.view("upper").step(spark)
+    lake.store.view("plain").step()
+    assert run(["check", lake.store.root]) == 1
+    out = capsys.readouterr().out
+    assert "upper: not compared: " in out and "UPPER" in out and "1 equal, 0 different, 1 not compared" in out
+    assert run(["check", lake.store.root, "--engine", "spark"]) == 0
+    assert "2 equal, 0 different, 0 not compared" in capsys.readouterr().out
+
+
+def test_a_folder_of_views_may_have_functions_of_spark(
+    lake: Lake, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake.store.create_table("names", pa.schema([("id", pa.int64()), ("name", pa.string())]), ["id"])
+    (tmp_path / "views").mkdir()
+    file = tmp_path / "views" / "upper.sql"
+    for function in ("UPPER", "LOWER"):  # made, then replaced
+        file.write_text(f"-- primary_key: id\nSELECT id, {function}(name) AS name FROM names")
+        command = ["apply", str(file.parent), lake.store.root, "--yes"]
+        assert run(command) == 1 and "--engine spark" in capsys.readouterr().err
+        assert run([*command, "--engine", "spark"]) == 0
+        assert function in lake.store.view("upper").sql
