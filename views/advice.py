@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 from sqlglot import exp
 
@@ -95,6 +96,10 @@ _MOST_CHARACTERS = 100
 _NAME = re.compile(r"([A-Za-z_]\w*)\s*(?:\(|$)")
 
 
+MOST_NAMES = 20
+"""Most names of columns that an error lists."""
+
+
 def refusal(text: str, name: str, reason: str = "") -> str:
     """Return the message for a function or clause that no view has, with what to write in its place."""
     because = f": {reason}" if reason else ""
@@ -181,3 +186,16 @@ def _call_at(sql: str, start: int, end: int) -> str:
         elif not depth and not character.isspace():
             break
     return sql[start:end]
+
+
+def hint_for_column(column: exp.Column, sources: Mapping[str, Sequence[str]]) -> str:
+    """Return what to write in place of an unknown column, for an error. sources: columns by the names in FROM."""
+    table = next((name for name in sources if name.casefold() == column.table.casefold()), None)
+    if column.table and table is None:
+        return f"; FROM has {', '.join(sources) or 'no table'}, and not {column.table}"
+    known = [name for source, names in sources.items() if table in (None, source) for name in names]
+    near = get_close_matches(column.name, known, 1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    listed = list(dict.fromkeys(known))
+    return f"; the columns are {', '.join(listed[:MOST_NAMES])}{', …' * (len(listed) > MOST_NAMES)}" if listed else ""

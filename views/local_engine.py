@@ -268,7 +268,8 @@ def _run(connection: duckdb.DuckDBPyConnection, query: Query) -> pa.Table:
     except duckdb.CatalogException:
         raise  # a query names a table that it was not given
     except duckdb.Error as error:
-        raise InvalidInput(f"DuckDB refuses the query of the view: {error}") from error
+        reason = str(error).partition("\n")[0]  # without advice that no view can follow, and the query as it was sent
+        raise InvalidInput(f"DuckDB refuses the query of the view: {reason}") from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ are INNER, LEFT, RIGHT, FULL or CROSS with ON, and an outer join whose null-exte
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from epochlog.errors import InvalidInput, TableNotFound
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
-from .advice import ADVICE, keep_text
+from .advice import ADVICE, hint_for_column, keep_text
 from .clauses import (
     grouping_keys,
     kind_of_join,
@@ -78,12 +79,22 @@ def normal_form(query: exp.Query, tables: Mapping[str, TableSchema]) -> NormalFo
     normal, outputs = resolver.query(query, {}, None, for_expression=False)
     for test in normal.find_all(exp.In):
         require_width(test)
-    if len({name.casefold() for name in outputs}) < len(outputs):
-        raise InvalidInput(f"the query has two columns of one name: {', '.join(outputs)}")
+    named = Counter(name.casefold() for name in outputs)
+    if len(named) < len(outputs):
+        twice = dict.fromkeys(name for name in outputs if named[name.casefold()] > 1)
+        raise InvalidInput(
+            f"the query has two columns of one name: {', '.join(twice)}; write … AS name for one of them"
+        )
     for number, name in enumerate(outputs):
         if name == unnamed(number):
             raise InvalidInput(f"column {number + 1} of the query has no name: write … AS name")
     return NormalForm(normal, tuple(outputs), resolver.occurrences)
+
+
+def _sources_in(scope: _Scope) -> dict[str, Sequence[str]]:
+    """Return the columns that can be read in a scope, by the names of its sources; an inner name hides an outer one."""
+    outer = {} if scope.outer is None else _sources_in(scope.outer)
+    return {**outer, **{source.name: source.columns for source in scope.sources}}
 
 
 class _Resolver:
@@ -345,7 +356,8 @@ class _Resolver:
                     text = current.sql(syntax.DIALECT)
                     if current.table and self._unqualified(current.table, scope) is not None:
                         raise InvalidInput(f"a view cannot read {text}, a field of a struct: {ADVICE['DOT']}")
-                    raise InvalidInput(f"the query reads the column {text}, which is unknown{self._past(current.name)}")
+                    hint = self._past(current.name) or hint_for_column(current, _sources_in(scope))
+                    raise InvalidInput(f"the query reads the column {text}, which is unknown{hint}")
                 return keep_text(match.copy(), current)
             for name, value in list(current.args.items()):
                 if isinstance(value, exp.Expr):

@@ -5,9 +5,11 @@ A query that passes has one answer for its tables' rows, on each run and on each
 
 from __future__ import annotations
 
+import re
+
 import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
+from sqlglot.errors import ParseError, SqlglotError
 
 from epochlog.errors import InvalidInput
 
@@ -54,17 +56,34 @@ def parse(sql: str) -> exp.Query:
     try:
         statements = sqlglot.parse(sql, read=syntax.DIALECT)
     except SqlglotError as error:
-        raise InvalidInput(f"the query cannot be parsed: {error}") from error
+        if "{{" in sql or "{%" in sql:
+            raise InvalidInput("the query has a template ({{ … }}): a view names its tables as they are") from error
+        raise InvalidInput(f"the query cannot be parsed: {_place_of(error)}") from error
     except RecursionError as error:
         raise InvalidInput("the query is nested too deeply") from error
     statements = [statement for statement in statements if not isinstance(statement, exp.Semicolon | None)]
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         kinds = ", ".join(statement.key.upper() for statement in statements) or "nothing"
-        raise InvalidInput(f"a view is one SELECT, not {kinds}")
+        raise InvalidInput(f"a view is one SELECT, not {f'{len(statements)}: ' * (len(statements) > 1)}{kinds}")
+    if statements[0].find(exp.Placeholder, exp.Parameter):
+        raise InvalidInput("the query has a parameter or a template ({{ … }}): a view has values and names of tables")
     note_texts(statements[0], sql)
     for node in statements[0].walk():
         _require_allowed(node)
     return statements[0]
+
+
+def _place_of(error: SqlglotError) -> str:
+    """Describe an error of the parser with its place: the terminal's codes that it has around the place left out."""
+    found = error.errors[0] if isinstance(error, ParseError) and error.errors else None
+    if found is None:
+        return re.sub(r"\x1b\[\d+m", "", f"{error}; is a quote left open?")
+    what = re.sub(
+        r"Required keyword: '\w+' missing for <class '[\w.]*\.(\w+)'>", r"a part of \1 is missing", found["description"]
+    )
+    before, at = " ".join(str(found["start_context"]).split()[-5:]), found["highlight"]
+    column = found["col"] - len(at) + 1
+    return f"{what.removesuffix('.')}, at line {found['line']}, column {column}: {before} >>> {at} <<<"
 
 
 def _require_allowed(node: exp.Expr) -> None:

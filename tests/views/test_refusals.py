@@ -95,3 +95,26 @@ def test_long_texts_are_cut() -> None:
 def test_the_name_of_a_function_is_looked_up_as_it_is_written() -> None:
     assert all(name == name.upper() and advice for name, advice in ADVICE.items())
     assert refusal("first(n)", "FIRST", "why").startswith("a view cannot have first(n): why; number the rows")
+
+
+@pytest.mark.parametrize(("sql", "message"), [
+    ("SELCT id FROM t", "at line 1, column 10: SELCT id >>> FROM <<<"),
+    ("SELECT id\nFROM t WHERE (s = 'mon'", "Expecting ), at line 2, column 19: "),
+    ("SELECT id, n > 5 AND AS x FROM t", "a part of And is missing, at line 1, column 22: "),
+    ("SELECT id FROM t WHERE s = 'mon", "is a quote left open?"),
+    ("SELECT id FROM {{ ref('t') }}", "has a template"),
+    ("SELECT id, {{ x }} AS x FROM t", "a parameter or a template"),
+    ("SELECT id FROM t; DROP TABLE t", "is one SELECT, not 2: SELECT, DROP"),
+    ("SELECT dya, id FROM t", "column dya, which is unknown; did you mean day?"),
+    ("SELECT o.id FROM t", "column o.id, which is unknown; FROM has t, and not o"),
+    ("SELECT id FROM t o WHERE EXISTS (SELECT 1 FROM u WHERE u.id = o.idd)", "o.idd, which is unknown; did you mean"),
+    ("SELECT zzz FROM t", "unknown; the columns are id, i, n, f, d, s, day, ts, b, st, arr"),
+    ("SELECT * FROM t JOIN u ON t.n = u.n", "two columns of one name: id, i, n, f"),
+    ("SELECT id, t.n AS x, u.n AS X FROM t JOIN u USING (id)", "two columns of one name: x, X; write … AS name"),
+    ("SELECT id, SUM(n) AS x FROM t", 'column "id" must appear in the GROUP BY clause'),
+])  # fmt: skip
+def test_a_mistake_is_told_with_its_place_and_without_codes(sql: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        local_engine.output_schema(derive(sql, TABLES, ["id"]), TABLES, ["id"])
+    refused = str(error.value)
+    assert message in refused and "\x1b" not in refused and "ANY_VALUE" not in refused and "<class" not in refused
