@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -25,6 +24,7 @@ from epochlog.exchange.transport.duplex import Pem, read_pem
 from epochlog.exchange.transport.metrics_http import MetricsPort
 from epochlog.exchange.transport.services import Action, Exchange, Role
 from epochlog.store.env.clock import Deadline, SystemClock
+from epochlog.store.env.log_events import SERVER_OPEN, SERVER_STARTED, SERVER_STOPPED
 
 from .errors import InvalidInput
 from .page.port import PagePort
@@ -32,7 +32,6 @@ from .page.port import PagePort
 if TYPE_CHECKING:
     from .api import Store
 
-_log = logging.getLogger("epochlog")
 
 MAX_WAIT_S = 30.0
 """Longest time that a read may wait on the server for the epoch of its policy."""
@@ -68,8 +67,9 @@ def serve(
         raise InvalidInput("coordinator= takes a Redis URL; give times of heartbeats and checkpoints as control=")
     certificate = None if tls is None else Certificate(read_pem(tls[0]), read_pem(tls[1]))
     server = StoreServer(store, location, token, read_token, certificate, coordinator, control, metrics, ui)
+    store._handle.log(SERVER_STARTED, location=server.location)
     if token is None:
-        _log.warning("%r has no token: every user of this machine can read and write the store; give token=", server)
+        store._handle.log(SERVER_OPEN, location=server.location)
     return server
 
 
@@ -92,6 +92,7 @@ class StoreServer:
         self.coordinator = Coordinator(store._handle, settings)
         self._staged = StagedExchange(store._handle, stage_counter)
         self._handle = store._handle
+        self._stopped = False
         self._metrics: MetricsPort | None = None
         self._page: PagePort | None = None
         self._flights = FlightDesk(store._handle, self._choose)
@@ -161,6 +162,9 @@ class StoreServer:
         self._staged.close()
         self._flights.close()
         self._close_ports()
+        if not self._stopped:
+            self._handle.log(SERVER_STOPPED, location=self.location)
+        self._stopped = True
 
     def _close_ports(self) -> None:
         for port in (self._metrics, self._page):

@@ -17,6 +17,7 @@ from epochlog.store.catalog.keys import hold_key, table_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.clock import seconds
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.log_events import TAG_CREATED, TAG_DROPPED
 from epochlog.store.metadata.lookups import all_tables, get_table, get_version
 from epochlog.store.retention.holds import TAG, Hold, all_holds
 from epochlog.store.session.handle import Handle
@@ -95,6 +96,7 @@ def put_tag(handle: Handle, token: Token, name: str, lasting: float | timedelta 
 
     tag = handle.catalog.transact(body)
     hit("tag:put")
+    handle.log(TAG_CREATED, tag=name, tables=list(token.entries))
     return tag
 
 
@@ -133,6 +135,7 @@ def drop_tag(handle: Handle, name: str) -> None:
 
     if not handle.catalog.transact(body):
         raise _not_found(name, [tag.name for tag in list_tags(handle)])
+    handle.log(TAG_DROPPED, tag=name)
     hit("tag:dropped")
 
 

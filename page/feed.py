@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 from epochlog.errors import EpochlogError
 from epochlog.store.env.clock import monotonic_s
+from epochlog.store.env.log_events import DEFECT
 from epochlog.store.session.handle import Handle
 
 from .changes import Document
 from .curves import SAMPLE_S, Curves
 from .document import PageLook, ServerFacts, error_facts, look_at_store, status_document
-
-_log = logging.getLogger("epochlog")
 
 LOOK_S = 0.5
 """Time between two looks at the store while anybody listens."""
@@ -135,7 +133,7 @@ class Feed:
         except Exception as error:  # noqa: BLE001 (a defect; it is logged once and shown)
             trouble = {"type": type(error).__name__, "text": "the store could not be read; see the log"}
             if trouble != self.trouble:
-                _log.exception("the page cannot read the store")
+                DEFECT.log(what="reading the store for the page", error=error)
             self._set_trouble(trouble)
 
     def _look(self) -> PageLook:

@@ -6,7 +6,6 @@ may be lost: the catalog has all state of the job. Failures follow the rules of 
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from epochlog.checkpoint.worker.attached_job import AttachedJob, check_coordinat
 from epochlog.checkpoint.worker.worker import Worker
 from epochlog.errors import InvalidInput, JobRunning
 from epochlog.store.env.clock import monotonic_s
+from epochlog.store.env.log_events import JOB_ENDED, JOB_RETRIED, RETRY, RUNNER_WAITS
 
 from .job import Refresh, SparkRefreshAdapter, check_arguments, step
 from .live_session import is_session_lost, session_lost_error
@@ -50,7 +50,6 @@ _DURATION = re.compile(rf"(?:interval +)?{_DURATION_PART}(?: +{_DURATION_PART})*
 _UNITS_MS = {"m": 60_000, "s": 1_000, "h": 3_600_000, "d": 86_400_000}
 _MAX_MS = 36_500 * _UNITS_MS["d"]
 """Largest duration: Spark counts microseconds in 64 bits."""
-_log = logging.getLogger("epochlog")
 AttachTo = Callable[[JobRunner, RunnerLease], AttachedJob]
 
 
@@ -159,7 +158,7 @@ class Loop:
 
     def _wait_for(self, error: JobRunning) -> None:
         if self._schedule.state != "waiting":
-            _log.info("%s. The query waits for it to end", error)
+            self.runner.handle.log(RUNNER_WAITS, job=self.runner.name, reason=error)
         self._schedule = waiting(self._schedule, _now_ms())
 
     def __call__(self, _frame: DataFrame, _batch: int) -> None:
@@ -217,19 +216,13 @@ class Loop:
             return
         tries = TRIES if self._pace.kind == "available_now" else None
         self._schedule = failed(self._schedule, error, _now_ms(), tries)
-        name, failures = self.runner.name, self._schedule.failures
+        name, failures, handle = self.runner.name, self._schedule.failures, self.runner.handle
         if self._schedule.ended:
+            handle.log(JOB_ENDED, job=name, error=error)
             self.leave()
             raise error
         self.runner.fail(error)
-        _log.warning(
-            "job %r failed and will be retried in %d ms (failures in a row: %d): %s: %s",
-            name,
-            backoff_ms(failures),
-            failures,
-            type(error).__name__,
-            error,
-        )
+        handle.log(JOB_RETRIED, job=name, failures=failures, retry_ms=backoff_ms(failures), error=error)
 
 
 class JobQuery(StreamingQuery):
@@ -338,7 +331,7 @@ def _start_with_retries(
                 raise cause from error
             if failures == START_TRIES:
                 raise
-            _log.warning("starting the query of job %r failed and will be retried: %s", runner.name, error)
+            RETRY.log(what=f"starting the query of job {runner.name}", error=error)
             pause.wait(BACKOFF.delay_s(failures))
     raise AssertionError("not reached")
 

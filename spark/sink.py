@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -23,6 +22,8 @@ from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, resolve_outcome
 from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
 from epochlog.store.commit.table_ddl import alter_schema
+from epochlog.store.env.log_events import INTENT_LEFT
+from epochlog.store.env.redact import redact_url
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.metadata.schema_change import SchemaChange, extended
@@ -54,8 +55,6 @@ from .worker_gc import freeze_loaded_objects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-_log = logging.getLogger("epochlog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +240,7 @@ class _Sink:
             with closing(self._save.location.open()) as handle:
                 handle.intents.end(self._intents(_task_results(messages)))
         except EpochlogError as error:
-            _log.warning(
-                "table %s: the files of an aborted write are kept until its intent expires: %s",
-                self._save.table.name,
-                error,
-            )
+            INTENT_LEFT.log(store=redact_url(self._save.location.path), table=self._save.table.name, error=error)
 
     def _intents(self, messages: Sequence[Written]) -> set[str]:
         planned = () if self._target is None else (self._target.intent,)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from epochlog.store.changelog.consumer import Consumer
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_backfill, plan_changes, schema_changed
 from epochlog.store.changelog.log_position import SNAPSHOT, reach
+from epochlog.store.env.log_events import CHANGES_LOST
 from epochlog.store.metadata.consumer_record import check_consumer_name
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
@@ -35,7 +35,6 @@ from .partitions import ReadPartition, cut
 from .stream_offsets import LATEST, BatchLimits, LogEpoch, Offset, parse_start, plan_until
 from .worker_gc import freeze_loaded_objects
 
-_log = logging.getLogger("epochlog")
 _CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
 
 
@@ -242,12 +241,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "them; set consumerId to hold the log in future"
             )
         if log_reach.lost:
-            _log.warning(
-                "table %s: at least %d commits after epoch %d were truncated before the stream had read them",
-                table.name,
-                log_reach.lost,
-                after,
-            )
+            self._handle().log(CHANGES_LOST, table=table.name, commits=log_reach.lost, after=after)
         return log_reach.after
 
     def _hold_log(self, begin: Offset, end: Offset) -> None:

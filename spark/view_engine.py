@@ -7,7 +7,6 @@ stand for the tables at the barrier, meet no others.
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from epochlog.batch.check import CheckContext
 from epochlog.checkpoint.job.row_groups import PRUNED_BY, belonging, several_rows
 from epochlog.errors import InvalidInput
 from epochlog.store.env.files import Files
+from epochlog.store.env.log_events import VIEW_RECOMPUTED
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _CONF = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true", "spark.sql.caseSensitive": "false"}
-_log = logging.getLogger("epochlog")
 _sessions: WeakKeyDictionary[SparkSession, SparkSession] = WeakKeyDictionary()
 _lock = threading.Lock()
 _numbers = itertools.count()
@@ -247,7 +246,7 @@ def _touched(
         typed_error = find_epochlog_error(error)
         if is_session_lost(queries.session) or not isinstance(typed_error, InvalidInput | None):
             raise
-        _log.warning("view %r: the touched values cannot be computed, so all rows are: %s", tables.view, error)
+        VIEW_RECOMPUTED.log(view=tables.view, error=error)
         return None
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from epochlog.store.scan.result_cache import set_result_cache_bytes
+from logged_events import missing_events, recorded_events
 from redis_server import redis_executable, touched
 from s3_server import S3Server
 from stores import STORE, servers, watch
@@ -90,6 +91,18 @@ def redis_is_marked(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     complaint = touched.complaint(marked=request.node.get_closest_marker("redis") is not None)
     assert not complaint or STORE != "lmdb", complaint
+
+
+@pytest.fixture(autouse=True)
+def events_are_logged(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test with the marker `logs` logs the events that it names, each in the form of the table."""
+    marker = request.node.get_closest_marker("logs")
+    if marker is None:
+        yield
+        return
+    with recorded_events() as events:
+        yield
+    assert not missing_events(events, marker.args)
 
 
 TESTS_OF_FILES = ("store", "faults", "crash")

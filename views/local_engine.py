@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.checkpoint.job.row_groups import belonging, distinct, groups_of, several_rows
 from epochlog.errors import DependencyMissing, InvalidInput
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
+from epochlog.store.env.log_events import ENGINE_RESET, VIEW_RECOMPUTED
 from epochlog.store.types.schema import TableSchema
 
 from .derivation import NotCovered, Query, ViewPlan, render
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 _OLD_IMAGES = pa.array(["delete", "update_preimage"])
-_log = logging.getLogger("epochlog")
 
 
 def output_schema(plan: ViewPlan, tables: Mapping[str, TableSchema], primary_key: Sequence[str]) -> pa.Schema:
@@ -158,7 +157,7 @@ def _touched(tables: _Tables, plan: ViewPlan, changed: Sequence[str], scope: Seq
     except NotCovered:
         return None
     except InvalidInput as error:
-        _log.warning("view %r: all rows are recomputed, because their touched values cannot be: %s", tables.view, error)
+        VIEW_RECOMPUTED.log(view=tables.view, error=error)
         return None
 
 
@@ -287,8 +286,8 @@ def _cursor() -> duckdb.DuckDBPyConnection:
 
     try:
         return _in_utc(database)
-    except duckdb.FatalException:
-        _log.warning("an internal error of DuckDB has ended the database of this process' views: it is made again")
+    except duckdb.FatalException as error:
+        ENGINE_RESET.log(error=error)
         _database.cache_clear()
         return _in_utc(_database(process))
 

@@ -6,7 +6,6 @@ The executor's lock guards the manager and all tables here; no call blocks under
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from epochlog.exchange.transport.duplex import DuplexStream
 from epochlog.exchange.transport.errors import encode_error
 from epochlog.store.commit.reported_segments import check_reported
 from epochlog.store.env.clock import Clock, SystemClock, monotonic_s
+from epochlog.store.env.log_events import REPORT_REFUSED, WORKER_SILENT
 from epochlog.store.session.handle import Handle
 
 from .decision_executor import DecisionExecutor
@@ -35,8 +35,6 @@ from .managed_jobs import make_managed_job
 from .metrics import Metrics
 from .state import CoordinatorSettings, Owner, Running, actor_of, key_of, run_logged
 from .worker_connection import WorkerConnection, accept_worker
-
-_log = logging.getLogger("epochlog")
 
 WATCH_S = 0.25
 """Longest time between two looks for silent workers."""
@@ -193,7 +191,7 @@ class Coordinator:
             check_reported(self._handle, report.segments)
         except EpochlogError as check_error:
             error = check_error
-            _log.warning("%s, part %d: its report is not accepted: %s", report.job, part.number, error)
+            REPORT_REFUSED.log(job=report.job, part=part.number, error=error)
         manager, reporter = self._executor.manager, (report.actor, report.incarnation)
         with self._executor.lock:
             if self._executor.running.get(report.job) is not running:
@@ -320,7 +318,7 @@ class Coordinator:
         timeout_s = self.settings.timeout_ms / 1000
         for connection in list(self._connections):
             if connection.silent_s() > timeout_s:
-                _log.warning("worker %s is disconnected: silent for %.1f s", connection.worker, connection.silent_s())
+                WORKER_SILENT.log(worker=connection.worker, silent_s=connection.silent_s())
                 self._note_disconnection(connection)
                 self._executor.submit(connection.end)
                 for part, owner in list(self._executor.owners.items()):

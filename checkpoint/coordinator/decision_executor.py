@@ -6,7 +6,6 @@ threads, one call at a time for each load or job, because the manager waits for 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +23,12 @@ from epochlog.exchange.transport.errors import encode_error
 from epochlog.store.commit.failures import DEFINITE_FAILURES
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Clock
+from epochlog.store.env.log_events import ATTEMPT_ABORTED, OUTCOME_UNKNOWN, RETRY
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import remove_segments
 
 from .metrics import Metrics
 from .state import Owner, Running, injected_message, key_of, run_logged
-
-_log = logging.getLogger("epochlog")
 
 CATALOG_THREADS = 4
 BACKOFF = Backoff(first_s=0.1, limit_s=5.0)
@@ -86,7 +84,7 @@ class DecisionExecutor:
                 self.abandon(key, running, error)
             return
         except EpochlogError as error:
-            _log.warning("%s: the next barrier could not be decided, and is tried again: %s", key, error)
+            RETRY.log(what=f"the decision of the next barrier of {key}", error=error)
             barrier, last = None, False
             with self.lock:
                 running.has_changes = running.has_changes or has_changes
@@ -116,6 +114,7 @@ class DecisionExecutor:
         try:
             epoch, finished = running.managed_job.commit(commit)
         except OutcomeUnknown as error:
+            OUTCOME_UNKNOWN.log(job=key, error=error)
             running.commit_error, answer = error, partial(self.manager.unknown, key, barrier_id)
         except running.managed_job.endings as error:
             with self.lock:
@@ -126,7 +125,7 @@ class DecisionExecutor:
             # The error's text is sent to the parts, so encode_error removes paths from it.
             answer = partial(self.manager.refused, key, barrier_id, by_name(*encode_error(error)) or error)
         except Exception as error:  # noqa: BLE001 (a failed sync, or a defect: the outcome is unknown)
-            _log.warning("%s: the outcome of the commit is unknown, and is resolved next: %s", key, error)
+            OUTCOME_UNKNOWN.log(job=key, error=error)
             running.commit_error, answer = error, partial(self.manager.unknown, key, barrier_id)
         else:
             with self.lock:
@@ -151,9 +150,7 @@ class DecisionExecutor:
                     self.abandon(resolve.job, running, error)
                 return
             except EpochlogError as error:
-                _log.warning(
-                    "%s: the outcome of the commit cannot be resolved yet, trying again: %s", resolve.job, error
-                )
+                RETRY.log(what=f"the resolution of a commit of {resolve.job}", error=error)
                 running.unresolved += 1
                 self.closed.wait(BACKOFF.delay_s(running.unresolved))
                 continue
@@ -174,6 +171,7 @@ class DecisionExecutor:
 
     def _abort(self, abort: commands.Abort, running: Running) -> None:
         running.inject, running.has_changes = None, True
+        ATTEMPT_ABORTED.log(job=abort.job, barrier_id=abort.barrier_id, reason=abort.reason)
         for actor, incarnation in abort.actors.items():
             part = running.part(actor)
             message = wire.Aborted(part, incarnation, abort.barrier_id, abort.reason[: wire.MAX_TEXT])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +10,10 @@ from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
 from epochlog.checkpoint.manager import commands
 from epochlog.errors import InvalidInput
+from epochlog.store.env.log_events import DEFECT
 
 from .managed_jobs import JobEdges, ManagedJob
 from .worker_connection import WorkerConnection
-
-_log = logging.getLogger("epochlog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,5 +107,5 @@ def run_logged(function: Callable[..., Any], *args: Any) -> None:
     """Call the function; log an exception, so that the thread continues."""
     try:
         function(*args)
-    except Exception:  # noqa: BLE001 (a defect; the thread continues)
-        _log.exception("the coordinator failed in %s", getattr(function, "__name__", function))
+    except Exception as error:  # noqa: BLE001 (a defect; the thread continues)
+        DEFECT.log(what=f"{getattr(function, '__name__', function)} of the coordinator", error=error)

@@ -12,6 +12,7 @@ from epochlog.errors import TableInUse
 from epochlog.store.catalog.keys import head_key, hist_key, job_key, job_name_key, key_epoch, table_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.commit.table_ddl import issue_epoch
+from epochlog.store.env.log_events import JOB_DROPPED, TABLE_ADOPTED
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_job, get_table, get_version
@@ -26,10 +27,14 @@ def adopt_table(handle: Handle, name: str) -> TableDef:
     Raises TableNotFound, and TableInUse while its job may still write it.
     """
 
+    adopted: list[str] = []
+
     def body(tx: Txn) -> TableDef:
+        adopted.clear()
         table = find_table(tx, name)
         if table.job_id is None:
             return table
+        adopted.append(name)
         job = get_job(tx, table.job_id, "?")
         if job.state != "finished":
             raise TableInUse(
@@ -44,7 +49,10 @@ def adopt_table(handle: Handle, name: str) -> TableDef:
             _delete_job(tx, job)
         return _make_root_table(tx, table, job.position)
 
-    return handle.catalog.transact(body)
+    table = handle.catalog.transact(body)
+    if adopted:
+        handle.log(TABLE_ADOPTED, table=name)
+    return table
 
 
 def drop_job_alone(handle: Handle, name: str) -> None:
@@ -60,6 +68,7 @@ def drop_job_alone(handle: Handle, name: str) -> None:
         discard_staged(tx, job.outputs, handle.catalog.now_ms())
 
     handle.catalog.transact(body)
+    handle.log(JOB_DROPPED, job=name, action="kept")
 
 
 def _delete_job(tx: Txn, job: JobRecord) -> None:

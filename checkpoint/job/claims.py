@@ -6,7 +6,6 @@ runner only with take_over.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,16 +16,15 @@ from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.check.job_state import require_consistent_job
 from epochlog.store.commit.job_commit import check_incarnation, require_unparked
+from epochlog.store.env.log_events import RUNNER_CLAIMED
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.lookups import get_job
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.job_runners import describe_runner, live_runner, new_runner, require_free
-from epochlog.store.types.epoch import show_epoch
 
 Kind = Literal["step", "query", "pipeline", "coordinator"]
-_log = logging.getLogger("epochlog")
 
 
 @dataclass(slots=True, eq=False)
@@ -131,15 +129,13 @@ class JobClaims:
     def _log_claim(self, before: JobRecord, after: JobRecord) -> None:
         assert after.runner is not None
         now_ms = self.handle.catalog.now_ms()
-        predecessor = f", taken over from {describe_runner(before.runner, now_ms)}" if before.runner is not None else ""
-        description, position = describe_runner(after.runner, now_ms), show_epoch(after.position)
-        _log.info(
-            "job %r: run by %s, incarnation %d, from epoch %s on%s",
-            self.name,
-            description,
-            after.incarnation,
-            position,
-            predecessor,
+        self.handle.log(
+            RUNNER_CLAIMED,
+            job=self.name,
+            runner=describe_runner(after.runner, now_ms),
+            incarnation=after.incarnation,
+            epoch=after.position,
+            predecessor="" if before.runner is None else describe_runner(before.runner, now_ms),
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from epochlog.errors import InvalidInput, JobCycle, JobExists, OutputOwned, Tabl
 from epochlog.store.catalog.keys import HEAD, job_key, job_name_key, name_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.table_ddl import add_table, altered, of_earlier_query, remove_table
+from epochlog.store.env.log_events import JOB_ALTERED, JOB_CREATED, JOB_DROPPED, JOB_OUTSIDE
 from epochlog.store.epochs.global_membership import outside_by_interval
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
@@ -29,7 +29,6 @@ from epochlog.store.types.schema import TableSchema, check_name
 
 from .pace import Interval, MaxLag, Pace, make_pace
 
-_log = logging.getLogger("epochlog")
 NO_VERSIONS: Mapping[str, int] = MappingProxyType({})
 TextOf = Callable[[ReadTxn, JobRecord], str | None]
 """Returns the query of a view, or None."""
@@ -132,7 +131,7 @@ def create_job(
     _check_backfill(name, backfill, snapshot_rows)
     pace = make_pace(name, interval, max_lag, handle.interval_ms)
 
-    def body(tx: Txn) -> JobRecord:
+    def body(tx: Txn) -> tuple[JobRecord, bool]:
         if tx.get(job_name_key(name)) is not None:
             if not exist_ok:
                 raise JobExists(f"job {name!r} exists already; get it with store.job({name!r}) or take another name")
@@ -140,7 +139,7 @@ def create_job(
             now = Pace(existing.interval, existing.max_lag, existing.max_lag_ms)
             wanted_pace = make_pace(name, interval, max_lag, handle.interval_ms, now)
             request = _JobRequest(upstreams, declared, backfill, snapshot_rows, wanted_pace, view, columns)
-            return _require_same_job(tx, existing, request)
+            return _require_same_job(tx, existing, request), False
         upstream_tables = _checked_upstreams(tx, handle, name, upstreams, [*outputs], backfill)
         require_versions(upstream_tables, planned)
         job_id, now_ms = Counters.read(tx).next_job, handle.catalog.now_ms()
@@ -162,11 +161,18 @@ def create_job(
             columns=checked_columns(name, upstream_tables, columns),
         )
         _put_new_job(tx, job)
-        return job
+        return job, True
 
-    job = handle.catalog.transact(body)
-    _warn_of_intervals(handle, job)
+    job, is_new = handle.catalog.transact(body)
+    _note_created(handle, job, upstreams if is_new else None, outputs)
     return job
+
+
+def _note_created(handle: Handle, job: JobRecord, upstreams: Sequence[str] | None, outputs: Mapping[str, Any]) -> None:
+    """Log a job that was created, and its effect on `global`. upstreams: None for a job that existed already."""
+    if upstreams is not None:
+        handle.log(JOB_CREATED, job=job.name, upstreams=upstreams, outputs=list(outputs))
+    _warn_of_intervals(handle, job)
 
 
 def _put_new_job(tx: Txn, job: JobRecord) -> None:
@@ -216,8 +222,8 @@ def _warn_of_intervals(handle: Handle, job: JobRecord) -> None:
     )
     for job_id, reason in outside_by_interval(tables, epochs.global_max_lag_ms).items():
         if job_id not in outside_before:
-            names = ", ".join(table.name for table in tables if table.job_id == job_id)
-            _log.warning("reads under 'global' leave out %s: %s", names, reason)
+            names = [table.name for table in tables if table.job_id == job_id]
+            handle.log(JOB_OUTSIDE, tables=names, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +313,9 @@ def alter_job(
             tx.put(job_key(job.id), job.to_record())
         return job
 
-    _warn_of_intervals(handle, handle.catalog.transact(body))
+    job = handle.catalog.transact(body)
+    handle.log(JOB_ALTERED, job=name)
+    _warn_of_intervals(handle, job)
     handle.wake_maintenance()
 
 
@@ -319,6 +327,7 @@ def drop_job(handle: Handle, name: str) -> None:
         _remove(tx, job, "dropped", handle.catalog.now_ms())
 
     handle.catalog.transact(body)
+    handle.log(JOB_DROPPED, job=name, action="dropped")
 
 
 def cancel_job(handle: Handle, job_id: int, name: str) -> None:
@@ -338,6 +347,7 @@ def cancel_job(handle: Handle, job_id: int, name: str) -> None:
         _remove(tx, job, "cancelled", handle.catalog.now_ms())
 
     handle.catalog.transact(body)
+    handle.log(JOB_DROPPED, job=name, action="cancelled")
 
 
 def refuse_in_use(view: ReadTxn, job: JobRecord, action: str = "dropped") -> None:

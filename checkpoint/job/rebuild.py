@@ -13,6 +13,7 @@ from epochlog.errors import TableFinished
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.commit.boundaries import force_within
+from epochlog.store.env.log_events import JOB_REBUILD
 from epochlog.store.metadata.definitions import Counters, JobRecord
 from epochlog.store.metadata.lookups import get_job, get_table, get_version
 from epochlog.store.metadata.staged_segments import discard_staged
@@ -35,6 +36,7 @@ def request_rebuild(handle: Handle, job_id: int, name: str) -> None:
         tx.put(job_key(job.id), rebuilding(tx, handle, job, boundary).to_record())
 
     handle.catalog.transact(body)
+    handle.log(JOB_REBUILD, job=name)
 
 
 def rebuilding(tx: Txn, handle: Handle, job: JobRecord, boundary: int) -> JobRecord:

@@ -6,7 +6,6 @@ tables. All state is in the catalog; a runner keeps only its claim. Rules: docs/
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.job_commit import JobCommit, check_incarnation, commit_job, require_unparked
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.log_events import BARRIER, JOB_FINISHED, REFRESH_FAILED, REFRESH_RESTARTED, RUNNER_FENCED
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.metadata.definitions import Counters, Cursor, JobRecord
 from epochlog.store.metadata.lookups import get_job
@@ -50,7 +50,6 @@ from .refresh_context import RefreshContext
 from .refresh_plan import RefreshPlan, plan_barrier, plan_chunk
 
 LocalRefresh = Callable[[LocalRefreshContext], None]
-_log = logging.getLogger("epochlog")
 
 
 class RefreshAdapter(Protocol):
@@ -180,22 +179,25 @@ class JobRunner(JobClaims):
         except EpochlogError as error:
             if not keep:
                 discard_refused(self.handle, error, edits)
+            self._log_failure(error, plan)
             raise
+
+    def _log_failure(self, error: BaseException, plan: RefreshPlan) -> None:
+        """Log a failed refresh or commit, unless its step begins again, or another event tells it."""
+        if not isinstance(error, Fenced) and not self._is_overtaken(plan):
+            self.handle.log(REFRESH_FAILED, job=self.name, epoch=plan.barrier.curr, error=error)
 
     def _commit(self, plan: RefreshPlan, edits: Sequence[TableEdit]) -> int:
         (state, caught_up), job = self._state_after(plan), plan.job
         commit = JobCommit(self.job_id, self.name, job.incarnation, job.position, plan.barrier.curr, state, caught_up)
         result = commit_job(self.handle, commit, edits)
         self._forget_runner(plan)
-        took_ms = round((monotonic_s() - plan.began_s) * 1000)
-        _log.info(
-            "job %r: committed epoch %s: %d rows written, %d unchanged, in %d ms",
-            self.name,
-            show_epoch(result.epoch),
-            result.rows,
-            result.unchanged,
-            took_ms,
+        took_ms, epoch = round((monotonic_s() - plan.began_s) * 1000), result.epoch
+        self.handle.log(
+            BARRIER, job=self.name, epoch=epoch, rows=result.rows, unchanged=result.unchanged, took_ms=took_ms
         )
+        if state == "finished" or job.ends_at(epoch):
+            self.handle.log(JOB_FINISHED, job=self.name, epoch=epoch)
         return result.epoch
 
     def _record_chunk(self, plan: RefreshPlan, next_cursor: Cursor, edits: Sequence[TableEdit]) -> int:
@@ -304,9 +306,10 @@ class JobRunner(JobClaims):
                         if not self._is_overtaken(plan):
                             raise
                         take_over = False
-                        _log.info(
-                            "view %r was replaced or is to be rebuilt, so its step begins again: %s", self.name, error
-                        )
+                        self.handle.log(REFRESH_RESTARTED, job=self.name, reason=error)
+            except Fenced as error:
+                self.handle.log(RUNNER_FENCED, job=self.name, error=error)
+                raise
             finally:
                 if lease.kind == "step":
                     self.release(lease)
@@ -388,6 +391,7 @@ class JobRunner(JobClaims):
             typed_error = adapter.translate_error(error, self.name)
             self.fail(typed_error, plan)
             typed_error = self.find_cause(typed_error, plan)
+            self._log_failure(typed_error, plan)
             if typed_error is error:
                 raise
             raise typed_error from error

@@ -9,6 +9,7 @@ from epochlog.errors import InvalidInput, JobCycle
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.commit.boundaries import force_within
+from epochlog.store.env.log_events import VIEWS_REPLACED
 from epochlog.store.metadata.definitions import Counters, JobRecord, ViewDefinition
 from epochlog.store.metadata.job_columns import Declared, bound_versions, checked_columns, require_versions
 from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_table, get_version
@@ -65,7 +66,9 @@ def replace_views(handle: Handle, replacements: Mapping[str, Replacement]) -> in
             tx.put(job_key(job.id), replace(new, former=_former(tx, job, new, boundary)).to_record())
         return boundary
 
-    return handle.catalog.transact(body)
+    boundary = handle.catalog.transact(body)
+    handle.log(VIEWS_REPLACED, views=list(replacements))
+    return boundary
 
 
 def _former(tx: Txn, job: JobRecord, new: JobRecord, boundary: int) -> tuple[tuple[int, tuple[int, ...]], ...]:

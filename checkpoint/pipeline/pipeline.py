@@ -6,7 +6,6 @@ job without work needs no step.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
@@ -23,13 +22,14 @@ from epochlog.checkpoint.job.runner import JobRunner, LocalRefreshAdapter, Refre
 from epochlog.checkpoint.job.running_queries import live
 from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, JobRunning, StoreClosed
 from epochlog.store.commit.boundaries import force_boundary
+from epochlog.store.env.log_events import JOB_ENDED, JOB_RETRIED, RUNNER_WAITS
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.session.handle import HasHandle
 
 from .member import HasRunner, JobStatus, Member, job_status
 from .pauses import Pauses, RealPauses
 from .step_pool import StepPool, checked_threads
-from .step_scheduler import TRIES, JobStep, failed, notified, quiescent, started, succeeded, waiting
+from .step_scheduler import TRIES, JobStep, backoff_ms, failed, notified, quiescent, started, succeeded, waiting
 
 if TYPE_CHECKING:
     from epochlog.checkpoint.worker.attached_job import AttachedJob
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 REST_MS = 60_000
 """Longest wait of the scheduler, which every end of a step ends."""
-_log = logging.getLogger("epochlog")
 
 
 class PipelineRunner(OneProcess):
@@ -450,8 +449,12 @@ class PipelineRunner(OneProcess):
         """Schedule the next try of a job that failed, or end its part in the run."""
         tries = TRIES if self._target is not None else None
         next_step = failed(member.step, error, self._pauses.now_ms(), tries)
+        name, failures = member.runner.name, next_step.failures
         if next_step.ended:  # release before the state shows, so that another runner may enter
+            self._handle.log(JOB_ENDED, job=name, error=error)
             self._leave([member])
+        else:
+            self._handle.log(JOB_RETRIED, job=name, failures=failures, retry_ms=backoff_ms(failures), error=error)
         with self._lock:
             member.step = next_step
 
@@ -471,7 +474,7 @@ class PipelineRunner(OneProcess):
     def _await_runner(self, member: Member, error: JobRunning) -> None:
         """Let the job wait for its other, live runner to end."""
         if not member.logged_wait:
-            _log.info("%s. The pipeline waits for it to end", error)
+            self._handle.log(RUNNER_WAITS, job=member.runner.name, reason=error)
         member.logged_wait = True
         look = member.look
         with self._lock:

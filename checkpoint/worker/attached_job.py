@@ -7,7 +7,6 @@ only after the coordinator's lease has ended, and a coordinator that wakes up la
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,8 @@ from epochlog.checkpoint.job.claims import RunnerLease
 from epochlog.checkpoint.job.runner import JobRunner, RefreshAdapter
 from epochlog.errors import EpochlogError, InvalidInput, RolledBack, ServerUnavailable
 from epochlog.exchange.transport.duplex import check_destination
+from epochlog.store.env.log_events import COORDINATOR_BACK, COORDINATOR_LOST, STEP_ABANDONED
+from epochlog.store.env.log_line import LogEvent
 from epochlog.store.session.handle import Handle
 
 from .actor import JobPart
@@ -22,7 +23,6 @@ from .worker import Worker
 
 LOOK_S = 0.5
 """Longest time in seconds that a step waits for the coordinator's next barrier."""
-_log = logging.getLogger("epochlog")
 
 
 class AttachedJob:
@@ -78,7 +78,7 @@ class AttachedJob:
         if not self._worker.connected:
             return self._step_alone(refresh, adapter)
         if self.alone:
-            _log.info("job %r: the coordinator at %s is back and runs it", self._runner.name, self._worker.location)
+            self._log(COORDINATOR_BACK, location=self._worker.location)
             self._runner.give_back(self._lease)
         try:
             part = self._part = self._part or self._attach()
@@ -87,7 +87,7 @@ class AttachedJob:
         except EpochlogError as error:
             is_lost = isinstance(error, ServerUnavailable) and not self._worker.connected
             if is_lost or isinstance(error, RolledBack):  # the next step goes on from the catalog
-                _log.info("job %r: %s", self._runner.name, error)
+                self._log(STEP_ABANDONED, reason=error)
                 return None
             if self._part is not None and self._part.over:
                 self._leave("its work here has ended")
@@ -106,12 +106,11 @@ class AttachedJob:
             self._runner.acquire(self._lease, take_over=self._take_over)
             self._take_over = False
             self._leave("its driver runs the job alone")
-            _log.warning(
-                "job %r: no coordinator answers at %s, so this driver runs it alone until one does",
-                self._runner.name,
-                self._worker.location,
-            )
+            self._log(COORDINATOR_LOST, location=self._worker.location)
         return self._runner.step(refresh, adapter, lease=self._lease)
+
+    def _log(self, event: LogEvent, **values: object) -> None:
+        self._runner.handle.log(event, job=self._runner.name, **values)
 
     def _attach(self) -> JobPart:
         worker = self._worker

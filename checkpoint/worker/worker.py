@@ -7,7 +7,6 @@ in the thread that uses it.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,12 +21,11 @@ from epochlog.exchange.transport.duplex import ClientStream, Pem, check_destinat
 from epochlog.store.commit.loads import MOST_PARTS
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline, monotonic_s
+from epochlog.store.env.log_events import COORDINATOR_REFUSED, COORDINATOR_SILENT
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import check_name
 
 from .actor import JobPart, LoadPart, Part
-
-_log = logging.getLogger("epochlog")
 
 CONTROL = b"control"
 """Name of the exchange."""
@@ -300,7 +298,7 @@ class Worker:
                         welcomed = self._handle(message) or welcomed
                     self.changed.notify_all()
         except BadMessage as error:
-            _log.warning("the coordinator at %s: %s", self.location, error)
+            COORDINATOR_REFUSED.log(location=self.location, error=error)
         finally:
             with self.changed:
                 self._stream = None
@@ -348,7 +346,7 @@ class Worker:
             for part in [] if frame else [part for part in list(self._parts.values()) if not part.alive()]:
                 self.forget(part, "nobody steps it any more")
             if silent_s > self._timeout_s:
-                _log.warning("the coordinator at %s was silent for %.1f s", self.location, silent_s)
+                COORDINATOR_SILENT.log(location=self.location, silent_s=silent_s)
                 stream.abort()
             elif frame or welcomed:
                 self._pings += 1

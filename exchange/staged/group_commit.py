@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,12 +11,12 @@ from typing import Any
 
 from epochlog.errors import Corrupt, EpochlogError, Fenced, InvalidInput, SegmentUnknown, SequenceReleased, StoreClosed
 from epochlog.store.catalog.protocol import Catalog, Txn
+from epochlog.store.env.log_events import DEFECT
 
 MAX_BODIES = 256
 """Bodies of one transaction."""
 DEFINITE_FAILURES = (InvalidInput, Fenced, SequenceReleased, SegmentUnknown)
 """Errors that a body may raise before it writes, without failing the other bodies of its transaction."""
-_log = logging.getLogger("epochlog")
 
 Body = Callable[[Txn], Any]
 
@@ -82,7 +81,7 @@ class GroupCommit:
                     self._commit([submission])
                 return
             if not isinstance(error, EpochlogError):
-                _log.exception("a transaction of the exchange failed")
+                DEFECT.log(what="a transaction of the exchange", error=error)
             for submission in group:
                 submission.result.set_exception(error)
             return

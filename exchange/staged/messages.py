@@ -7,7 +7,6 @@ the fields.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from epochlog.errors import BadMessage, EpochlogError, InvalidInput, by_name
 from epochlog.exchange.transport.errors import encode_error
+from epochlog.store.env.log_events import DEFECT
 
 from .state import MAX_CHANNELS, MAX_SEQ, ChannelProgress, is_name
 
@@ -31,7 +31,6 @@ MAX_NUMBER = (1 << 63) - 1
 MAX_STAGE = 1 << 31
 MAX_TEXT = 4_000
 _ALIGN = 8
-_log = logging.getLogger("epochlog")
 
 Check = Callable[[Any], Any]
 Fields = dict[str, Any]
@@ -287,7 +286,7 @@ def error_to_fields(error: BaseException | None) -> tuple[str | None, str | None
     if isinstance(error, EpochlogError):
         name, text = encode_error(error)
         return name, text[:MAX_TEXT]
-    _log.error("a push failed", exc_info=error)
+    DEFECT.log(what="a push", error=error)
     return EpochlogError.__name__, "the server failed at this push; its own log says why"
 
 

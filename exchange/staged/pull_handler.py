@@ -7,13 +7,13 @@ in memory than a live run. The files are sent as they are on disk; the consumer 
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
 from epochlog.errors import Fenced
 from epochlog.exchange.stage_gate import StageGate
 from epochlog.exchange.transport.duplex import DuplexStream
+from epochlog.store.env.log_events import EXCHANGE_FILE_MISSING
 
 from . import messages, transactions
 from .push_handler import ExchangeServices
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from .state import StageConsumer
 
-_log = logging.getLogger("epochlog")
 
 LOOKAHEAD = 16
 """Batches of a channel that one read of the catalog returns."""
@@ -172,9 +171,7 @@ class StageSender:
         try:
             data = self._service.handle.files.read(pushed.path)
         except FileNotFoundError:
-            _log.error(
-                "query %s: the file %s of sequence %s of channel %s is missing", self._query, pushed.path, seq, name
-            )
+            EXCHANGE_FILE_MISSING.log(query=self._query, channel=name, seq=seq, path=pushed.path)
             return self._send(messages.pack(kind="damaged", path=batch, what="the file is missing"))
         item = {"channel": name, "seq": seq, "crc32": pushed.crc32, "path": batch}
         with self._service.changed:

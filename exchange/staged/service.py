@@ -7,7 +7,6 @@ goes through one group commit, which wakes the stage senders of the query afterw
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +20,7 @@ from epochlog.exchange.transport.services import Action, Exchange, Role
 from epochlog.store.backup.incremental import ship
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.clock import Deadline
+from epochlog.store.env.log_events import RETRY
 from epochlog.store.env.paths import SEGMENT_ENDING
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters
@@ -44,7 +44,6 @@ WRITERS = 8
 """Files that are written and synced at the same time."""
 UPKEEP_S = 5.0
 """Seconds between two checks for expired queries, and for disk budget freed by other servers."""
-_log = logging.getLogger("epochlog")
 
 
 class StagedExchange:
@@ -291,7 +290,7 @@ class StagedExchange:
                     next_check = Deadline.after(UPKEEP_S)
                     end_expired(self.handle.catalog, self.handle.leases.live)
             except EpochlogError as error:
-                _log.warning("the upkeep of staged exchanges failed, and is tried again: %s", error)
+                RETRY.log(what="the upkeep of staged exchanges", error=error)
 
     def _due_pushes(self) -> list[HeldPush]:
         return [

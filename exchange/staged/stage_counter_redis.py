@@ -9,7 +9,6 @@ is lost, older, or changed is rewritten from the catalog. While Redis is unreach
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,12 +21,11 @@ from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn
 from epochlog.store.catalog.redis.client import Cut, NotSent, RedisServer
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline
+from epochlog.store.env.log_events import RETRY, STAGE_COUNTER_LOST, STAGE_COUNTER_RESET, STAGE_MISMATCH
 from epochlog.store.session.handle import Handle
 
 from .stage_counter_scripts import CHANGED, EARLIER, KEPT, LATE, LOST, MISCOUNTED, NEWER, MarksWrite, write_marks
 from .transactions import find_channel, find_query
-
-_log = logging.getLogger("epochlog")
 
 SERVER_KEY = b"meta/exchange"
 """Catalog record of the newest server that writes marks to a coordinator, the Redis server."""
@@ -156,10 +154,7 @@ class RedisStageCounter:
             marks = self._read_marks(query)
             counted = self._write_checked(query, marks) if self._retry_after.passed else None
         if counted is not None and counted != marks.stage:
-            _log.error(
-                "coordinator %s computed stage %d of query %s, and its marks give stage %d",
-                self._server.name, counted, query, marks.stage,
-            )  # fmt: skip
+            STAGE_MISMATCH.log(server=self._server.name, query=query, counted=counted, stage=marks.stage)
         return marks.stage
 
     def close(self) -> None:
@@ -196,7 +191,7 @@ class RedisStageCounter:
                 counted = self._write_checked(query, self._marks_or_none(query)) if self._retry_after.passed else None
         except EpochlogError as error:  # of the catalog, and perhaps temporary
             if not self._closing:
-                _log.warning("the end marks of query %s could not be read, and are read again: %s", query, error)
+                RETRY.log(what=f"reading the end marks of query {query}", error=error)
             self._back_off()
             counted = None
         if counted is None:
@@ -251,16 +246,14 @@ class RedisStageCounter:
     def _begin_generation(self, outcome: int) -> None:
         """Begin a new generation and queue every query for a rewrite, because Redis lacks the last written marks."""
         self.losses += 1
-        _log.warning(
-            "coordinator %s: %s; its marks are rewritten from the catalog", self._server.name, _DEVIATIONS[outcome]
-        )
+        STAGE_COUNTER_RESET.log(server=self._server.name, reason=_DEVIATIONS[outcome])
         self._enqueue(list(self._candidates))
         self._candidates.clear()
         self._generation, self._clear_first = self._generation + 1, True
 
     def _handle_failure(self, error: Exception) -> None:
         if not self._failures and not self._closing:
-            _log.warning("coordinator %s is unreachable, and the catalog answers: %s", self._server.name, error)
+            STAGE_COUNTER_LOST.log(server=self._server.name, error=error)
         self._back_off()
 
     def _back_off(self) -> None:

@@ -6,7 +6,6 @@ without a call in time, those that are idle for too long, and, when there are to
 
 from __future__ import annotations
 
-import logging
 import resource
 import threading
 from collections.abc import Callable, Iterator
@@ -15,10 +14,9 @@ from dataclasses import dataclass
 
 from epochlog.errors import LimitExceeded
 from epochlog.store.env.clock import monotonic_s
+from epochlog.store.env.log_events import DEFECT
 
 from .sockets import Connection, abort_connections, accepted_connections, open_files
-
-_log = logging.getLogger("epochlog")
 
 CHECK_S, COUNT_S = 1.0, 0.1
 """Seconds between two checks of all connections, and between two counts of the open files."""
@@ -124,8 +122,8 @@ class ConnectionLimiter:
                 if self._clock() - checked >= check_s or open_files() > self._max_connections:
                     checked = self._clock()
                     self.enforce()
-            except Exception:  # noqa: BLE001 (a defect, or a refusal of the system; the thread goes on)
-                _log.exception("this server cannot list its connections; their limits are not enforced now")
+            except Exception as error:  # noqa: BLE001 (a defect, or a refusal of the system; the thread goes on)
+                DEFECT.log(what="listing the connections, whose limits are not enforced now", error=error)
 
 
 def most_connections() -> int:

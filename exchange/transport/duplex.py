@@ -20,7 +20,6 @@ from pyarrow import flight
 
 from epochlog.errors import BadMessage, InsecureServer, InvalidInput
 
-from . import log_lines as _log_lines  # noqa: F401 (installs the log filter, because peers' texts are logged)
 from .errors import CALL_ERRORS, as_epochlog_error
 
 Pem = bytes | str | Path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,9 +25,8 @@ from epochlog.errors import (
     WriteFailed,
     by_name,
 )
+from epochlog.store.env.log_events import CALL_FAILED, DEFECT
 from epochlog.store.env.paths import end_of_file_path
-
-_log = logging.getLogger("epochlog")
 
 MAX_ERROR_TEXT = 4_000
 """Characters of a message that are sent."""
@@ -52,7 +50,7 @@ def encode_error(error: EpochlogError) -> tuple[str, str]:
     """Return an error's name and its message for a client, without any path of the server. Log the omitted text."""
     name = type(error).__name__
     if isinstance(error, _WITH_PATHS):
-        _log.error("a call failed: %s: %s", name, error)
+        CALL_FAILED.log(error=error)
         cause = "the requested data is damaged" if isinstance(error, Corrupt) else "the server's store failed"
         return name, f"{cause}; the server's own log says where and why"
     return name, _WORD.sub(_without_file, str(error))[:MAX_ERROR_TEXT]
@@ -74,8 +72,8 @@ def as_flight_errors() -> Iterator[None]:
     except EpochlogError as error:
         name, text = encode_error(error)
         raise flight.FlightServerError(f"{name}: {text}", extra_info=name.encode()) from None
-    except Exception:  # noqa: BLE001 (a defect; it is logged)
-        _log.exception("a call of the server failed")
+    except Exception as error:  # noqa: BLE001 (a defect; it is logged)
+        DEFECT.log(what="a call of the server", error=error)
         raise flight.FlightInternalError("the server failed at this call; its own log says why") from None
 
 

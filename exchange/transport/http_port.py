@@ -6,7 +6,6 @@ The metrics and the page of a store are served by it; Flight cannot serve either
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 import socket
 import ssl
@@ -20,10 +19,9 @@ from urllib.parse import urlsplit
 
 from epochlog.errors import InvalidInput, WriteFailed
 from epochlog.store.env.clock import monotonic_s
+from epochlog.store.env.log_events import DEFECT
 
 from .duplex import is_loopback
-
-_log = logging.getLogger("epochlog")
 
 REQUEST_S = 5.0
 """Seconds within which a client sends its request and reads the answer."""
@@ -155,8 +153,9 @@ class _Listener(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error unless its client has disconnected or was aborted."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            _log.exception("a request to an HTTP port failed")
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, OSError):
+            DEFECT.log(what="a request to an HTTP port", error=error)
 
 
 class HttpHandler(BaseHTTPRequestHandler):
@@ -197,8 +196,8 @@ class HttpHandler(BaseHTTPRequestHandler):
             respond()
         except OSError:
             raise
-        except Exception:  # noqa: BLE001 (a defect; it is logged)
-            _log.exception("%s could not be served", self.purpose)
+        except Exception as error:  # noqa: BLE001 (a defect; it is logged)
+            DEFECT.log(what=f"serving {self.purpose}", error=error)
             self.send_error(500)
 
     def send_page(self, body: bytes, kind: str, status: int = 200, headers: dict[str, str] | None = None) -> None:

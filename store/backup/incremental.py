@@ -7,7 +7,6 @@ and has no backups.
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from epochlog.store.catalog.protocol import ChangeTracking, ReadTxn, RecordChang
 from epochlog.store.catalog.records import pack, unpack
 from epochlog.store.env.files import Files
 from epochlog.store.env.filesystem import open_files
+from epochlog.store.env.log_events import BACKUP_DAMAGED
 from epochlog.store.env.paths import ship_path
 from epochlog.store.env.redact import redact_url
 from epochlog.store.metadata.definitions import Counters
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 MOST_DELTAS = 500
 SMALL_BYTES = 1 << 20
 """Deltas together may be as large as the base, or this large; then a new base replaces them."""
-_log = logging.getLogger("epochlog")
 
 
 def ship(handle: Handle) -> Shipped | None:
@@ -90,7 +89,7 @@ def _intact_chain(handle: Handle, chain: list[Shipped]) -> list[Shipped]:
                 for _ in records:
                     pass
             except (Corrupt, FileNotFoundError) as error:
-                _log.warning("an incremental backup is damaged, so a full one replaces it: %s", error)
+                handle.log(BACKUP_DAMAGED, error=error)
                 return []
             handle.intact_backups.add(file.path)
     return chain

@@ -15,6 +15,7 @@ from epochlog.store.catalog.keys import CONSUMER_PREFIX, consumer_key, hold_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.env.clock import FOR_EVER, seconds
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.log_events import CONSUMER_CREATED, CONSUMER_DROPPED, CONSUMER_RESET
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.consumer_record import (
     ConsumerRecord,
@@ -99,9 +100,14 @@ def open_consumer(
         tx.put(consumer_key(name), claimed.to_record())
         return claimed
 
-    record = handle.catalog.transact(claim)
+    return _opened(handle, handle.catalog.transact(claim), tables)
+
+
+def _opened(handle: Handle, record: ConsumerRecord, tables: Sequence[str]) -> Consumer:
     hit("consumer:opened")
-    handle.leases.keep(holder, [consumer_key(name)], at_end="mark")
+    handle.leases.keep(record.holder, [consumer_key(record.name)], at_end="mark")
+    if record.incarnation == 1:
+        handle.log(CONSUMER_CREATED, consumer=record.name, tables=tables)
     return Consumer(handle, record)
 
 
@@ -133,6 +139,7 @@ def reset_consumer(handle: Handle, name: str, to: str | int) -> None:
         tx.put(consumer_key(name), moved.to_record())
 
     handle.catalog.transact(move)
+    handle.log(CONSUMER_RESET, consumer=name, to=to)
 
 
 def drop_consumer(handle: Handle, name: str) -> None:
@@ -142,6 +149,7 @@ def drop_consumer(handle: Handle, name: str) -> None:
         tx.delete(consumer_key(get_consumer(tx, name).name))
 
     handle.catalog.transact(delete)
+    handle.log(CONSUMER_DROPPED, consumer=name)
 
 
 def _require_newest(record: ConsumerRecord, incarnation: int) -> None:

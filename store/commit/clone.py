@@ -15,6 +15,7 @@ from epochlog.errors import EpochNotCommitted, InvalidInput, LimitExceeded, Tabl
 from epochlog.store.catalog.keys import HEAD, head_key, hist_key, log_key, name_key, runs_key, schema_key, table_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.log_events import TABLE_CLONED
 from epochlog.store.epochs.readable import require_begun
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.counters import move_counters
@@ -50,6 +51,7 @@ def clone_table(handle: Handle, source: str, name: str, epoch: int | None = None
     at = None if epoch is None else as_epoch("as_of", epoch)
     clone = handle.catalog.transact(lambda tx: _clone(handle, tx, source, name, at))
     hit("clone:after-transaction")
+    handle.log(TABLE_CLONED, table=name, source=source)
     return clone
 
 

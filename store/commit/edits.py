@@ -13,6 +13,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.pre_images import Images
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.log_events import COMMIT
 from epochlog.store.env.metrics import COMMIT_SECONDS, COMMITS, COMMITTED_ROWS
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.kept_deletes import KeptFile, expired_epoch, kept_deletes, put_kept
@@ -276,9 +277,14 @@ def _put_kept_deletes(tx: Txn, table: TableDef, edit: TableEdit, epoch: int) -> 
         put_kept(tx, table.id, epoch, known)
 
 
-def count_commit(handle: Handle, edits: Sequence[TableEdit], began_s: float) -> None:
-    """Count a commit that has landed. edits: as committed. began_s: monotonic time of its begin."""
+def count_commit(handle: Handle, edits: Sequence[TableEdit], epoch: int, began_s: float) -> None:
+    """Count and log a commit that has landed. edits: as committed. began_s: monotonic time of its begin."""
+    took_s = monotonic_s() - began_s
     for edit in edits:
+        rows = sum(segment.rows for segment in edit.segments)
         handle.recorder.add(COMMITS, edit.name)
-        handle.recorder.add(COMMITTED_ROWS, edit.name, by=sum(segment.rows for segment in edit.segments))
-    handle.recorder.observe(COMMIT_SECONDS, seconds=monotonic_s() - began_s)
+        handle.recorder.add(COMMITTED_ROWS, edit.name, by=rows)
+        if COMMIT.enabled:
+            took_ms, operation = round(took_s * 1000, 1), edit.operation
+            handle.log(COMMIT, table=edit.name, epoch=epoch, operation=operation, rows=rows, took_ms=took_ms)
+    handle.recorder.observe(COMMIT_SECONDS, seconds=took_s)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.log_events import ROWS_EXPIRED
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
 from epochlog.store.retention.stale_reads import retry_stale_plan
@@ -135,6 +136,7 @@ def _commit(handle: Handle, chosen: Choice) -> int:
             remove_segments(handle.files, segments)
         else:
             hit("expire:after-commit")
+            handle.log(ROWS_EXPIRED, table=table.name, rows=keys.num_rows)
             return keys.num_rows
         again = retry_stale_plan(handle, lambda keys=keys, base=base: _decide_again(handle, chosen, keys, base))
         if again is None:  # the options were altered, or the log does not reach back: the next call chooses anew

@@ -87,7 +87,7 @@ def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) ->
         else:
             if landed_now:
                 remove_rewritten(handle, attempt)
-                count_commit(handle, attempt, began_s)
+                count_commit(handle, attempt, commit.curr, began_s)
             else:
                 remove_prepared(handle, attempt)
             return JobDone.of(commit.curr, attempt)

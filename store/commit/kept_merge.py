@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.log_events import RETRY
 from epochlog.store.env.paths import SEGMENT_ENDING
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
@@ -40,7 +40,6 @@ MOST_FILES = 8
 """Number of small files of kept deletes from which on a commit merges them."""
 SMALL_ROWS = 1 << 20
 """Rows from which on a file of kept deletes is not merged any more."""
-_log = logging.getLogger("epochlog")
 
 
 def merge_kept(handle: Handle, table: TableDef) -> None:
@@ -53,7 +52,7 @@ def merge_kept(handle: Handle, table: TableDef) -> None:
     try:
         retry_stale_plan(handle, lambda: _merge(handle, table))
     except EpochlogError as error:
-        _log.warning("table %r: its kept deletes could not be merged: %s", table.name, error)
+        RETRY.log(what=f"the merge of the kept deletes of table {table.name}", error=error)
 
 
 def _newest_small(kept: KeptFiles) -> KeptFiles:

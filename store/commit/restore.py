@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.log_events import TABLE_RESTORED
 from epochlog.store.epochs.readable import require_begun
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
@@ -46,9 +47,11 @@ def restore_rows(handle: Handle, table: TableDef, epoch: int, txn: TxnPair | Non
     target, hold_keys = handle.catalog.transact(lambda tx: _hold_target(handle, tx, table, epoch, holder))
     handle.leases.share(holder, hold_keys)
     try:
-        return _commit_difference(handle, table, target, txn)
+        restored = _commit_difference(handle, table, target, txn)
     finally:
         handle.leases.release(holder)
+    handle.log(TABLE_RESTORED, table=table.name, to_epoch=epoch, epoch=restored)
+    return restored
 
 
 def _hold_target(handle: Handle, tx: Txn, table: TableDef, epoch: int, holder: str) -> tuple[ScanPlan, list[bytes]]:

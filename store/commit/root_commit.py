@@ -101,7 +101,7 @@ def _commit_root(
         else:
             if outcome[1]:
                 remove_rewritten(handle, attempt)
-                count_commit(handle, attempt, began_s)
+                count_commit(handle, attempt, outcome[0], began_s)
             else:
                 remove_prepared(handle, attempt)
             return outcome

@@ -72,7 +72,7 @@ def alter_with_checks(handle: Handle, table: TableDef, settings: Settings) -> Ta
 
         after = handle.catalog.transact(body)
         if after is not None:
-            note_altered(handle)
+            note_altered(handle, table.name)
             return after
 
 

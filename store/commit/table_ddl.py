@@ -19,6 +19,7 @@ from epochlog.store.catalog.keys import (
 )
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.log_events import LOG_TRUNCATED, TABLE_ALTERED, TABLE_CREATED, TABLE_DROPPED
 from epochlog.store.metadata.consumer_record import mark_table_dropped
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions
@@ -59,14 +60,16 @@ def create_table(
     settings.check(schema.name, derived=False, schema=schema)
     settings.check_columns(schema)
 
-    def body(tx: Txn) -> TableDef:
+    def body(tx: Txn) -> tuple[TableDef, bool]:
         if exist_ok and tx.get(name_key(schema.name)) is not None:
-            return _same_table(tx, schema, settings)
+            return _same_table(tx, schema, settings), False
         issue_epoch(tx, handle)
-        return add_table(tx, schema, settings, None, handle.catalog.now_ms())
+        return add_table(tx, schema, settings, None, handle.catalog.now_ms()), True
 
-    table = handle.catalog.transact(body)
+    table, is_new = handle.catalog.transact(body)
     hit("table:created")
+    if is_new:
+        handle.log(TABLE_CREATED, table=schema.name)
     return table
 
 
@@ -94,13 +97,14 @@ def alter_table(handle: Handle, table: TableDef, chosen: Callable[[TableDef], Se
     after = handle.catalog.transact(
         lambda tx: altered(tx, table.id, table.name, chosen(get_table(tx, table.id, table.name)))
     )
-    note_altered(handle)
+    note_altered(handle, table.name)
     return after
 
 
-def note_altered(handle: Handle) -> None:
-    """Let maintenance look at a table whose settings have changed. Call after the transaction."""
+def note_altered(handle: Handle, name: str) -> None:
+    """Log that a table was altered, and let maintenance look at it. Call after the transaction."""
     hit("table:altered")
+    handle.log(TABLE_ALTERED, table=name)
     handle.wake_maintenance()
 
 
@@ -124,7 +128,7 @@ def alter_schema(handle: Handle, table: TableDef, change: SchemaChange, settings
     SchemaInUse, ClockSkew.
     """
     after = handle.catalog.transact(lambda tx: _alter_columns(tx, handle, table, change, settings))
-    note_altered(handle)
+    note_altered(handle, table.name)
     return after
 
 
@@ -244,6 +248,7 @@ def drop_table(handle: Handle, name: str) -> None:
 
     handle.catalog.transact(body)
     hit("table:dropped")
+    handle.log(TABLE_DROPPED, table=name)
 
 
 def refuse_in_use(view: ReadTxn, table: TableDef) -> None:
@@ -333,6 +338,7 @@ def truncate_log(handle: Handle, table: TableDef, before: int) -> None:
     while not handle.catalog.transact(body):
         continue  # a long log takes several transactions
     hit("truncate:after")
+    handle.log(LOG_TRUNCATED, table=table.name, before=before)
 
 
 def table_bytes(version: TableVersion) -> int:

@@ -17,6 +17,7 @@ from epochlog.store.catalog.keys import compact_key, head_key, log_key, runs_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
+from epochlog.store.env.log_events import COMPACTION
 from epochlog.store.env.metrics import COMPACTION_SECONDS, COMPACTION_WRITTEN_BYTES, COMPACTIONS
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
@@ -68,7 +69,9 @@ def compact_table(
     began_s = monotonic_s()
     outcome = _run_task(handle, table, work, budget, progress, rewrite)
     handle.recorder.add(COMPACTIONS, table.name, outcome.value)
-    handle.recorder.observe(COMPACTION_SECONDS, seconds=monotonic_s() - began_s)
+    took_s = monotonic_s() - began_s
+    handle.recorder.observe(COMPACTION_SECONDS, seconds=took_s)
+    handle.log(COMPACTION, table=table.name, outcome=outcome.value, by=by, took_ms=round(took_s * 1000))
     if outcome is CompactionOutcome.DONE and work.taken_over and budget is None:  # an older task than the requested one
         later = compact_table(handle, table, full=full, l0_only=l0_only, by=by, progress=progress, rewrite=rewrite)
         outcome = outcome if later is CompactionOutcome.NOTHING else later

@@ -6,7 +6,6 @@ compactions (by "commit") show it.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.clock import Deadline, monotonic_s
+from epochlog.store.env.log_events import COMPACTION_AWAITED, RETRY, WRITE_STALL
 from epochlog.store.env.metrics import WRITE_STALL_SECONDS
 from epochlog.store.metadata.definitions import TableDef, TableOptions
 from epochlog.store.metadata.lookups import get_table, get_version
@@ -30,7 +30,6 @@ REWRITES = 8
 """Write amplification to expect: a commit at the limit merges the pieces of L0 times this number."""
 WAIT_S = 5.0
 _POLL_S = 0.02
-_log = logging.getLogger("epochlog")
 
 
 def pressure(version: TableVersion, options: TableOptions) -> str | None:
@@ -52,26 +51,22 @@ def apply_backpressure(handle: Handle, written: Sequence[tuple[TableDef, TableVe
         if version.l0_segments >= table.options.compact_segments:
             handle.wake_maintenance()
         if version.l0_segments >= table.options.max_segments:
-            if table.id not in handle.reported_backlog:
-                handle.reported_backlog.add(table.id)
-                _log.warning(
-                    "table %r: %s. Open the store with maintenance=True in one process, or call store.compact() now "
-                    "and then, and no commit has to; this is logged once",
-                    table.name,
-                    pressure(version, table.options),
-                )
             began_s = monotonic_s()
             try:
                 _compact(handle, table, version)
             except EpochlogError as error:
-                _log.warning("table %r could not be compacted: %s", table.name, error)
-            handle.recorder.observe(WRITE_STALL_SECONDS, table.name, seconds=monotonic_s() - began_s)
+                RETRY.log(what=f"the compaction of table {table.name}", error=error)
+            took_s, limit = monotonic_s() - began_s, table.options.max_segments
+            handle.recorder.observe(WRITE_STALL_SECONDS, table.name, seconds=took_s)
+            handle.log(
+                WRITE_STALL, table=table.name, segments=version.l0_segments, limit=limit, took_ms=round(took_s * 1000)
+            )
 
 
 def _compact(handle: Handle, table: TableDef, version: TableVersion) -> None:
     budget = max(LEAST_PIECES, REWRITES * version.l0_bytes // PIECE_BYTES)
     if compact_table(handle, table, l0_only=True, budget=budget, by="commit") is CompactionOutcome.BUSY:
-        _log.warning("table %r is being compacted elsewhere; this commit waits for that up to %g s", table.name, WAIT_S)
+        handle.log(COMPACTION_AWAITED, table=table.name, limit_s=WAIT_S)
         _wait(handle, table)
     compact_table(handle, table, budget=budget, by="commit")
 

@@ -8,7 +8,6 @@ delay the others, and `close` waits for at most one slice. A failure is logged a
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.commit.expiry import expire_rows
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.work import CompactionOutcome
+from epochlog.store.env.log_events import DEFECT, MAINTENANCE_FAILED, RETRY
 from epochlog.store.env.metrics import MAINTENANCE_FAILURES
 from epochlog.store.metadata.definitions import TableDef, TableOptions
 from epochlog.store.metadata.lookups import all_tables, get_version
@@ -43,7 +43,6 @@ EXPIRE_EVERY_MS = 600_000
 """Longest time between two searches of a table for expired rows; a hundredth of its ttl if that is shorter."""
 SLICE = 2
 """Key ranges of a compaction in one slice."""
-_log = logging.getLogger("epochlog")
 T = TypeVar("T")
 
 
@@ -142,7 +141,7 @@ class Maintenance:
             error = self.errors.get(table.name)
             self._record_trouble(table, error)
         except EpochlogError as error:
-            _log.warning("maintenance of table %r could not record its failure in the catalog: %s", table.name, error)
+            RETRY.log(what=f"recording the failed maintenance of table {table.name}", error=error)
             return None
         return outcome
 
@@ -174,9 +173,7 @@ class Maintenance:
         now_ms, last_ms = self._handle.catalog.now_ms(), self._vacuumed_ms
         if last_ms is None or not 0 <= now_ms - last_ms < VACUUM_EVERY_MS:
             self._vacuumed_ms = now_ms
-            report = vacuum(self._handle, stop=self._closing.is_set)
-            if report.deleted or report.revoked:
-                _log.info("maintenance: %r", report)
+            vacuum(self._handle, stop=self._closing.is_set)
 
     def _attempt(self, subject: str, work: Callable[[], T]) -> T | None:
         """Return the result of `work`; None if it fails. Log a failure once, and keep it in `errors` until `work`
@@ -190,7 +187,10 @@ class Maintenance:
         except Exception as error:  # noqa: BLE001 (the next round tries again)
             text = f"{type(error).__name__}: {error}"
             if self.errors.get(subject) != text:
-                _log.warning("maintenance, %s: %s", subject, text, exc_info=not isinstance(error, EpochlogError))
+                if isinstance(error, EpochlogError | OSError):
+                    self._handle.log(MAINTENANCE_FAILED, subject=subject, error=text)
+                else:
+                    DEFECT.log(what=f"the maintenance of {subject}", error=error)
             self.errors[subject] = text
             self._handle.recorder.add(MAINTENANCE_FAILURES, subject)
             return None

@@ -10,7 +10,6 @@ may run at once.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from epochlog.store.commit.idempotency import forget_unused
 from epochlog.store.env.clock import monotonic_s, seconds
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.files import FileInfo
+from epochlog.store.env.log_events import FILE_CONTRADICTION, VACUUM
 from epochlog.store.env.metrics import VACUUM_SECONDS, VACUUMED_BYTES, VACUUMED_FILES
 from epochlog.store.env.paths import intent_of, table_of
 from epochlog.store.metadata.counters import move_counters
@@ -47,7 +47,6 @@ BATCH = 500
 """Files that one transaction notes, and that are deleted between two reads of the catalog."""
 DELETES_AT_ONCE = 16
 """Concurrent delete requests to an object store."""
-_log = logging.getLogger("epochlog")
 
 Progress = Callable[[int, int], None]
 """Called with the number of deleted files and the number of all files to delete."""
@@ -119,7 +118,7 @@ def vacuum(
     decisions = list(classify_files(listed, known, grace_ms))
     for decision in decisions:
         if decision.reason == REACHED_AND_UNREACHABLE:
-            _log.error("vacuum keeps %s: %s", decision.path, REACHED_AND_UNREACHABLE)
+            handle.log(FILE_CONTRADICTION, path=decision.path, reason=REACHED_AND_UNREACHABLE)
     deleted, failed = [decision for decision in decisions if decision.state is FileState.DUE], []
     if not dry_run:
         _note_unreachable(handle, [decision for decision in decisions if decision.is_new])
@@ -127,11 +126,7 @@ def vacuum(
         _delete_stale_records(handle, {info.path for info in listed}, grace_ms)
     kept = [decision for decision in decisions if decision.state is FileState.KEPT and decision.listed]
     gone = _report(decision for decision in deleted if decision.listed)
-    if not dry_run:
-        handle.recorder.add(VACUUMED_FILES, by=len(gone))
-        handle.recorder.add(VACUUMED_BYTES, by=sum(file.bytes for file in gone))
-        handle.recorder.observe(VACUUM_SECONDS, seconds=monotonic_s() - began_s)
-    return VacuumReport(
+    report = VacuumReport(
         deleted=gone,
         kept=_report([*kept, *failed]),
         foreign=_report(decision for decision in decisions if decision.state is FileState.FOREIGN),
@@ -139,6 +134,24 @@ def vacuum(
         noted=sum(decision.is_new for decision in kept),
         data_files=sum(decision.path in known.reached for decision in decisions if decision.state is FileState.REACHED),
         dry_run=dry_run,
+    )
+    if not dry_run:
+        _count(handle, report, monotonic_s() - began_s)
+    return report
+
+
+def _count(handle: Handle, report: VacuumReport, took_s: float) -> None:
+    """Count and log a vacuum that has ended."""
+    handle.recorder.add(VACUUMED_FILES, by=len(report.deleted))
+    handle.recorder.add(VACUUMED_BYTES, by=report.bytes_freed)
+    handle.recorder.observe(VACUUM_SECONDS, seconds=took_s)
+    handle.log(
+        VACUUM,
+        deleted_files=len(report.deleted),
+        deleted_bytes=report.bytes_freed,
+        kept_files=len(report.kept),
+        dead_writers=len(report.revoked),
+        took_ms=round(took_s * 1000),
     )
 
 

@@ -6,7 +6,6 @@ takes several transactions, each of which leaves the table consistent.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -25,6 +24,7 @@ from epochlog.store.catalog.keys import (
     table_prefix,
 )
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
+from epochlog.store.env.log_events import FILES_RELEASED, JOB_PARKED
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions
 from epochlog.store.metadata.kept_deletes import forget_kept, forgettable
@@ -42,7 +42,7 @@ from epochlog.store.metadata.version import (
 )
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.sorted_run import RunFile
-from epochlog.store.types.epoch import from_unix_ms, show_epoch
+from epochlog.store.types.epoch import from_unix_ms
 
 from .holds import Hold, holds_of, job_holder
 from .stalled_jobs import StalledJob, park, stalled_jobs
@@ -50,7 +50,6 @@ from .stalled_jobs import StalledJob, park, stalled_jobs
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
-_log = logging.getLogger("epochlog")
 
 BATCH = 256
 """Most log entries, and most remembered commits, that one transaction releases."""
@@ -127,29 +126,18 @@ def apply_retention(handle: Handle, table: TableDef) -> None:
             if released is None or not released.more:
                 return
     finally:
-        _log_release(table, releases)
+        _log_release(handle, table, releases)
 
 
-def _log_release(table: TableDef, releases: Sequence[Released]) -> None:
+def _log_release(handle: Handle, table: TableDef, releases: Sequence[Released]) -> None:
     """Log the released files and the parked jobs of a table. Releases without files are not logged."""
     files = [file for released in releases for file in _released_files(released)]
     if files:
-        begins, size = show_epoch(releases[-1].version.log_start), sum(file.bytes for file in files)
-        _log.info(
-            "table %r: released %d files, %d bytes; its log begins after epoch %s",
-            table.name,
-            len(files),
-            size,
-            begins,
-        )
+        begins, size = releases[-1].version.log_start, sum(file.bytes for file in files)
+        handle.log(FILES_RELEASED, table=table.name, files=len(files), bytes=size, log_start=begins)
     for stalled in (stalled for released in releases for stalled in released.parked):
-        _log.info(
-            "job %r: parked at epoch %s: it had made no progress, and the changes of %r from %s on were released",
-            stalled.job.name,
-            show_epoch(stalled.job.position),
-            table.name,
-            show_epoch(stalled.change),
-        )
+        job = stalled.job
+        handle.log(JOB_PARKED, job=job.name, epoch=job.position, table=table.name, change=stalled.change)
 
 
 def _released_files(released: Released) -> list[RunFile | Segment]:

@@ -19,6 +19,7 @@ from epochlog.store.env.clock import Clock
 from epochlog.store.env.files import Files
 from epochlog.store.env.filesystem import open_files
 from epochlog.store.env.histogram import Histograms
+from epochlog.store.env.log_line import LogEvent
 from epochlog.store.env.metrics import recorder_of
 from epochlog.store.env.paths import file_name, table_folder
 from epochlog.store.env.process_local import OneProcess
@@ -72,8 +73,6 @@ class Handle(OneProcess):
         self.intents = Intents(catalog, self.leases)
         self.watcher = CatalogWatcher(catalog)
         catalog.on_commit = self.watcher.poll_soon
-        self.reported_backlog: set[int] = set()
-        """Ids of the tables for which a warning about their backlog was logged."""
         self.wake_maintenance: Callable[[], None] = lambda: None
         self.recorder = recorder_of(record.id)
         self.barrier_phases = Histograms()
@@ -96,6 +95,11 @@ class Handle(OneProcess):
     def new_holder(self, kind: str) -> str:
         """Return a unique name for the holder of a lease."""
         return f"{kind}:{uuid.uuid4().hex}"
+
+    def log(self, event: LogEvent, **values: object) -> None:
+        """Log an event of this store. values: those of its fields but `store`."""
+        if event.enabled:
+            event.write({"store": self.files.place, **values}, stacklevel=3)
 
     def close(self) -> None:
         self.runners.close()

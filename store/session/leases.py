@@ -6,7 +6,6 @@ once for all of them. The runners of jobs share a shorter one.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import uuid
@@ -18,11 +17,11 @@ from epochlog.errors import Corrupt, EpochlogError
 from epochlog.store.catalog.keys import lease_key
 from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn
 from epochlog.store.catalog.records import Record
+from epochlog.store.env.log_events import LEASES_LEFT, RETRY, RUNNER_LEFT
 
 LEASE_MS = 600_000
 RUNNER_MS = 10_000
 """Time after its last renewal for which a runner counts as alive, unless its process is known to have died."""
-_log = logging.getLogger("epochlog")
 
 
 def _always() -> bool:
@@ -199,7 +198,7 @@ class Leases:
                 try:
                     record = tx.get(key)
                 except Corrupt as error:  # the other leases of this transaction must end all the same
-                    _log.warning("a runner is not taken out of a damaged record; others wait for its expiry: %s", error)
+                    RUNNER_LEFT.log(error=error)
                     continue
                 if record is not None and (record.get("runner") or {}).get("holder") == lease.holder:
                     tx.put(key, {**record, "runner": None})
@@ -263,7 +262,7 @@ class Leases:
             if self._ended or self._written:
                 self.renew()
         except EpochlogError as error:
-            _log.warning("leases could not be ended at the close of the store; they will expire: %s", error)
+            LEASES_LEFT.log(error=error)
         finally:
             for holder in list(self._held):
                 self.forget(holder)
@@ -281,6 +280,4 @@ class Leases:
             try:
                 self.renew()
             except EpochlogError as error:  # the next renewal comes long before a lease expires
-                _log.warning(
-                    "leases could not be renewed; the next attempt is in %.1f s: %s", self._renew_ms / 1000, error
-                )
+                RETRY.log(what="the renewal of leases", error=error)

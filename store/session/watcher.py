@@ -6,7 +6,6 @@ one. A commit through this open store wakes the thread at once.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -18,9 +17,8 @@ from epochlog.store.catalog.keys import HEAD
 from epochlog.store.catalog.protocol import Catalog, ReadTxn
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import monotonic_s
+from epochlog.store.env.log_events import RETRY
 from epochlog.store.metadata.definitions import Counters
-
-_log = logging.getLogger("epochlog")
 
 BACKOFF = Backoff(first_s=0.005, limit_s=0.1)
 """Delays between two polls, counted from the last change."""
@@ -125,7 +123,7 @@ class CatalogWatcher:
             try:
                 changed = self._poll(listeners, additions, version)
             except EpochlogError as error:  # each listener reads the catalog itself, and gets the error
-                _log.warning("the catalog watcher cannot read the catalog and will try again: %s", error)
+                RETRY.log(what="the catalog watcher", error=error)
                 changed, wait_s = listeners, BACKOFF.limit_s
             for listener in changed:
                 listener.on_change()

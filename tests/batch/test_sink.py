@@ -16,6 +16,7 @@ from epochlog.spark import overwrite as overwriting
 from epochlog.store.commit import idempotency
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.write_intents import Intents
+from logged_events import logged
 from sink_simulation import CHANGES, DAY_MS, GRACE_MS, Later, SinkWrite, files_of, spark_intents, unreached
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.int64())])
@@ -113,6 +114,7 @@ def test_attempts_that_lost_are_vacuumed_and_those_that_count_stay(store: el.Sto
     assert files_of(store) == 2 and held(store) == {1: 2, 2: 2}
 
 
+@pytest.mark.logs("intent_left")
 def test_an_abort_that_does_not_reach_the_catalog_is_logged(
     store: el.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,7 +128,7 @@ def test_an_abort_that_does_not_reach_the_catalog_is_logged(
     with monkeypatch.context() as patched:
         patched.setattr(Intents, "end", fails)
         write.abort(messages)
-    assert "until its intent expires: gone" in caplog.text and spark_intents(store) == 1
+    assert "gone" in logged(caplog, "intent_left")[0]["error"] and spark_intents(store) == 1
 
 
 # ---- exactly once --------------------------------------------------------------------------------------------------

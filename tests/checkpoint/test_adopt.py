@@ -36,6 +36,7 @@ def finished(lab: Lab, outputs: list[str]) -> el.Job:
 
 
 @pytest.mark.rule("2.10")
+@pytest.mark.logs("table_adopted")
 def test_a_finished_jobs_table_is_written_by_anybody(lab: Lab) -> None:
     job = finished(lab, ["t"])
     before = lab.rows("t")
@@ -68,6 +69,7 @@ def test_what_may_still_be_written_by_its_job_is_refused(lab: Lab) -> None:
 
 
 @pytest.mark.rule("2.10")
+@pytest.mark.logs("job_dropped")
 def test_a_job_is_dropped_and_its_tables_stay(lab: Lab) -> None:
     job = lab.job("j", ["r"], ["t"])
     lab.put({1: (0, 1)})

@@ -122,6 +122,7 @@ def test_a_job_with_one_upstream_left_goes_on(lab: Lab) -> None:
 
 @pytest.mark.parametrize("backfill", ["snapshot", "log"])
 @pytest.mark.parametrize("empty", [True, False], ids=["empty", "with rows"])
+@pytest.mark.logs("job_finished")
 def test_a_job_made_when_all_has_ended_finishes_at_once(lab: Lab, backfill: str, empty: bool) -> None:
     rows = {} if empty else {1: (0, 10)}
     lab.put(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from dataclasses import replace
 from datetime import timedelta
@@ -20,6 +19,7 @@ from epochlog.store.epochs.table_epochs import TableEpochs
 from epochlog.store.metadata.definitions import StoreRecord
 from epochlog.store.metadata.lookups import find_job
 from lab import Lab, sums
+from logged_events import logged
 
 MIN = 60  # intervals of a second
 BOUND = timedelta(minutes=10)
@@ -332,22 +332,27 @@ def test_another_bound_decides_from_the_next_read_on(lab: Lab) -> None:
     assert "late_out" not in read(lab)
 
 
+def assert_left_out(caplog: pytest.LogCaptureFixture, table: str, reason: str) -> None:
+    (event,) = logged(caplog, "job_outside")
+    assert event["tables"] == [table] and event["reason"].startswith(reason)
+
+
 @pytest.mark.rule("3.10")
+@pytest.mark.logs("job_created", "job_altered", "job_outside")
 def test_create_job_and_alter_say_whom_the_intervals_keep_out(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "epochlog"):
-        lab.job("slow", ["r"], interval=timedelta(minutes=3))
-        assert not caplog.records
-        lab.job("hourly", ["r"], interval=timedelta(hours=1))
-        assert "leave out hourly_out: its job commits every 1 h" in caplog.text
-        assert "commits every 1 h" in str(lab.store.job("hourly").info.outside)
-        caplog.clear()
-        lab.job("two", ["r"], interval=timedelta(minutes=2))
-        assert "leave out slow_out: its job commits every 3 min, and at one epoch with all jobs" in caplog.text
-        caplog.clear()
-        lab.store.job("two").alter(interval=timedelta(minutes=1))
-        assert not caplog.records and "it is creating" in str(lab.store.job("slow").info.outside)
-        lab.store.job("slow").alter(interval=timedelta(minutes=7))
-        assert "leave out slow_out" in caplog.text
+    lab.job("slow", ["r"], interval=timedelta(minutes=3))
+    assert not logged(caplog, "job_outside")
+    lab.job("hourly", ["r"], interval=timedelta(hours=1))
+    assert_left_out(caplog, "hourly_out", "its job commits every 1 h, ")
+    assert "commits every 1 h" in str(lab.store.job("hourly").info.outside)
+    caplog.clear()
+    lab.job("two", ["r"], interval=timedelta(minutes=2))
+    assert_left_out(caplog, "slow_out", "its job commits every 3 min, and at one epoch with all jobs")
+    caplog.clear()
+    lab.store.job("two").alter(interval=timedelta(minutes=1))
+    assert not logged(caplog, "job_outside") and "it is creating" in str(lab.store.job("slow").info.outside)
+    lab.store.job("slow").alter(interval=timedelta(minutes=7))
+    assert_left_out(caplog, "slow_out", "")
 
 
 def test_a_job_of_the_store_s_interval_reads_no_other_job(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

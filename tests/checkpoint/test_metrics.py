@@ -165,6 +165,7 @@ def test_the_lag_of_tables_and_consumers(tmp_path: Path) -> None:
         assert samples['epochlog_consumer_lag_commits{consumer="c"}'] == 1
 
 
+@pytest.mark.logs("maintenance_failed")
 def test_a_failed_maintenance_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise OSError("the disk does not answer")

@@ -14,6 +14,7 @@ import pytest
 
 import epochlog as el
 from lab import Lab, mirror, refuse, sums, table_of
+from logged_events import logged
 from virtual_time import VirtualTime
 from wait_until import wait_until
 
@@ -86,6 +87,7 @@ def test_it_returns_though_more_is_written_all_the_time(lab: Lab) -> None:
         before = lab.put({1: (1, value)})
 
 
+@pytest.mark.logs("job_retried", "job_ended")
 def test_jobs_that_fail_are_given_up_and_those_below_are_not_waited_for(lab: Lab) -> None:
     pipe = el.Pipeline(lab.store, pauses=Hurry())
     lab.put({1: (0, 10)})
@@ -307,6 +309,7 @@ def test_an_interrupt_ends_it_after_the_barriers_at_hand(lab: Lab) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("epochlog ")]
 
 
+@pytest.mark.logs("job_rebuild")
 def test_a_parked_job_that_is_rebuilt_goes_on_when_it_is_added_again(lab: Lab) -> None:
     job, other = lab.job("a", ["r"]), lab.job("b", ["r"])
     lab.put({1: (0, 10)})
@@ -449,6 +452,7 @@ class Hurry:
 
 @pytest.mark.rule("5.3")
 @pytest.mark.medium
+@pytest.mark.logs("runner_waits")
 def test_a_pipeline_waits_for_a_live_runner_and_goes_on_when_it_has_ended(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -473,8 +477,8 @@ def test_a_pipeline_waits_for_a_live_runner_and_goes_on_when_it_has_ended(
     step.join()
     run.join()
     assert states(pipe) == {"a": "idle"} and lab.rows("a_out") == {1: (0, 10)}
-    waits = [record.getMessage() for record in caplog.records if "waits for it to end" in record.getMessage()]
-    assert len(waits) == 1 and "'a' is run by a step of process" in waits[0]
+    (wait,) = logged(caplog, "runner_waits")
+    assert wait["job"] == "a" and "'a' is run by a step of process" in wait["reason"]
     assert other.info.runner is None
 
 

@@ -469,3 +469,22 @@ def test_a_root_without_the_stores_files_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "mistyped").exists() or not list((tmp_path / "mistyped").iterdir())
     with pytest.raises(el.InvalidInput, match="does not exist"):
         el.restore_catalog(tmp_path / "s", tmp_path)
+
+
+@pytest.mark.logs("backup_damaged")
+def test_a_damaged_backup_is_replaced_by_a_full_one(tmp_path: Path, server: RedisProcess) -> None:
+    root = tmp_path / "s"
+    with el.open(root, server.url()) as store:
+        table = store.create_table("t", SCHEMA, ["id"])
+        table.upsert(rows(0))
+        first = ship(store._handle)
+        assert first is not None
+        store._handle.intact_backups.clear()
+        (root / first.path).write_bytes((root / first.path).read_bytes()[:-3])
+        table.upsert(rows(1))
+        second = ship(store._handle)
+        assert second is not None and second.since == 0
+    empty(server)
+    el.restore_catalog(root, catalog=server.url())
+    with el.open(root, server.url()) as store:
+        assert store.table("t").count() == 2

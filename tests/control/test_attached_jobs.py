@@ -177,6 +177,7 @@ def test_a_runner_outside_that_comes_before_the_commit_fences_the_driver(tmp_pat
 
 
 @pytest.mark.rule("5.36")
+@pytest.mark.logs("coordinator_lost", "coordinator_back", "step_abandoned")
 def test_without_a_coordinator_the_driver_runs_alone_and_goes_back_when_it_is_there(tmp_path: Path) -> None:
     with make_store(tmp_path / "store") as store:
         location = fixed_location()

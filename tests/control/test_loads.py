@@ -276,6 +276,7 @@ def wait_out(store: el.Store, part: el.LoadPart, number: int) -> int:
 
 @pytest.mark.rule("5.26")
 @pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.logs("outcome_unknown")
 def test_a_commit_of_unknown_outcome_is_resolved(tmp_path: Path, landed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in once, whether it had landed or not; the number of the one that had not is never used again."""
     failures_left = [2]
@@ -426,6 +427,7 @@ def test_an_old_coordinator_commits_nothing_any_more(tmp_path: Path) -> None:
 
 @pytest.mark.rule("5.32")
 @pytest.mark.medium
+@pytest.mark.logs("coordinator_silent")
 def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
     """A black hole: the line stands, and nothing comes. The worker opens another one by itself."""
     with served(tmp_path, settings(timeout_ms=400)) as (store, server), open_worker(server, store) as worker:
@@ -434,6 +436,33 @@ def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
             (session,) = server.coordinator._connections
         first = worker._stream
         session._stream.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
+        wait_until(lambda: worker._stream is not first and worker.connected)
+        part.writer("clicks").upsert(rows(1))
+        wait_until(lambda: part.epoch, part)
+
+
+@pytest.mark.medium
+@pytest.mark.logs("worker_silent")
+def test_a_silent_worker_is_left(tmp_path: Path) -> None:
+    with served(tmp_path, settings(timeout_ms=400)) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
+        first = worker._stream
+        assert first is not None
+        first.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
+        wait_until(lambda: worker._stream is not first and worker.connected)
+        with suppress(RolledBack):
+            part.writer("clicks").upsert(rows(1))
+
+
+@pytest.mark.medium
+@pytest.mark.logs("coordinator_refused")
+def test_a_message_of_the_coordinator_that_is_none_ends_its_stream(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
+        with server.coordinator._executor.lock:
+            (session,) = server.coordinator._connections
+        first = worker._stream
+        session._stream.send(b"no message")
         wait_until(lambda: worker._stream is not first and worker.connected)
         part.writer("clicks").upsert(rows(1))
         wait_until(lambda: part.epoch, part)
@@ -572,6 +601,7 @@ def test_parts_of_one_load_at_two_coordinators_are_told(tmp_path: Path) -> None:
         assert ids(store) == [1, 2]
 
 
+@pytest.mark.logs("attempt_aborted", "report_refused")
 def test_a_part_whose_intent_was_revoked_goes_on_under_a_new_one(tmp_path: Path) -> None:
     """As after a long suspension: what it had sealed is gone, and it is told to write that again."""
     with (

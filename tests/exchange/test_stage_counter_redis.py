@@ -157,6 +157,7 @@ def _flipped(marks: object) -> bytes:
 
 
 @pytest.mark.parametrize("what", DAMAGES)
+@pytest.mark.logs("stage_counter_reset")
 def test_a_loss_is_noticed_and_mended(
     books: Books, marks: RedisStageCounter, client: redis.Redis, shared: RedisProcess, what: str
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_loss_is_noticed_and_mended(
     assert (marks.stage("q"), held(client), marks.losses) == (0, 0, 1)
 
 
+@pytest.mark.logs("stage_counter_lost")
 def test_a_key_of_another_type_keeps_nobody_from_the_catalog(
     books: Books, marks: RedisStageCounter, client: redis.Redis
 ) -> None:
@@ -352,3 +354,11 @@ def test_an_earlier_servers_claim_that_arrives_late_is_refused(
     proxy.deliver()
     assert client.hgetall(KEY) == before
     assert later.stage("q") == -1 and later.losses == 0
+
+
+@pytest.mark.logs("stage_mismatch")
+def test_a_counter_that_differs_from_the_marks_is_logged(
+    books: Books, marks: RedisStageCounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marks, "_write_checked", lambda query, books: 7)
+    assert marks.stage("q") == books["q"].stage != 7

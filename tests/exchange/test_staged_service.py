@@ -727,3 +727,16 @@ def test_progress_tells_pushed_and_ended_channels(tmp_path: Path) -> None:
         assert ex.progress["build"] == ChannelProgress(-1, 4, 3) and ex.progress["build"].passed
         with client(server, "another") as unknown, pytest.raises(el.QueryNotFound):
             _ = unknown.progress
+
+
+@local
+@pytest.mark.damages_store
+@pytest.mark.logs("exchange_file_missing")
+def test_a_file_that_is_missing_is_logged_with_its_place(tmp_path: Path) -> None:
+    with served(tmp_path) as (store, server), client(server) as ex:
+        ex.declare("join", {0: ["probe"]})
+        fill(ex, "probe", 0, range(1))
+        for path in files_of(store):
+            (Path(store.root) / path).unlink()
+        with pytest.raises(el.Corrupt, match="the file is missing"):
+            taken(ex.consume("join", incarnation=1))

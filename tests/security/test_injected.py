@@ -19,7 +19,7 @@ from pyarrow import flight
 import epochlog as el
 from endpoints import TOKEN, Stranger, bearer, error_of
 from epochlog.__main__ import main
-from epochlog.exchange.transport import log_lines
+from epochlog.store.env.log_events import DEFECT, WORKER_SILENT
 
 pytestmark = pytest.mark.local_only
 EVIL = "x\nERROR root: all is lost\r\x1b[2J\x9b31m\u202egnp.exe\u2066\u2028end"
@@ -38,22 +38,21 @@ def steers(text: str) -> list[str]:
 
 def test_a_record_of_the_log_is_one_line() -> None:
     log, out = logging.getLogger("epochlog"), io.StringIO()
-    assert any(isinstance(filter_, log_lines.OneLine) for filter_ in log.filters), "every server and client has it"
     handler = logging.StreamHandler(out)
     handler.setFormatter(logging.Formatter("LINE %(message)s"))
     log.addHandler(handler)
     try:
-        log.warning("worker %s said %r and %s", EVIL, EVIL, ValueError(EVIL))
-        log.warning(EVIL)
-        assert len(out.getvalue().splitlines()) == 2
+        WORKER_SILENT.log(worker=EVIL, silent_s=1.5)
+        assert len(out.getvalue().splitlines()) == 1
         try:
             raise ValueError(EVIL)
-        except ValueError:
-            log.exception("a call of %s failed", EVIL)
+        except ValueError as error:
+            DEFECT.log(what=f"a call of {EVIL}", error=error)
     finally:
         log.removeHandler(handler)
     lines = out.getvalue().split("\n")
     assert all(line.startswith(("LINE ", "    ")) for line in lines if line)
+    assert any(line.startswith("    Traceback") for line in lines)
     assert not steers(out.getvalue()) and "all is lost" in out.getvalue()
 
 

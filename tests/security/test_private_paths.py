@@ -245,3 +245,13 @@ def test_a_long_text_costs_what_its_length_does() -> None:
     text = "x" * 3_000_000
     assert encode_error(el.InvalidInput(text)) == ("InvalidInput", text[:MAX_ERROR_TEXT])
     assert encode_error(el.InvalidInput(f"{text} {PATH}: {PATH}"[-500:]))[1].endswith(" a file: a file")
+
+
+@pytest.mark.logs("call_failed")
+def test_a_call_that_meets_a_broken_disk_is_logged(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with el.serve(store, token=TOKEN) as server, el.connect(server.location, token=TOKEN) as client:
+        data_file._verified.clear()
+        with monkeypatch.context() as patch:
+            refuse(Path(store.root), patch)
+            with pytest.raises(el.EpochlogError, match="own log"):
+                client.snapshot("orders").read_all()

@@ -19,6 +19,7 @@ from epochlog.exchange.server import Certificate, check_address
 from epochlog.exchange.transport import tokens
 from epochlog.exchange.transport.duplex import check_destination
 from epochlog.testing.tcp_proxy import TcpProxy
+from logged_events import logged
 from wait_until import WAIT_LIMIT_S
 
 pytestmark = pytest.mark.local_only
@@ -108,13 +109,15 @@ def test_a_server_that_others_reach_takes_no_weak_token() -> None:
     assert check_address("grpc+tls://0.0.0.0:0", TOKEN, pem, READ_TOKEN) == ("0.0.0.0", 0)
 
 
+@pytest.mark.logs("server_started", "server_stopped", "server_open")
 def test_a_server_without_a_token_is_logged(store: el.Store, caplog: pytest.LogCaptureFixture) -> None:
     with el.serve(store) as server:
-        assert [record.levelno for record in caplog.records] == [logging.WARNING]
-        assert server.location in caplog.text and "every user of this machine can read and write" in caplog.text
+        (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert warning.__dict__["epochlog"] == logged(caplog, "server_open")[0]
+        assert logged(caplog, "server_open")[0]["location"] == server.location
     caplog.clear()
     with el.serve(store, token=TOKEN):
-        assert not caplog.records
+        assert not logged(caplog, "server_open")
 
 
 # ---- where a client sends it -------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from epochlog.spark.job_query import make_pace, span_ms
 from epochlog.store.catalog.keys import job_key, lease_key
 from epochlog.store.metadata.definitions import Runner
 from epochlog.store.metadata.lookups import get_job
+from logged_events import logged
 from spark_store import rows
 from wait_until import wait_until
 
@@ -107,8 +108,8 @@ def test_a_query_waits_for_a_runner_elsewhere_and_goes_on(lake, caplog) -> None:
         wait_until(lambda: job.info.committed_epoch > 0)
     finally:
         query.stop()
-    waits = [record.getMessage() for record in caplog.records if "waits for it to end" in record.getMessage()]
-    assert len(waits) == 1 and "a query of process 2 on far" in waits[0]
+    (wait,) = logged(caplog, "runner_waits")
+    assert wait["job"] == "copy" and "a query of process 2 on far" in wait["reason"]
 
 
 # ---- starting and stopping -------------------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ def read_while_both_let_go(lab: Lab, reader: str) -> None:
 
 
 @pytest.mark.rule("1.21")
+@pytest.mark.logs("table_cloned", "table_dropped", "table_created")
 def test_a_reader_of_a_dropped_source_keeps_the_files_that_the_clone_lets_go(lab: Lab) -> None:
     lab.root_table(options=NO_PAST)
     lab.put({1: (1, 1)})
@@ -160,6 +161,7 @@ def test_a_reader_of_a_dropped_source_keeps_the_files_that_the_clone_lets_go(lab
 
 
 @pytest.mark.rule("1.20")
+@pytest.mark.logs("tag_created", "tag_dropped")
 def test_a_clone_of_a_tag_and_of_a_time(lab: Lab) -> None:
     lab.root_table(options=NO_PAST)
     lab.put({1: (1, 1), 2: (2, 2)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 
 import epochlog as el
 from epochlog.store.catalog.keys import compact_key, intent_key
-from epochlog.store.compaction import executor, piece_rewriter, rewriter, strategy, task_pieces, universal
+from epochlog.store.compaction import executor, piece_rewriter, rewriter, strategy, task_pieces, universal, write_stall
 from epochlog.store.compaction.claim import CLAIM_MS
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.strategy import CompactionTask, task_from
@@ -35,6 +34,7 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
 from epochlog.store.types.epoch import EPOCH_ORIGIN_MS
 from epochlog.store.types.key_codec import KeyCodec
+from logged_events import logged
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
 CODEC = KeyCodec(SCHEMA, ("id",))
@@ -568,21 +568,35 @@ def test_dropping_a_table_ends_its_compaction(store: el.Store, large: el.Table) 
 # ---- commits at the limit ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.logs("compaction", "write_stall")
 def test_a_commit_at_the_limit_folds_l0_and_says_so(store: el.Store, caplog: pytest.LogCaptureFixture) -> None:
     table = store.create_table("t", SCHEMA, ["id"], options=el.TableOptions(compact_segments=2, max_segments=4))
-    with caplog.at_level(logging.WARNING, "epochlog"):
-        for n in range(40):
-            table.upsert(rows(n, 10, n))
-            version = store._handle.catalog.read(lambda view: get_version(view, 1, "t"))
-            assert version.l0_segments < 4
-    (warning,) = [
-        text for text in caplog.messages if "4 segments of the log wait for compaction, 4 are the most" in text
-    ]
-    assert "maintenance=True" in warning  # and once, however many commits fold
+    for n in range(40):
+        table.upsert(rows(n, 10, n))
+        version = store._handle.catalog.read(lambda view: get_version(view, 1, "t"))
+        assert version.l0_segments < 4
+    stalls = logged(caplog, "write_stall")
+    assert len(stalls) >= 10 and {(stall["segments"], stall["limit"]) for stall in stalls} == {(4, 4)}
     assert {trace.by for trace in traces_of(store)} == {"commit"} and table.count() == 49
     assert table.info.runs < 6 and table.next_epoch(0) is not None and table.info.log_segments == 40
 
 
+@pytest.mark.logs("compaction_awaited")
+def test_a_commit_waits_for_a_compaction_of_l0_elsewhere(
+    store: el.Store, large: el.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert some(store, l0_only=True, budget=2) is CompactionOutcome.PROGRESS
+    work = work_of(store)
+    assert work is not None
+    store._handle.leases.keep(work.owner, [])  # as if its owner were at work in this process
+    large.alter(options=el.TableOptions(compact_segments=2, max_segments=2))
+    monkeypatch.setattr(write_stall, "WAIT_S", 0.05)
+    large.upsert(rows(3000, 1))
+    store._handle.leases.forget(work.owner)
+    assert numbers(large)[3000] == 0 and len(numbers(large)) == 1501
+
+
+@pytest.mark.logs("retry")
 def test_a_compaction_that_fails_fails_no_commit(
     store: el.Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -595,7 +609,8 @@ def test_a_compaction_that_fails_fails_no_commit(
         patch.setattr(rewriter.Rewriter, "rewrite", full)
         for n in range(5):
             table.upsert(rows(n, 1, n))
-    assert "could not be compacted: the disk is full" in caplog.text and table.count() == 5
+    (retry, *_), what = logged(caplog, "retry"), "the compaction of table t"
+    assert retry == {"event": "retry", "what": what, "error": "WriteFailed: the disk is full"} and table.count() == 5
     table.upsert(rows(9, 1))
     assert table.info.runs == 1 and table.count() == 6
 

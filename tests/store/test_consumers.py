@@ -103,6 +103,7 @@ def test_what_is_not_there_yet_cannot_be_acknowledged(lab: Lab) -> None:
 
 
 @pytest.mark.rule("4.13")
+@pytest.mark.logs("consumer_dropped")
 def test_a_new_incarnation_fences_the_earlier_one(lab: Lab) -> None:
     first, second, third = puts(lab, 3)
     old, new = opened(lab), opened(lab)
@@ -348,6 +349,7 @@ def test_too_late_begins_anew_if_it_wants_to(lab: Lab) -> None:
 
 
 @pytest.mark.rule("4.15")
+@pytest.mark.logs("log_truncated")
 def test_late_and_nothing_lost(lab: Lab) -> None:
     """The mark passed its position, but no change lies between."""
     epochs = puts(lab, 2)
@@ -362,6 +364,7 @@ def test_late_and_nothing_lost(lab: Lab) -> None:
 
 
 @pytest.mark.rule("4.13")
+@pytest.mark.logs("consumer_created", "consumer_reset")
 def test_reset_moves_it_and_fences_whoever_has_it(lab: Lab) -> None:
     epochs = puts(lab, 3)
     lab.root_table("q")

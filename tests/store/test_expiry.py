@@ -210,6 +210,7 @@ def outputs(lab: Lab) -> None:
 
 
 @pytest.mark.rule("1.23")
+@pytest.mark.logs("rows_expired", "vacuum")
 def test_maintenance_expires_rows_after_a_hundredth_of_their_ttl(lab: Lab) -> None:
     worker, now = Maintenance(lab.store._handle), lab.now_ms
     put(lab, {1: (now, 1), 2: (now + 20_000, 2)})

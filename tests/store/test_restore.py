@@ -151,6 +151,7 @@ def test_labels_below_the_epoch_of_a_later_commit_are_undone(lab: Lab) -> None:
     assert lab.rows("r") == FIRST
 
 
+@pytest.mark.logs("table_restored")
 def test_a_pair_restores_once(lab: Lab) -> None:
     table = lab.root_table(options=KEPT)
     before, _ = changed(lab, table)

@@ -338,6 +338,7 @@ def test_a_file_that_is_missing_is_still_damage(lab: Lab) -> None:
 # ---- what goes wrong ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.logs("file_contradiction")
 def test_a_reached_file_is_never_deleted_whatever_is_noted(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     lab.root_table()
     lab.put({1: (1, 1)})

@@ -28,6 +28,7 @@ VOLATILE = (
     (re.compile(r"\b(query|step|pipeline|coordinator) +\d+ +[\w.-]+ +(?=\d{4}-\d\d-\d\dT)"), r"\1 PROCESS "),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?"), "TIME"),
     (re.compile(r"\b\d+ (d|h|min) \d+ (h|min|s)\b|\b\d+(\.\d+)? m?s\b"), "SPAN"),
+    (re.compile(r'(?<=_ms)("?[=:] ?)[\d.]+'), r"\1SPAN"),
     (re.compile(r"\b[\d,]+ epochs?\b"), "EPOCHS"),
     (re.compile(r"\b[\d.]+ ([kMGT]?B)\b"), "SIZE"),
     (re.compile(r"\b[0-9a-f]{8}\b"), "ID"),

@@ -112,6 +112,7 @@ def overtake(monkeypatch: pytest.MonkeyPatch, *events: Callable[[], object]) -> 
 
 
 @pytest.mark.rule("5.11")
+@pytest.mark.logs("views_replaced", "refresh_restarted")
 def test_a_step_that_a_replacement_overtakes_goes_on_with_the_new_query(
     lab: Lab, view: el.View, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,10 +13,13 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+import sqlglot
 
 import epochlog as el
 from epochlog.views import local_engine
+from epochlog.views.derivation import ViewPlan
 from epochlog.views.refresh_choice import recomputes_all
+from logged_events import logged
 from view_shop import CUSTOMERS, ORDERS, REVENUE, VIEWS, Shop, change_orders, many_orders
 from wait_until import wait_until
 
@@ -38,7 +41,16 @@ def test_views_equal_their_queries_after_every_step(shop: Shop, caplog: pytest.L
         shop.step()
         shop.check()
         assert all(shop.store.view(name).check().ok for name in VIEWS)
-    assert "all rows are recomputed" not in caplog.text
+    assert not logged(caplog, "view_recomputed")
+
+
+@pytest.mark.logs("view_recomputed")
+def test_touched_values_that_cannot_be_computed_recompute_all_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.step()
+    monkeypatch.setattr(ViewPlan, "touched_query", lambda *_: sqlglot.parse_one("SELECT CAST('no number' AS INT) AS n"))
+    shop.change()
+    shop.step()
+    shop.check()
 
 
 def test_only_rows_that_differ_are_committed(shop: Shop) -> None:
@@ -295,6 +307,7 @@ def test_refreshes_share_one_database_and_see_no_tables_of_each_other() -> None:
     assert local_engine._database.cache_info().currsize == 1
 
 
+@pytest.mark.logs("engine_reset")
 def test_views_go_on_after_an_internal_error_of_duckdb(shop: Shop) -> None:
     """It ends the database, which the views of a process share."""
     with local_engine._connected() as connection:
