@@ -16,6 +16,7 @@ from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.snapshot import take_snapshot
 from epochlog.batch.tags import Tag, drop_tag, find_tag, list_tags
 from epochlog.checkpoint.job.job_ddl import JobInfo
+from epochlog.lineage.client_check import check_client
 from epochlog.store.backup.incremental import export_catalog
 from epochlog.store.catalog.export_format import Header
 from epochlog.store.catalog.protocol import ReadTxn
@@ -48,6 +49,7 @@ from .table import Table, TableInfo, TableWriter, table_info
 from .transaction import Transaction
 
 if TYPE_CHECKING:
+    from openlineage.client import OpenLineageClient
     from pyspark.sql import SparkSession
 
 __all__ = ["JobInfo", "Store", "Table", "TableInfo", "TableOptions", "TableWriter", "Transaction", "open"]
@@ -64,6 +66,7 @@ def open(
     maintenance: bool = False,
     volatile: bool = False,
     clock: Clock | None = None,
+    lineage: OpenLineageClient | None = None,
 ) -> Store:
     """Open the store at `root` (a local folder, or a URI like s3://…), or create one in an empty root.
 
@@ -79,10 +82,14 @@ def open(
     volatile: True accepts a Redis server that may forget acknowledged commits (no append-only file that is always
     synced).
     clock: returns Unix milliseconds; drives epochs, boundaries, retention, leases and lag.
+    lineage: an OpenLineageClient, which gets the start and the end of each run of a job by this open store, in a thread
+    beside it; see "Logs and lineage". The extra `openlineage` installs its package.
     Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat, InvalidInput.
     """
     if not isinstance(maintenance, bool):
         raise InvalidInput(f"maintenance must be True or False, not {maintenance!r}")
+    if lineage is not None:
+        check_client(lineage)
     handle = open_handle(
         root,
         catalog,
@@ -93,6 +100,10 @@ def open(
         volatile=volatile,
         clock=clock,
     )
+    if lineage is not None:
+        from epochlog.lineage.listener import LineageListener
+
+        handle.run_listener = LineageListener(handle, lineage)
     worker = Maintenance(handle) if maintenance else None
     if worker is not None:
         worker.start()

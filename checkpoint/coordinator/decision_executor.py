@@ -171,6 +171,7 @@ class DecisionExecutor:
 
     def _abort(self, abort: commands.Abort, running: Running) -> None:
         running.inject, running.has_changes = None, True
+        running.managed_job.aborted(abort.reason)
         ATTEMPT_ABORTED.log(job=abort.job, barrier_id=abort.barrier_id, reason=abort.reason)
         for actor, incarnation in abort.actors.items():
             part = running.part(actor)

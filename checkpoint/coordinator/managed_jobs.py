@@ -17,7 +17,15 @@ from epochlog.checkpoint.job.next_step import ENDINGS
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.manager.commands import CommitBarrier, JobSettings
-from epochlog.errors import EpochlogError, InvalidInput, LoadNotFound, NotWritable, TableDropped, TableFinished
+from epochlog.errors import (
+    Cancelled,
+    EpochlogError,
+    InvalidInput,
+    LoadNotFound,
+    NotWritable,
+    TableDropped,
+    TableFinished,
+)
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.edits import TableEdit
@@ -37,6 +45,7 @@ from epochlog.store.commit.loads import (
 from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.metadata.lookups import find_job, get_job, get_table
 from epochlog.store.session.handle import Handle
+from epochlog.store.session.run_listener import Run
 from epochlog.store.sst.segment import Segment
 
 UNWRITABLE = (TableFinished, TableDropped, NotWritable)
@@ -116,6 +125,10 @@ class ManagedJob(Protocol):
 
     def failed(self, error: BaseException) -> None:
         """Record the error of a commit that has not landed, for those who look at the load or job."""
+        ...
+
+    def aborted(self, reason: str) -> None:
+        """Note that the attempt in flight was aborted."""
         ...
 
     def state(self, index: int) -> PartRecord:
@@ -219,6 +232,9 @@ class LoadTask:
     def failed(self, error: BaseException) -> None:
         """Do nothing: a load has no record of errors; its parts get them."""
 
+    def aborted(self, reason: str) -> None:
+        """Do nothing: a load has no runs."""
+
     def state(self, index: int) -> PartRecord:
         name = self._request.part.name
         return dict(self._handle.catalog.read(lambda view: load_parts(view, name))).get(index, PartRecord())
@@ -249,6 +265,7 @@ class JobTask:
         self._runner = JobRunner(handle, record.id, record.name)
         self._lease = self._runner.new_lease("coordinator")
         self._plan: RefreshPlan | None = None
+        self._run: Run | None = None
         request_to_look = LookRequest(record.id, record.name, self._lease)
         self.edges: JobEdges | None = JobEdges(request_to_look, frozenset(record.upstreams), frozenset(record.outputs))
         self.tables: Collection[str] = handle.catalog.read(
@@ -281,14 +298,18 @@ class JobTask:
         check_incarnation(self._runner.record(), self._lease.incarnation)
 
     def leave(self) -> None:
+        self._end_run(Cancelled("its parts have left"))
         self._runner.release(self._lease)
 
     def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier | None, bool]:
         if drain:
             record_drain(self._runner)
         self._plan = self._runner.begin(unchunked=True, lease=self._lease)
+        self._end_run(Cancelled("its attempt was given up"))
         if self._plan is None:
             return None, False
+        if self._handle.run_listener is not None:
+            self._run = self._handle.run_listener.began(self._plan)
         # Barriers at earlier boundaries may precede the barrier that ends the drain.
         return self._plan.barrier, drain and self._plan.job.ends_at(self._plan.barrier.curr)
 
@@ -303,6 +324,7 @@ class JobTask:
             epoch = self._runner.commit(self._plan, outputs, keep=True)  # the next attempt commits refused segments
         except TableDropped as error:  # with its job, which is the cause to name
             raise self._runner.find_cause(error, self._plan) from None
+        self._completed(epoch)
         return epoch, self._runner.record().state == "finished"
 
     def resolve(self) -> int | None:
@@ -321,10 +343,25 @@ class JobTask:
 
         epoch, lease.incarnation = self._handle.catalog.transact(body)
         runner.incarnation = lease.incarnation
+        if epoch is not None:
+            self._completed(epoch)
         return epoch
 
     def failed(self, error: BaseException) -> None:
         self._runner.fail(error, keep_barrier=True)
+
+    def aborted(self, reason: str) -> None:
+        self._end_run(reason)
+
+    def _end_run(self, error: EpochlogError | str) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.failed(error)
+
+    def _completed(self, epoch: int) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.completed(epoch)
 
     def state(self, index: int) -> PartRecord:
         return PartRecord(None, self._runner.record().state == "finished")

@@ -80,6 +80,8 @@ class JobClaims:
         self.incarnation = lease.incarnation = after.incarnation
         if after.incarnation != before.incarnation:
             self._log_claim(before, after)
+            if before.runner is None and job.runner is not None and self.handle.run_listener is not None:
+                self.handle.run_listener.killed(job, job.runner.holder)
         return after
 
     def holds(self, lease: RunnerLease) -> bool:

@@ -48,6 +48,7 @@ from .next_step import (
 from .rebuild import request_rebuild
 from .refresh_context import RefreshContext
 from .refresh_plan import RefreshPlan, plan_barrier, plan_chunk
+from .refresh_run import refresh_run
 
 LocalRefresh = Callable[[LocalRefreshContext], None]
 
@@ -318,11 +319,12 @@ class JobRunner(JobClaims):
         self, plan: RefreshPlan, refresh: Callable[[Any], Any], adapter: RefreshAdapter, times: list[float]
     ) -> int:
         """Refresh and commit a barrier; return its epoch. times: of the begin and end of its decision."""
-        if plan.fully_loaded:
-            times.append(monotonic_s())
-            epoch = self.commit(plan, {})
-        else:
-            epoch = self._refresh(plan, refresh, adapter, times)
+        with refresh_run(self.handle, plan) as run:
+            if plan.fully_loaded:
+                times.append(monotonic_s())
+                run.epoch = epoch = self.commit(plan, {})
+            else:
+                run.epoch = epoch = self._refresh(plan, refresh, adapter, times)
         if epoch:
             self._note_phases([*times, monotonic_s()])
         return epoch

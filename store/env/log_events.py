@@ -249,6 +249,23 @@ INTENT_LEFT = LogEvent(
     "store table error",
     "The files of an aborted write are kept until its write intent expires.",
 )
+LINEAGE_FAILED = LogEvent(
+    "lineage_failed",
+    "lineage",
+    WARNING,
+    "store error",
+    "An event of OpenLineage could not be made or sent, and is lost. A failing backend is logged once in a row.",
+)
+LINEAGE_DROPPED = LogEvent(
+    "lineage_dropped",
+    "lineage",
+    WARNING,
+    "store waiting",
+    "Events of OpenLineage are dropped: too many wait for the backend, or the store was closed before it took them.",
+)
+LINEAGE_RECOVERED = LogEvent(
+    "lineage_recovered", "lineage", INFO, "store", "The backend of OpenLineage takes events again."
+)
 SERVER_STARTED = LogEvent("server_started", "server", INFO, "store location", "A store is served.")
 SERVER_STOPPED = LogEvent("server_stopped", "server", INFO, "store location", "A store is not served any more.")
 SERVER_OPEN = LogEvent(

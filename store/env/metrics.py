@@ -125,6 +125,12 @@ MAINTENANCE_FAILURES = Metric(
     "Failed attempts of the maintenance: of a table, vacuum or shipping.",
     ("subject",),
 )
+LINEAGE_EVENTS = Metric(
+    "epochlog_lineage_events_total",
+    "counter",
+    "Events of OpenLineage: sent, failed or dropped.",
+    ("outcome",),
+)
 READS = Metric("epochlog_reads_total", "counter", "Reads of tables and of their changes, by the door.", ("door",))
 
 RECORDED = (
@@ -139,6 +145,7 @@ RECORDED = (
     VACUUMED_FILES,
     VACUUMED_BYTES,
     MAINTENANCE_FAILURES,
+    LINEAGE_EVENTS,
     READS,
 )
 """Metrics that a Recorder has."""

@@ -33,6 +33,7 @@ from epochlog.store.types.epoch import MAX_EPOCH, from_unix_ms
 from .bootstrap import DEFAULT_INTERVAL_MS, RequestedOptions, open_catalog, require_requested_options
 from .leases import RUNNER_MS, Leases
 from .marker import read_marker, require_kind
+from .run_listener import RunListener
 from .watcher import CatalogWatcher
 from .write_intents import Intents
 
@@ -74,6 +75,7 @@ class Handle(OneProcess):
         self.watcher = CatalogWatcher(catalog)
         catalog.on_commit = self.watcher.poll_soon
         self.wake_maintenance: Callable[[], None] = lambda: None
+        self.run_listener: RunListener | None = None
         self.recorder = recorder_of(record.id)
         self.barrier_phases = Histograms()
         """Durations of the phases of the barriers that this process decided, by job and phase."""
@@ -102,6 +104,8 @@ class Handle(OneProcess):
             event.write({"store": self.files.place, **values}, stacklevel=3)
 
     def close(self) -> None:
+        if self.run_listener is not None:
+            self.run_listener.close()
         self.runners.close()
         self.leases.close()
         self.catalog.close()

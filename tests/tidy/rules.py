@@ -53,6 +53,7 @@ LAYERS = (
     "checkpoint",
     "batch",
     "views",
+    "lineage",
     "spark",
     "table",
     "transaction",
@@ -79,7 +80,7 @@ LAYERS = (
     "testing",
 )
 RANKS = {place: rank for rank, place in enumerate(LAYERS)}
-PACKAGES = ("store", "exchange", "checkpoint", "batch", "views", "spark", "page", "cli", "demo", "testing")
+PACKAGES = ("store", "exchange", "checkpoint", "batch", "views", "lineage", "spark", "page", "cli", "demo", "testing")
 OUTSIDE = ("tests", "bench", "examples", "docs", "scripts", "typings")
 
 # Variables and attributes that hold epochs, whatever they are of.
@@ -103,6 +104,7 @@ IMPORT_HOMES = {
     "redis": ("store/catalog/redis/*.py", "exchange/*.py"),
     "duckdb": ("batch/*.py", "views/*.py", "demo/*.py"),
     "sqlglot": ("views/*.py",),
+    "openlineage": ("lineage/*.py", "api.py"),
     "polars": ("batch/*.py", "table.py", "store/types/schema.py"),
     "matplotlib": ("demo/*.py",),
     "rich": ("demo/*.py", "cli/*.py"),

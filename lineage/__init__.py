@@ -1,0 +1,1 @@
+"""OpenLineage: events about the runs of jobs, sent by the user's OpenLineageClient."""
