@@ -122,6 +122,23 @@ def plan_view(
         raise InvalidInput(f"view {name!r}: refresh is one of {', '.join(REFRESHES)}, not {refresh!r}")
     if isinstance(primary_key, str) or not all(isinstance(column, str) for column in primary_key):
         raise InvalidInput(f"view {name!r}: primary_key is a list of column names, not {primary_key!r}")
+    try:
+        return _planned(handle, sql, primary_key, refresh, schema_of, new_tables)
+    except RecursionError as error:
+        raise InvalidInput(
+            "the query is nested too deeply; each OR, AND and + of a long row of them counts: write IN, or join a "
+            "table of the values"
+        ) from error
+
+
+def _planned(
+    handle: Handle,
+    sql: str,
+    primary_key: Sequence[str],
+    refresh: str,
+    schema_of: SchemaPlanner,
+    new_tables: Mapping[str, TableSchema],
+) -> tuple[ViewPlan, pa.Schema, dict[str, int]]:
     names = tables_of(sql)
 
     def schemas(view: ReadTxn) -> dict[str, TableSchema]:

@@ -185,14 +185,14 @@ def refuse_lost(table: TableDef, changed: TableSchema) -> None:
 def refuse_bound(view: ReadTxn, table: TableDef, change: SchemaChange) -> None:
     """Raise SchemaInUse if a job reads a column that the change drops or widens."""
     changed = change.changed_ids(table.schema)
+    names = dict(zip(table.schema.ids, table.schema.schema.names, strict=True))  # a job may have former ones
     for job in all_jobs(view) if changed else ():
         if table.id not in job.upstreams or job.state == "finished":
             continue
-        columns = job_columns(job, table)
-        for id_, name in zip(columns.ids, columns.schema.names, strict=True):
+        for id_ in job_columns(job, table).ids:
             if id_ in changed:
                 raise SchemaInUse(
-                    f"table {table.name!r}: column {name!r} cannot be {changed[id_]}: "
+                    f"table {table.name!r}: column {names[id_]!r} cannot be {changed[id_]}: "
                     + (
                         f"the query of view {job.name!r} reads it; give the view another query first with "
                         f"store.replace_views({{{job.name!r}: …}}), or drop it"

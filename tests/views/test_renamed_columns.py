@@ -112,6 +112,19 @@ def test_a_text_in_former_names_is_refused_with_the_rename(store: el.Store, call
     assert stepped(view, store) == [{"weekday": "mon", "cents": 12}]
 
 
+def test_a_column_in_use_is_named_as_it_is_called_now(store: el.Store) -> None:
+    store.create_view("v", SQL, ["weekday"])
+    store.table("orders").alter(rename={"weekday": "day"})
+    with pytest.raises(el.SchemaInUse, match="column 'day' cannot be dropped: the query of view 'v' reads it"):
+        store.table("orders").alter(drop=["day"])
+
+
+def test_a_query_that_is_nested_too_deeply_is_refused(store: el.Store) -> None:
+    condition = " OR ".join(f"cents = {number}" for number in range(3000))
+    with pytest.raises(el.InvalidInput, match="nested too deeply.*write IN"):
+        store.create_view("v", f"SELECT id FROM orders WHERE {condition}", ["id"])
+
+
 def test_a_column_that_was_dropped_is_named(store: el.Store) -> None:
     store.table("orders").alter(drop=["weekday"])
     with pytest.raises(el.InvalidInput, match="weekday.*table 'orders' had such a column.*dropped at epoch"):
