@@ -79,6 +79,9 @@ class Watched:
     def failed(self, error: BaseException) -> None:
         raise AssertionError
 
+    def aborted(self, reason: str) -> None:
+        raise AssertionError(reason)
+
     def state(self, index: int) -> PartRecord:
         return PartRecord()
 
