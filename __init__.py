@@ -105,7 +105,8 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .checkpoint.log_source.log_barriers import EndOfData
     from .checkpoint.log_source.log_source import Chunk, UpstreamLog
     from .checkpoint.pipeline.member import JobStatus
-    from .checkpoint.worker.actor import JobPart, LoadPart
+    from .checkpoint.worker.actor import LoadPart
+    from .checkpoint.worker.job_part import JobPart
     from .checkpoint.worker.row_partitioning import PartRefreshContext
     from .checkpoint.worker.worker import Worker
     from .exchange.client import Client, ServedTable, connect
@@ -186,7 +187,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "exchange.client": ("connect", "Client", "ServedTable"),
     "exchange.subscription.client": ("Subscription",),
     "checkpoint.worker.worker": ("Worker",),
-    "checkpoint.worker.actor": ("LoadPart", "JobPart"),
+    "checkpoint.worker.actor": ("LoadPart",),
+    "checkpoint.worker.job_part": ("JobPart",),
     "checkpoint.coordinator.state": ("CoordinatorSettings",),
     "spark.session": (
         "register",

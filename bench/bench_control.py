@@ -25,7 +25,7 @@ from epochlog.checkpoint import JobSettings
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.coordinator import coordinator
 from epochlog.checkpoint.coordinator.coordinator import Coordinator
-from epochlog.checkpoint.coordinator.managed_jobs import ManagedJob, Opened
+from epochlog.checkpoint.coordinator.managed_jobs import Decided, ManagedJob, Opened
 from epochlog.checkpoint.coordinator.state import Owner, key_of
 from epochlog.checkpoint.job.barrier import Barrier
 from epochlog.exchange.server import Server
@@ -62,9 +62,9 @@ class Watched:
     def open(self) -> Opened:
         return Opened(1, self._parts, frozenset(), SETTINGS.checkpoints)
 
-    def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier, bool]:
+    def decide(self, *, has_changes: bool, drain: bool) -> Decided:
         self.injected_s = perf_counter()
-        return Barrier(self._epoch, self._epoch + 1, "checkpoint" if self._epoch else "initial"), drain
+        return Decided(Barrier(self._epoch, self._epoch + 1, "checkpoint" if self._epoch else "initial"), drain)
 
     def commit(self, commit: Any) -> tuple[int, bool]:
         assert len(commit.segments["t"]) == self._parts
@@ -78,6 +78,9 @@ class Watched:
 
     def failed(self, error: BaseException) -> None:
         raise AssertionError
+
+    def is_overtaken(self) -> bool:
+        return False
 
     def aborted(self, reason: str) -> None:
         raise AssertionError(reason)

@@ -169,9 +169,7 @@ class Coordinator:
                 self._executor.execute(self._executor.manager.collect(report))
         elif isinstance(message, wire.Declined):
             running.has_changes = True
-            self._executor.execute(
-                self._executor.manager.decline(key, message.barrier_id, actor, message.incarnation, message.reason)
-            )
+            self._executor.submit(self._executor.decline, message, actor, running)
         elif isinstance(message, wire.Ended):
             running.has_changes = True
             self._executor.execute(self._executor.manager.ended(key, actor, message.incarnation))

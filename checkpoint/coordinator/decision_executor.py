@@ -27,6 +27,7 @@ from epochlog.store.env.log_events import ATTEMPT_ABORTED, OUTCOME_UNKNOWN, RETR
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import remove_segments
 
+from .managed_jobs import Decided
 from .metrics import Metrics
 from .state import Owner, Running, injected_message, key_of, run_logged
 
@@ -78,19 +79,20 @@ class DecisionExecutor:
     def _decide_barrier(self, decision: commands.Decide, running: Running, has_changes: bool) -> None:
         key = decision.job
         try:
-            barrier, last = running.managed_job.decide(has_changes=has_changes or decision.drain, drain=decision.drain)
+            decided = running.managed_job.decide(has_changes=has_changes or decision.drain, drain=decision.drain)
         except tuple(ENDINGS) as error:
             with self.lock:
                 self.abandon(key, running, error)
             return
         except EpochlogError as error:
             RETRY.log(what=f"the decision of the next barrier of {key}", error=error)
-            barrier, last = None, False
+            decided = Decided(None)
             with self.lock:
                 running.has_changes = running.has_changes or has_changes
         with self.lock:
-            settled = barrier is None and not running.has_changes
-            self.execute(self.manager.decided(key, decision.barrier_id, barrier, settled=settled, last=last))
+            settled = decided.barrier is None and not running.has_changes
+            answer = partial(self.manager.decided, key, decision.barrier_id, decided.barrier)
+            self.execute(answer(settled=settled, last=decided.last, renewed=decided.renewed))
 
     def _inject(self, inject: commands.Inject, running: Running) -> None:
         running.inject = inject
@@ -122,8 +124,10 @@ class DecisionExecutor:
             return
         except DEFINITE_FAILURES as error:
             running.managed_job.failed(error)
-            # The error's text is sent to the parts, so encode_error removes paths from it.
-            answer = partial(self.manager.refused, key, barrier_id, by_name(*encode_error(error)) or error)
+            if running.managed_job.is_overtaken():
+                answer = partial(self.manager.overtaken, key, barrier_id)
+            else:  # the error's text is sent to the parts, so encode_error removes paths from it
+                answer = partial(self.manager.refused, key, barrier_id, by_name(*encode_error(error)) or error)
         except Exception as error:  # noqa: BLE001 (a failed sync, or a defect: the outcome is unknown)
             OUTCOME_UNKNOWN.log(job=key, error=error)
             running.commit_error, answer = error, partial(self.manager.unknown, key, barrier_id)
@@ -159,6 +163,18 @@ class DecisionExecutor:
             with self.lock:
                 self.execute(self.manager.resolved(resolve.job, resolve.barrier_id, epoch))
             return
+
+    def decline(self, declined: wire.Declined, actor: commands.Actor, running: Running) -> None:
+        """Answer the refusal of a part to report for a barrier."""
+        key, overtaken = key_of(declined.part), running.managed_job.is_overtaken()
+        with self.lock:
+            if self.running.get(key) is not running:
+                return
+            if overtaken:
+                self.execute(self.manager.overtaken(key, declined.barrier_id))
+            else:
+                reason = declined.reason
+                self.execute(self.manager.decline(key, declined.barrier_id, actor, declined.incarnation, reason))
 
     def _announce(self, announce: commands.Announce, running: Running) -> None:
         running.inject = None

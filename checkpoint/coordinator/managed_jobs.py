@@ -63,6 +63,17 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """Answer to a Decide. barrier: the next one, or None if there is nothing to do. last: a drain ends with it.
+    renewed: it is not the barrier of the attempts before it, whose segments are no part of it.
+    """
+
+    barrier: Barrier | None
+    last: bool = False
+    renewed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JobEdges:
     """Request to look at a job, with the ids of the tables that the job reads and writes."""
 
@@ -108,11 +119,8 @@ class ManagedJob(Protocol):
         """Release the runner lease; `decide` takes it again."""
         ...
 
-    def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier | None, bool]:
-        """Return the next barrier, or None if there is nothing to do, and True if a drain ends with that barrier.
-
-        has_changes: its parts have something to commit.
-        """
+    def decide(self, *, has_changes: bool, drain: bool) -> Decided:
+        """Decide the next barrier. has_changes: its parts have something to commit."""
         ...
 
     def commit(self, commit: CommitBarrier) -> tuple[int, bool]:
@@ -129,6 +137,10 @@ class ManagedJob(Protocol):
 
     def aborted(self, reason: str) -> None:
         """Note that the attempt in flight was aborted."""
+        ...
+
+    def is_overtaken(self) -> bool:
+        """Return True if a view got a new query, or a request for a rebuild, after its newest barrier was decided."""
         ...
 
     def state(self, index: int) -> PartRecord:
@@ -183,12 +195,12 @@ class LoadTask:
     def leave(self) -> None:
         """Do nothing: only coordinators claim loads."""
 
-    def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier | None, bool]:
+    def decide(self, *, has_changes: bool, drain: bool) -> Decided:
         assert self._load is not None
         if not has_changes and not drain:
-            return None, False
+            return Decided(None)
         before = self._load.checkpoint
-        return Barrier(before, self._number + 1, "checkpoint" if before else "initial"), drain
+        return Decided(Barrier(before, self._number + 1, "checkpoint" if before else "initial"), drain)
 
     def commit(self, commit: CommitBarrier) -> tuple[int, bool]:
         assert self._load is not None
@@ -235,6 +247,9 @@ class LoadTask:
     def aborted(self, reason: str) -> None:
         """Do nothing: a load has no runs."""
 
+    def is_overtaken(self) -> bool:
+        return False
+
     def state(self, index: int) -> PartRecord:
         name = self._request.part.name
         return dict(self._handle.catalog.read(lambda view: load_parts(view, name))).get(index, PartRecord())
@@ -266,6 +281,7 @@ class JobTask:
         self._lease = self._runner.new_lease("coordinator")
         self._plan: RefreshPlan | None = None
         self._run: Run | None = None
+        self._barrier: Barrier | None = None  # of the newest attempt
         request_to_look = LookRequest(record.id, record.name, self._lease)
         self.edges: JobEdges | None = JobEdges(request_to_look, frozenset(record.upstreams), frozenset(record.outputs))
         self.tables: Collection[str] = handle.catalog.read(
@@ -301,17 +317,19 @@ class JobTask:
         self._end_run(Cancelled("its parts have left"))
         self._runner.release(self._lease)
 
-    def decide(self, *, has_changes: bool, drain: bool) -> tuple[Barrier | None, bool]:
+    def decide(self, *, has_changes: bool, drain: bool) -> Decided:
         if drain:
             record_drain(self._runner)
         self._plan = self._runner.begin(unchunked=True, lease=self._lease)
         self._end_run(Cancelled("its attempt was given up"))
         if self._plan is None:
-            return None, False
+            return Decided(None)
         if self._handle.run_listener is not None:
             self._run = self._handle.run_listener.began(self._plan)
+        barrier, earlier = self._plan.barrier, self._barrier
+        self._barrier = barrier
         # Barriers at earlier boundaries may precede the barrier that ends the drain.
-        return self._plan.barrier, drain and self._plan.job.ends_at(self._plan.barrier.curr)
+        return Decided(barrier, drain and self._plan.job.ends_at(barrier.curr), renewed=barrier != earlier)
 
     def commit(self, commit: CommitBarrier) -> tuple[int, bool]:
         assert self._plan is not None and self._plan.barrier == commit.barrier
@@ -341,14 +359,18 @@ class JobTask:
             tx.put(job_key(job.id), replace(job, incarnation=job.incarnation + 1).to_record())
             return None, job.incarnation + 1
 
-        epoch, lease.incarnation = self._handle.catalog.transact(body)
-        runner.incarnation = lease.incarnation
+        epoch, incarnation = self._handle.catalog.transact(body)
+        runner.incarnation = lease.incarnation = incarnation
+        self._plan = replace(plan, job=replace(plan.job, incarnation=incarnation))
         if epoch is not None:
             self._completed(epoch)
         return epoch
 
     def failed(self, error: BaseException) -> None:
-        self._runner.fail(error, keep_barrier=True)
+        self._runner.fail(error, self._plan, keep_barrier=True)
+
+    def is_overtaken(self) -> bool:
+        return self._plan is not None and self._runner.is_overtaken(self._plan)
 
     def aborted(self, reason: str) -> None:
         self._end_run(reason)

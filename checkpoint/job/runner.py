@@ -304,7 +304,7 @@ class JobRunner(JobClaims):
                     try:
                         return self._run_barrier(plan, refresh, adapter, [began_s, monotonic_s()])
                     except EpochlogError as error:
-                        if not self._is_overtaken(plan):
+                        if not self.is_overtaken(plan):
                             raise
                         take_over = False
                         self.handle.log(REFRESH_RESTARTED, job=self.name, reason=error)
@@ -329,7 +329,8 @@ class JobRunner(JobClaims):
             self._note_phases([*times, monotonic_s()])
         return epoch
 
-    def _is_overtaken(self, plan: RefreshPlan) -> bool:
+    def is_overtaken(self, plan: RefreshPlan) -> bool:
+        """Return True if this is a view that got a new query, or a request for a rebuild, since the plan was made."""
         try:
             job = self.record()
         except EpochlogError:  # the caller raises the step's error

@@ -166,7 +166,16 @@ class JobProtocol:
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
-    def decided(self, now: int, barrier_id: int, barrier: Barrier | None, settled: bool, last: bool) -> list[Decision]:
+    def decided(
+        self,
+        now: int,
+        barrier_id: int,
+        barrier: Barrier | None,
+        settled: bool,
+        last: bool,
+        *,
+        renewed: bool = False,
+    ) -> list[Decision]:
         attempt = self._attempt
         if attempt is None or attempt.barrier_id != barrier_id or attempt.phase != "deciding":
             return self._ignore()
@@ -175,22 +184,23 @@ class JobProtocol:
             self._forced_served = attempt.serves if settled else self._forced_served
             self._not_before_ms = next_multiple(now, self._retry_ms)
             return []
+        dropped = self._drop_carried("their barrier was replaced") if renewed else []
         attempt.drain = attempt.drain and last
         self._reason = self._registry.rejection_reason()
         if self._reason is not None:
             self._attempt = None
             self._restore_trigger(now)
-            return []
+            return dropped
         trigger, waits = self._registry.plan()
         tasks = self._registry.tasks
         attempt.phase, attempt.barrier, attempt.deadline_ms = "collecting", barrier, now + self.settings.timeout_ms
         attempt.waits = {actor: tasks[actor].incarnation for actor in sorted(waits)}
         attempt.finished_before = self._registry.in_state(TaskState.FINISHED)
         if not waits:
-            return [self._commit(attempt)]
+            return [*dropped, self._commit(attempt)]
         targets = {actor: tasks[actor].incarnation for actor in sorted(trigger)}
         taken = {actor: tasks[actor].taken for actor in attempt.waits}
-        return [Inject(self.job, barrier_id, barrier, targets, frozenset(waits), taken, attempt.drain)]
+        return [*dropped, Inject(self.job, barrier_id, barrier, targets, frozenset(waits), taken, attempt.drain)]
 
     def committed(self, now: int, barrier_id: int, epoch: int) -> list[Decision]:
         attempt = self._at_catalog(barrier_id)
@@ -224,6 +234,15 @@ class JobProtocol:
             decisions += self._roll_back(now, self._registry.tasks, reason)
             return [*decisions, *self._count_failure(now, reason)]
         return self._fail_attempt(now, attempt, reason)
+
+    def overtaken(self, now: int, barrier_id: int) -> list[Decision]:
+        attempt = self._attempt
+        if attempt is None or attempt.barrier_id != barrier_id or attempt.phase not in ("collecting", "committing"):
+            return self._ignore()
+        decisions = self._abort(now, attempt, "another barrier takes the place of this one", due_at_once=True)
+        if self._stopping:
+            return [*decisions, *self._stop_job()]
+        return [*decisions, *self._drop_stale("its actor has ended"), *self._list_starts(), *self._advance(now)]
 
     def unknown(self, barrier_id: int) -> list[Decision]:
         attempt = self._at_catalog(barrier_id)
@@ -352,6 +371,11 @@ class JobProtocol:
             (live if self._registry.current(report.actor, report.incarnation) else stale).append(report)
         self._carried = live
         return [Drop(self.job, merge_segments(stale), reason)] if stale else []
+
+    def _drop_carried(self, reason: str) -> list[Decision]:
+        """Drop the carried segments."""
+        segments, self._carried = merge_segments(self._carried), []
+        return [Drop(self.job, segments, reason)] if segments else []
 
     def _discard_uncommitted(self, reason: str) -> list[Decision]:
         """End the attempt and drop its and all carried segments. Keep them if the attempt is at the catalog.

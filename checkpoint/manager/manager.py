@@ -152,14 +152,24 @@ class CheckpointManager:
     # ---- answers -------------------------------------------------------------------------------------------------
 
     def decided(
-        self, job: str, barrier_id: int, barrier: Barrier | None, *, settled: bool = False, last: bool = True
+        self,
+        job: str,
+        barrier_id: int,
+        barrier: Barrier | None,
+        *,
+        settled: bool = False,
+        last: bool = True,
+        renewed: bool = False,
     ) -> list[Decision]:
         """Answer Decide with the next barrier (a load's has checkpoint numbers), or None: nothing to commit now.
 
         settled, with None: nothing at or below the newest boundary is left to commit, so a forced checkpoint is served.
-        last: a drain ends with this barrier; False if more barriers follow before the end.
+        last: a drain ends with this barrier; False if more barriers follow before the end. renewed: it takes the place
+        of the barrier of earlier attempts, so the segments that are carried over from them are dropped.
         """
-        return self._dispatch(job, lambda machine, now: machine.decided(now, barrier_id, barrier, settled, last))
+        return self._dispatch(
+            job, lambda machine, now: machine.decided(now, barrier_id, barrier, settled, last, renewed=renewed)
+        )
 
     def committed(self, job: str, barrier_id: int, epoch: int) -> list[Decision]:
         """Answer CommitBarrier: the commit has landed at that epoch."""
@@ -172,6 +182,10 @@ class CheckpointManager:
         column that was dropped, can never be committed. Other errors count as a failure.
         """
         return self._dispatch(job, lambda machine, now: machine.refused(now, barrier_id, error))
+
+    def overtaken(self, job: str, barrier_id: int) -> list[Decision]:
+        """Abort the attempt, uncounted, because another barrier takes the place of its barrier, which cannot land."""
+        return self._dispatch(job, lambda machine, now: machine.overtaken(now, barrier_id))
 
     def unknown(self, job: str, barrier_id: int) -> list[Decision]:
         """Answer CommitBarrier: the outcome of the commit is unknown."""

@@ -18,7 +18,7 @@ from epochlog.store.env.log_events import COORDINATOR_BACK, COORDINATOR_LOST, ST
 from epochlog.store.env.log_line import LogEvent
 from epochlog.store.session.handle import Handle
 
-from .actor import JobPart
+from .job_part import JobPart
 from .worker import Worker
 
 LOOK_S = 0.5

@@ -25,7 +25,8 @@ from epochlog.store.env.log_events import COORDINATOR_REFUSED, COORDINATOR_SILEN
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import check_name
 
-from .actor import JobPart, LoadPart, Part
+from .actor import LoadPart, Part
+from .job_part import JobPart
 
 CONTROL = b"control"
 """Name of the exchange."""

@@ -15,7 +15,7 @@ import epochlog as el
 from attached_fixture import add_orders, caught_up, check_chain, copy, end, make_chain, make_store, run, said
 from control_fixture import TOKEN, open_worker, settings
 from epochlog.checkpoint import control_messages
-from epochlog.checkpoint.worker.actor import JobPart
+from epochlog.checkpoint.worker.job_part import JobPart
 from ports import fixed_location
 from wait_until import wait_until
 

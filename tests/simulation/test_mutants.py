@@ -294,10 +294,9 @@ def timeouts_never(monkeypatch: pytest.MonkeyPatch) -> None:
 def injected_without_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     decided = JobProtocol.decided
 
-    def without_taken(job: Any, *args: Any) -> Any:
-        return [
-            replace(d, taken=dict.fromkeys(d.taken, 0)) if isinstance(d, Inject) else d for d in decided(job, *args)
-        ]
+    def without_taken(job: Any, *args: Any, **options: Any) -> Any:
+        decisions = decided(job, *args, **options)
+        return [replace(d, taken=dict.fromkeys(d.taken, 0)) if isinstance(d, Inject) else d for d in decisions]
 
     monkeypatch.setattr(JobProtocol, "decided", without_taken)
 
