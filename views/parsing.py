@@ -75,15 +75,17 @@ def parse(sql: str) -> exp.Query:
 
 def _place_of(error: SqlglotError) -> str:
     """Describe an error of the parser with its place: the terminal's codes that it has around the place left out."""
-    found = error.errors[0] if isinstance(error, ParseError) and error.errors else None
-    if found is None:
+    mistake = error.errors[0] if isinstance(error, ParseError) and error.errors else None
+    if mistake is None:
         return re.sub(r"\x1b\[\d+m", "", f"{error}; is a quote left open?")
     what = re.sub(
-        r"Required keyword: '\w+' missing for <class '[\w.]*\.(\w+)'>", r"a part of \1 is missing", found["description"]
+        r"Required keyword: '\w+' missing for <class '[\w.]*\.(\w+)'>",
+        r"a part of \1 is missing",
+        mistake["description"],
     )
-    before, at = " ".join(str(found["start_context"]).split()[-5:]), found["highlight"]
-    column = found["col"] - len(at) + 1
-    return f"{what.removesuffix('.')}, at line {found['line']}, column {column}: {before} >>> {at} <<<"
+    before, at = " ".join(str(mistake["start_context"]).split()[-5:]), mistake["highlight"]
+    column = mistake["col"] - len(at) + 1
+    return f"{what.removesuffix('.')}, at line {mistake['line']}, column {column}: {before} >>> {at} <<<"
 
 
 def _require_allowed(node: exp.Expr) -> None:
