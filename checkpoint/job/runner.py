@@ -185,7 +185,7 @@ class JobRunner(JobClaims):
 
     def _log_failure(self, error: BaseException, plan: RefreshPlan) -> None:
         """Log a failed refresh or commit, unless its step begins again, or another event tells it."""
-        if not isinstance(error, Fenced) and not self._is_overtaken(plan):
+        if not isinstance(error, Fenced) and not self.is_overtaken(plan):
             self.handle.log(REFRESH_FAILED, job=self.name, epoch=plan.barrier.curr, error=error)
 
     def _commit(self, plan: RefreshPlan, edits: Sequence[TableEdit]) -> int:
