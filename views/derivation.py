@@ -1,8 +1,8 @@
 """Derivation of a view's incremental refresh from its query (pure).
 
-A refresh recomputes groups of the view's rows, those with equal values in the scope. The scope of a barrier is the
-columns of the primary key whose touched values each changed table's occurrences give; if there are none, such columns
-outside of the key; if there are none either, the refresh recomputes all rows.
+A refresh recomputes groups of the view's rows, those with equal values in the scope. The scope of a barrier (rule R2)
+is the columns of the primary key whose touched values each changed table's occurrences give; if there are none, such
+columns outside of the key; if there are none either, the refresh recomputes all rows.
 """
 
 from __future__ import annotations
@@ -89,7 +89,12 @@ class ViewPlan:
         return self.scope_of(self.tables)
 
     def scope_of(self, changed: Collection[str]) -> tuple[str, ...]:
-        """Return the scope of a barrier in which these tables have changed; () for a refresh of all rows."""
+        """Return the scope of a barrier in which these tables have changed; () for a refresh of all rows (rule R2).
+
+        Theorem: a row that the barrier adds, alters or removes has values in the scope that are touched values of an
+        occurrence that changed, for each column of the scope is stable for all of these. So the rows with all other
+        values are the same before and after, and recomputing the groups of the touched values gives the whole view.
+        """
         if self.full_reason is not None:
             return ()
         sets = [set(occurrence.covered) for occurrence in self.occurrences if occurrence.table in changed]

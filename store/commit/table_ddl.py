@@ -255,11 +255,16 @@ def refuse_in_use(view: ReadTxn, table: TableDef) -> None:
     """Raise TableInUse with the name of the job or load that reads, owns or writes the table, if there is one."""
     name = table.name
     if table.job_id is not None:
-        owner = get_job(view, table.job_id, "?").name
-        raise TableInUse(f"table {name!r} is an output of job {owner!r}; drop the job with store.drop_job({owner!r})")
+        job = get_job(view, table.job_id, "?")
+        if job.view is not None:
+            raise TableInUse(f"table {name!r} has the rows of a view; drop it with store.drop_view({job.name!r})")
+        raise TableInUse(
+            f"table {name!r} is an output of job {job.name!r}; drop the job with store.drop_job({job.name!r})"
+        )
     for job in all_jobs(view):
         if table.id in job.upstreams:
-            raise TableInUse(f"table {name!r} is read by job {job.name!r}; drop that job first")
+            kind = "job" if job.view is None else "view"
+            raise TableInUse(f"table {name!r} is read by {kind} {job.name!r}; drop that {kind} first")
         if table.id in job.rows_from:
             raise TableInUse(f"table {name!r} cannot be dropped: {of_earlier_query(job)}")
     for load in all_loads(view):

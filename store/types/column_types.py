@@ -45,7 +45,7 @@ def refusal(kind: pa.DataType) -> str | None:
     if isinstance(kind, pa.BaseExtensionType):
         return f"it is an extension type; use its storage type {kind.storage_type}"
     if _T.is_null(kind):
-        return "it holds no values"
+        return "it holds no values; give the column another type (in SQL, CAST(NULL AS STRING))"
     if _T.is_list_view(kind) or _T.is_large_list_view(kind):
         return "Arrow has no kernels for list views; use list"
     if _T.is_run_end_encoded(kind):

@@ -101,3 +101,14 @@ def test_a_membership_of_other_width_is_refused(store: el.Store) -> None:
 
 def test_a_comment_may_follow_the_query(store: el.Store) -> None:
     assert rows_of(store, "SELECT id FROM sales WHERE id < 2; -- the first", "id") == [(1,)]
+
+
+def test_a_table_in_use_by_a_view_names_the_view(store: el.Store) -> None:
+    store.create_table("base", pa.schema([pa.field("id", pa.int64(), nullable=False), ("c", pa.int64())]), ["id"])
+    store.create_view("shown", "SELECT id, c FROM base", primary_key=["id"])
+    with pytest.raises(el.TableInUse, match=r"store\.drop_view\('shown'\)"):
+        store.drop_table("shown")
+    with pytest.raises(el.TableInUse, match="read by view 'shown'; drop that view first"):
+        store.drop_table("base")
+    with pytest.raises(el.InvalidSchema, match=r"CAST\(NULL AS STRING\)"):
+        store.create_view("empty", "SELECT id, NULL AS y FROM base", primary_key=["id"])
