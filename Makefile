@@ -52,8 +52,8 @@ campaign: setup  ## the longest tests: each failpoint every time it is reached, 
 bench: setup pypaimon  ## measure epochlog and its peers, and write docs/PERFORMANCE.md: forty minutes
 	@$(BENCH) --benchmark-columns=min,median,rounds --benchmark-sort=name
 
-bench-quick: setup pypaimon  ## print the tables of `make bench` at a tenth of the size: three minutes
-	@$(BENCH) --quick --benchmark-disable --ignore=bench/bench_tpch.py --ignore=bench/bench_attached.py
+bench-quick: setup pypaimon  ## print the tables of `make bench` at a tenth of the size, and what moved since the last of record
+	@$(BENCH) $(if $(KEEP),--keep) --quick --benchmark-disable --ignore=bench/bench_tpch.py --ignore=bench/bench_attached.py
 
 pypaimon: setup
 	@scripts/setup_pypaimon.sh

@@ -11,8 +11,9 @@ from time import perf_counter
 
 import pytest
 from bench_spark import Sessions
+from of_record import RatioRecord, compared, path_of
 from pairs import ReplayClock
-from report import Book, command_line
+from report import Book, command_line, environment
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "PERFORMANCE.md"
@@ -39,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         default=ROOT / ".benchmarks" / "figures.json",
         help="write all samples into this file as they come (default: .benchmarks/figures.json)",
+    )
+    group.addoption(
+        "--keep",
+        action="store_true",
+        help="keep the ratios of this run as those of record for its scale, with which later runs are compared",
     )
     group.addoption(
         "--go-on",
@@ -155,7 +161,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     if not book.figures:
         return
     terminalreporter.section("figures")
-    for line in [*book.verdicts(), "", *book.complaints()]:
+    for line in [*book.verdicts(), "", *book.complaints(), *_since_the_record(book, config)]:
         terminalreporter.write_line(line)
     terminalreporter.write_line(f"all samples: {book.results}")
     if path is None and book.scale == 1 and not book.missing():
@@ -165,3 +171,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
         return
     book.write(path, command_line(book.scale))
     terminalreporter.write_line(f"written to {path}")
+
+
+def _since_the_record(book: Book, config: pytest.Config) -> list[str]:
+    """Compare the run with the one of record, or with `--keep` make it that."""
+    now, path = RatioRecord.of(book.figures, environment()), path_of(book.scale)
+    if config.getoption("keep"):
+        now.save(path)
+        return [f"{len(now.ratios)} ratios are of record in {path}"]
+    record = RatioRecord.load(path)
+    return [f"no run at {book.scale:g} of the full size is of record"] if record is None else compared(record, now)

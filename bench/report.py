@@ -52,7 +52,7 @@ _WHOLE = {
     BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in (*range(1, 18), *range(19, 25)))},
     STRING: _OF_ANY_SHAPE,
     COMPOSITE: _OF_ANY_SHAPE,
-    WIDE: _OF_ANY_SHAPE,
+    WIDE: {**_OF_ANY_SHAPE, "P7": 2},
     LARGE: {"P1": 1, "P2": 6, "P5": 3, "P7": 2, "P10": 2},
 }
 _AT_FULL_SIZE = {"P13": 1, "P14": 2, "P16": 2, "P18": 1}

@@ -74,10 +74,25 @@ def _batches(query: StreamingQuery, rows: int) -> list[float]:
 
 
 def read(session: SparkSession, order: dict[str, Any]) -> list[float]:
-    """Milliseconds of one load and its way into a sink that keeps nothing."""
+    """Milliseconds of one load, of the columns of the order or of all, and its way into a sink that keeps nothing."""
     start = perf_counter()
-    frame = load_rows(session, order) if order["query"] == "read" else session.read.parquet(order["parquet"])
-    frame.write.format("noop").mode("overwrite").save()
+    return kept_nowhere(
+        load_rows(session, order) if order["query"] == "read" else session.read.parquet(order["parquet"]), order, start
+    )
+
+
+def read_snapshot(session: SparkSession, order: dict[str, Any]) -> list[float]:
+    """Milliseconds of the read of a snapshot of an open store, likewise."""
+    with el.open(order["store"], create=False) as store:
+        start = perf_counter()
+        with store.snapshot(["rows"]) as snapshot:
+            return kept_nowhere(snapshot.spark("rows", session), order, start)
+
+
+def kept_nowhere(frame: DataFrame, order: dict[str, Any], start: float) -> list[float]:
+    """Read the order's columns of the frame. Return the milliseconds since `start`."""
+    selected = frame.select(*order["columns"]) if order.get("columns") else frame
+    selected.write.format("noop").mode("overwrite").save()
     return [(perf_counter() - start) * 1000]
 
 
@@ -119,7 +134,14 @@ def ask_loads(session: SparkSession, order: dict[str, Any]) -> list[Row]:
     return session.sql(order["text"], **frames).collect()
 
 
-WORK = {"read": read, "read_parquet": read, "write_parquet": write_parquet, "sql_of_catalog": sql, "sql_of_loads": sql}
+WORK = {
+    "read": read,
+    "read_snapshot": read_snapshot,
+    "read_parquet": read,
+    "write_parquet": write_parquet,
+    "sql_of_catalog": sql,
+    "sql_of_loads": sql,
+}
 
 
 def main() -> None:
