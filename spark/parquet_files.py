@@ -15,8 +15,8 @@ from epochlog.store.env.local_folder import LocalFiles
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.data_file import FileGone, verified
-from epochlog.store.sst.file_columns import column_map
-from epochlog.store.sst.sorted_run import EPOCH, RunFile
+from epochlog.store.sst.file_columns import column_map, file_schema
+from epochlog.store.sst.sorted_run import RunFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,8 +26,6 @@ CHECKED_BYTES = 4 << 30
 """Size of a table's files up to which this process checks them; tasks check those of larger tables."""
 
 _T = pa.types
-_OF_SPARK = ("_metadata", EPOCH)
-"""Names that a column of the same frame may not have, in any case."""
 OPTIONS = {
     "parquet.page.verify-checksum.enabled": "true",
     "ignoreMissingFiles": "false",
@@ -51,8 +49,17 @@ def parquet_files(files: Files, plan: ScanPlan) -> tuple[RunFile, ...] | None:
         return None
     if any(part.deletes or column_map(plan.table, part) is not None for part in run.parts):
         return None
-    names = [name.lower() for name in (*plan.table.schema.names, *_OF_SPARK)]
-    return run.parts if run.parts and len(set(names)) == len(names) else None
+    if any(_differ_by_case(file_schema(plan.table, part).schema.names) for part in run.parts):
+        return None
+    return run.parts or None
+
+
+def _differ_by_case(names: Sequence[str]) -> bool:
+    """Return True if Spark takes two columns of a file for one. A file has dropped columns too, until it is rewritten.
+
+    Hidden columns of a file begin with `_`, as no column of a table does.
+    """
+    return len({name.lower() for name in names}) < len(names)
 
 
 def is_plain(kind: pa.DataType) -> bool:

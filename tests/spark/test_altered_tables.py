@@ -259,6 +259,19 @@ def test_a_view_that_spark_refreshes_binds_the_columns_that_its_query_reads(lake
     assert counts() == {"many": 1}
 
 
+def test_a_view_that_spark_refreshes_reads_no_added_column_whose_name_differs_by_case(lake) -> None:
+    lake.orders.upsert(rows(0, 4))
+    query = "SELECT day, COUNT(*) AS n FROM orders GROUP BY day"
+    view = lake.store.create_view("days", query, ["day"], refresh="full", spark=lake.spark)
+    lake.orders.alter(add=[pa.field("DAY", pa.string())])
+    lake.orders.upsert([{**row, "DAY": "none"} for row in rows(0, 3).to_pylist()])
+    lake.orders.delete([3])
+    lake.store.compact("orders", full=True)
+    lake.store.checkpoint()
+    view.step(spark=lake.spark)
+    assert lake.store.table("days").to_arrow()["day"].to_pylist() == ["d0", "d1", "d2"]
+
+
 # ---- the catalog ---------------------------------------------------------------------------------------------------
 
 

@@ -175,6 +175,22 @@ def test_names_that_spark_would_confuse_are_read_by_our_reader(
         assert not is_parquet(snapshot.spark("t", spark))
 
 
+def test_a_dropped_column_whose_name_differs_by_case_is_no_obstacle(store: el.Store, spark: SparkSession) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("note", pa.int64()), ("Note", pa.int64())])
+    table = store.create_table("t", schema, ["id"])
+    table.upsert(pa.table({"id": [1, 2], "note": [3, 4], "Note": [5, 6]}, schema))
+    store.compact("t", full=True)
+    table.alter(drop=["note"])
+    for rewritten in (False, True):
+        if rewritten:
+            table.upsert(pa.table({"id": [1], "Note": [7]}))
+            store.compact("t", full=True)
+        with store.snapshot(["t"], consistency="latest") as snapshot:
+            frame = snapshot.spark("t", spark)
+            assert is_parquet(frame) == rewritten
+            assert frame.agg({"Note": "sum"}).collect()[0][0] == (7 if rewritten else 5) + 6
+
+
 def test_a_commit_above_the_run_is_read_by_our_reader_until_it_is_compacted(
     store: el.Store, spark: SparkSession
 ) -> None:
