@@ -30,6 +30,7 @@ _TOKEN = re.compile(
     r"""|(?P<quoted>"(?:[^"]|"")*"|`(?:[^`]|``)*`)|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign><=|>=|<>|!=|==|[=<>(),])|(?P<end>\Z))"""
 )
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_IN_WORD = re.compile(r"[A-Za-z0-9_]")
 _KEYWORDS = ("AND", "OR", "NOT", "IS", "NULL", "IN", "BETWEEN", "LIKE", "TRUE", "FALSE", "DATE", "TIMESTAMP")
 _SIGNS = {"=": "equal", "==": "equal", "<>": "not_equal", "!=": "not_equal"}
 _SIGNS |= {"<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
@@ -59,7 +60,8 @@ def rename_in_predicate(text: str, schema: pa.Schema, names: Mapping[str, str]) 
     parser, _ = _parsed(text, schema)
     for start, end, name in reversed(parser.columns):
         if names.get(name, name) != name:
-            text = text[:start] + _written(names[name]) + text[end:]
+            before, after = text[:start], text[end:]
+            text = before + _written(names[name], beside=before[-1:] + after[:1]) + after
     return text
 
 
@@ -70,9 +72,12 @@ def _parsed(text: str, schema: pa.Schema) -> tuple[_Parser, pc.Expression]:
     return parser, expression
 
 
-def _written(name: str) -> str:
-    """Return a column's name as a predicate has it: quoted if it is no plain word, or a keyword."""
-    if _PLAIN.fullmatch(name) and name.upper() not in _KEYWORDS:
+def _written(name: str, beside: str) -> str:
+    """Return a column's name as a predicate has it: quoted if it is no plain word, a keyword, or next to a word.
+
+    beside: the characters before and after it. `a OR"b"` is a predicate, `a ORb` is none.
+    """
+    if _PLAIN.fullmatch(name) and name.upper() not in _KEYWORDS and not any(map(_IN_WORD.match, beside)):
         return name
     return '"' + name.replace('"', '""') + '"'
 

@@ -268,6 +268,17 @@ def test_a_column_with_the_name_of_a_keyword_changes_no_check(lab: Lab) -> None:
             table.upsert([{**row, **bad}])
 
 
+def test_a_quoted_column_beside_a_keyword_stays_apart_from_it(lab: Lab) -> None:
+    checks = {"both": 'n>0 AND"a number"<9OR"a number"is null'}
+    schema = SCHEMA.append(pa.field("a number", pa.int64()))
+    table = lab.store.create_table("t", schema, ["k"], checks=checks)
+    table.alter(rename={"a number": "m"})
+    assert dict(table._table.checks) == {"both": 'n>0 AND"m"<9OR"m"is null'}
+    table.upsert([{"k": 1, "at": None, "until": None, "n": 0, "m": None}])
+    with pytest.raises(el.CheckViolated):
+        table.upsert([{"k": 2, "at": None, "until": None, "n": 0, "m": 3}])
+
+
 NAMES = ["a", "b", "date", "TRUE", "is", "x y", 'q"q', "b`b", "timestamp", "in"]
 
 
