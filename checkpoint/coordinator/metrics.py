@@ -78,16 +78,16 @@ class Metrics:
         return "\n".join(lines) + "\n" + store_metrics(handle)
 
 
-BARRIER_LATENCY = Metric("epochlog_barrier_latency_seconds", "histogram", "From inject to commit.", ("job",))
-BARRIER_AGE = Metric("epochlog_barrier_in_flight_age_seconds", "gauge", "Age of the attempt in flight.", ("job",))
-JOB_COMMITS = Metric("epochlog_job_commits_total", "counter", "Checkpoints committed.", ("job",))
-JOB_ABORTS = Metric("epochlog_job_aborts_total", "counter", "Attempts aborted.", ("job",))
-JOB_FAILURES = Metric("epochlog_job_failures_in_a_row", "gauge", "Attempts failed in a row.", ("job",))
-JOB_CARRIED = Metric("epochlog_job_carried_segments", "gauge", "Segments of aborted attempts.", ("job",))
+BARRIER_LATENCY = Metric("epochlog_barrier_latency_seconds", "histogram", "From inject to commit.", ("job_name",))
+BARRIER_AGE = Metric("epochlog_barrier_in_flight_age_seconds", "gauge", "Age of the attempt in flight.", ("job_name",))
+JOB_COMMITS = Metric("epochlog_job_commits_total", "counter", "Checkpoints committed.", ("job_name",))
+JOB_ABORTS = Metric("epochlog_job_aborts_total", "counter", "Attempts aborted.", ("job_name",))
+JOB_FAILURES = Metric("epochlog_job_failures_in_a_row", "gauge", "Attempts failed in a row.", ("job_name",))
+JOB_CARRIED = Metric("epochlog_job_carried_segments", "gauge", "Segments of aborted attempts.", ("job_name",))
 JOB_IGNORED = Metric(
-    "epochlog_job_ignored_messages_total", "counter", "Stale, repeated, unknown or late messages.", ("job",)
+    "epochlog_job_ignored_messages_total", "counter", "Stale, repeated, unknown or late messages.", ("job_name",)
 )
-JOB_EPOCH = Metric("epochlog_job_epoch", "gauge", "Epoch of the newest commit.", ("job",))
+JOB_EPOCH = Metric("epochlog_job_epoch", "gauge", "Epoch of the newest commit.", ("job_name",))
 WORKERS = Metric("epochlog_workers_connected", "gauge", "Workers and drivers that are connected.")
 OF_COORDINATOR = (
     BARRIER_LATENCY,
@@ -106,7 +106,7 @@ BARRIER_PHASE = Metric(
     "epochlog_barrier_phase_seconds",
     "histogram",
     "Phases of barriers: decision, collection, commit.",
-    ("job", "phase"),
+    ("job_name", "phase"),
 )
 COMMITTED_EPOCH = Metric("epochlog_table_committed_epoch", "gauge", "Newest commit of the table.", ("table",))
 SAFE_EPOCH = Metric("epochlog_table_safe_epoch", "gauge", "Oldest epoch at which the table can be read.", ("table",))

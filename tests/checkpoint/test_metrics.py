@@ -201,6 +201,8 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
         assert metric.kind != "histogram" or metric.name.endswith("_seconds"), metric.name
         assert not metric.name.endswith(("_ms", "_count", "_sum", "_bucket")), metric.name
         assert metric.about.endswith(".") and metric.about[0].isupper()
+        taken = {"job", "instance", "le", "quantile"} & {*metric.labels}  # Prometheus gives them to what it scrapes
+        assert not taken, (metric.name, taken)
 
 
 def test_a_served_store_has_every_metric_and_the_page_lists_them(store: el.Store) -> None:
@@ -261,7 +263,7 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_are_there() -> None:
     "rate(epochlog_commit_total[5m])",
     "rate(epochlog_table_lag_seconds[5m])",
     "sum by (door) (epochlog_commits_total)",
-    'epochlog_commits_total{job="x"}',
+    'epochlog_commits_total{job_name="x"}',
     "epochlog_commits_total_count",
 ])  # fmt: skip
 def test_a_wrong_expression_is_noticed(wrong: str) -> None:

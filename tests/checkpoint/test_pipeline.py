@@ -538,5 +538,5 @@ def test_the_phases_of_each_barrier_are_measured(lab: Lab) -> None:
     for phase in ("decision", "collection", "commit"):
         for name in ("j", "k"):
             count = len(lab.store.table(f"{name}_out").history())
-            assert f'epochlog_barrier_phase_seconds_count{{job="job:{name}",phase="{phase}"}} {count}\n' in text
+            assert f'epochlog_barrier_phase_seconds_count{{job_name="job:{name}",phase="{phase}"}} {count}\n' in text
     assert 'epochlog_table_lag_seconds{table="k_out"} 0' in text

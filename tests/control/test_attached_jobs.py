@@ -76,7 +76,7 @@ def test_the_coordinator_decides_and_a_second_driver_waits_for_the_first(tmp_pat
                 assert runner_kind(store) == "coordinator"
                 text = server.metrics()
                 for phase in ("decision", "collection", "commit"):
-                    line = f'epochlog_barrier_phase_seconds_count{{job="job:revenue",phase="{phase}"}}'
+                    line = f'epochlog_barrier_phase_seconds_count{{job_name="job:revenue",phase="{phase}"}}'
                     assert next(float(x.split()[-1]) for x in text.splitlines() if x.startswith(line)) >= 1
                 with driving(store, second_worker) as second:
                     wait_until(lambda: second.refused > 2)

@@ -145,7 +145,7 @@ def test_epochlog_serve(tmp_path: Path) -> None:
             part.writer("clicks").upsert(rows(1))
             part.finish(timeout=WAIT_LIMIT_S)
             page = urllib.request.urlopen(locations["metrics"]).read().decode()
-        assert 'epochlog_job_commits_total{job="load:ld"} 1' in page and "epochlog_workers_connected 1" in page
+        assert 'epochlog_job_commits_total{job_name="load:ld"} 1' in page and "epochlog_workers_connected 1" in page
         assert 'epochlog_table_committed_epoch{table="clicks"}' in page and TOKEN not in page
         child.send_signal(signal.SIGTERM)
         child.communicate()
