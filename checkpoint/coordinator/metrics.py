@@ -13,7 +13,7 @@ from epochlog.store.changelog.consumer_info import consumers_within
 from epochlog.store.env.histogram import Histograms
 from epochlog.store.env.metrics import RECORDED, Labels, Metric
 from epochlog.store.epochs.view_reader import read_epoch_view
-from epochlog.store.metadata.lookups import all_tables, get_version
+from epochlog.store.metadata.lookups import all_jobs, all_tables, get_version
 from epochlog.store.session.handle import Handle
 
 _PHASES: dict[type, str] = dict(
@@ -129,18 +129,23 @@ CONSUMER_LAG = Metric(
 CONSUMER_COMMITS = Metric(
     "epochlog_consumer_lag_commits", "gauge", "Commits that the consumer has not acknowledged.", ("consumer",)
 )
+JOB_FAILING = Metric(
+    "epochlog_job_failing_seconds", "gauge", "Time since the job's first failure after its last commit.", ("job_name",)
+)
+JOB_PARKED = Metric("epochlog_job_parked", "gauge", "Whether the job is parked: 1 until its rebuild.", ("job_name",))
 OF_TABLES = (COMMITTED_EPOCH, SAFE_EPOCH, TABLE_LAG, L0_SEGMENTS, L0_BYTES, LOG_BYTES, RUN_BYTES)
 OF_CONSUMERS = (CONSUMER_LAG, CONSUMER_COMMITS)
-ALL = (*OF_COORDINATOR, BARRIER_PHASE, *RECORDED, *OF_TABLES, *OF_CONSUMERS)
+OF_JOBS = (JOB_FAILING, JOB_PARKED)
+ALL = (*OF_COORDINATOR, BARRIER_PHASE, *RECORDED, *OF_TABLES, *OF_JOBS, *OF_CONSUMERS)
 """Every metric that epochlog serves."""
 
 
 def store_metrics(handle: Handle) -> str:
-    """Return the metrics of this process's work on the store, and of its tables and consumers, as Prometheus text."""
+    """Return metrics of this process's work, and of the tables, jobs and consumers of the store, as Prometheus text."""
     lines = [
         *BARRIER_PHASE.histogram_lines(handle.barrier_phases.items()),
         *handle.recorder.lines(RECORDED),
-        *handle.catalog.read(lambda view: [*_tables(view, handle), *_consumers(view, handle)]),
+        *handle.catalog.read(lambda view: [*_tables(view, handle), *_jobs(view, handle), *_consumers(view, handle)]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -159,6 +164,14 @@ def _tables(view: ReadTxn, handle: Handle) -> Iterator[str]:
         values[table.name,] = version.max_committed_epoch, version.safe_epoch, lag_s, *sizes
     for place, metric in enumerate(OF_TABLES):
         yield from metric.lines({labels: row[place] for labels, row in values.items()})
+
+
+def _jobs(view: ReadTxn, handle: Handle) -> Iterator[str]:
+    """Yield the lines with each job's failure and parking, whichever process runs it."""
+    now_ms, jobs = handle.catalog.now_ms(), list(all_jobs(view))
+    failing = {job.name: 0 if job.failed_ms is None else max(0, now_ms - job.failed_ms) / 1000 for job in jobs}
+    yield from JOB_FAILING.lines({(name,): since_s for name, since_s in failing.items()})
+    yield from JOB_PARKED.lines({(job.name,): int(job.state == "parked") for job in jobs})
 
 
 def _consumers(view: ReadTxn, handle: Handle) -> Iterator[str]:

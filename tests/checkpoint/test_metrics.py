@@ -165,6 +165,36 @@ def test_the_lag_of_tables_and_consumers(tmp_path: Path) -> None:
         assert samples['epochlog_consumer_lag_commits{consumer="c"}'] == 1
 
 
+def test_a_job_that_fails_or_is_parked_is_seen_by_whoever_runs_it(tmp_path: Path) -> None:
+    now_ms = 1_800_000_000_000
+
+    def clock() -> int:
+        return now_ms
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    short = el.TableOptions(log_retention=timedelta(milliseconds=1))
+    with el.open(tmp_path / "s", checkpoint_interval_ms=1000, clock=clock) as store:
+        table = store.create_table("t", SCHEMA, ["id"], options=short)
+        job = store.create_job("j", ["t"], {"out": (SCHEMA, ["id"])})
+        table.upsert(rows(1))
+        now_ms += 1000
+        store.checkpoint()
+        assert parsed(store.metrics())['epochlog_job_failing_seconds{job_name="j"}'] == 0
+        with pytest.raises(ZeroDivisionError):
+            job.step_local(fail)
+        now_ms += 7000
+        samples = parsed(store.metrics())
+        assert samples['epochlog_job_failing_seconds{job_name="j"}'] == 7
+        assert samples['epochlog_job_parked{job_name="j"}'] == 0
+        table.upsert(rows(2))
+        now_ms += 1000
+        store.compact("t")
+        assert job.info.state == "parked"
+        assert parsed(store.metrics())['epochlog_job_parked{job_name="j"}'] == 1
+
+
 @pytest.mark.logs("maintenance_failed")
 def test_a_failed_maintenance_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
@@ -252,6 +282,8 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_are_there() -> None:
     assert len({shown["id"] for shown in board["panels"]}) == len(board["panels"])
     rules = re.split(r"\n +- alert: ", (PAGES / "alerts.yml").read_text("utf-8"))[1:]
     assert len({rule.split()[0] for rule in rules}) == len(rules) > 5
+    guide = (PAGES.parent / "guide" / "operating.md").read_text("utf-8")
+    assert re.findall(r"\n\| `(Epochlog\w+)` \|", guide) == [rule.split()[0] for rule in rules], "what to do at each"
     for rule in rules:
         (expression,) = re.findall(r"\n +expr: (.+)", rule)
         labels = {label for metric in used_by(expression) for label in BY_NAME[metric].labels}
