@@ -111,7 +111,8 @@ class Maintenance:
                 self._seen.pop(table.id)
                 more = True
         if not self._closing.is_set():
-            self._attempt("vacuum", self._vacuum)
+            if self._vacuum_is_due():
+                self._attempt("vacuum", lambda: vacuum(self._handle, stop=self._closing.is_set))
             self._attempt("shipping", lambda: ship(self._handle))
         return more
 
@@ -169,11 +170,13 @@ class Maintenance:
 
         handle.catalog.transact(body)
 
-    def _vacuum(self) -> None:
+    def _vacuum_is_due(self) -> bool:
+        """Return True if the last try of a vacuum is long enough ago, and note a new one."""
         now_ms, last_ms = self._handle.catalog.now_ms(), self._vacuumed_ms
-        if last_ms is None or not 0 <= now_ms - last_ms < VACUUM_EVERY_MS:
-            self._vacuumed_ms = now_ms
-            vacuum(self._handle, stop=self._closing.is_set)
+        if last_ms is not None and 0 <= now_ms - last_ms < VACUUM_EVERY_MS:
+            return False
+        self._vacuumed_ms = now_ms
+        return True
 
     def _attempt(self, subject: str, work: Callable[[], T]) -> T | None:
         """Return the result of `work`; None if it fails. Log a failure once, and keep it in `errors` until `work`

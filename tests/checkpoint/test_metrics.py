@@ -203,8 +203,19 @@ def test_a_failed_maintenance_is_counted(tmp_path: Path, monkeypatch: pytest.Mon
     with el.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, ["id"]).upsert(rows(1))
         monkeypatch.setattr(scheduler, "vacuum", broken)
-        scheduler.Maintenance(store._handle).run_once()
+        maintenance = scheduler.Maintenance(store._handle)
+        maintenance.run_once()
         assert parsed(store.metrics())['epochlog_maintenance_failures_total{subject="vacuum"}'] == 1
+        maintenance.run_once()  # the next vacuum is not due yet
+        assert maintenance.errors == {"vacuum": "OSError: the disk does not answer"}
+
+
+def test_the_alert_of_the_maintenance_tells_of_a_vacuum_that_always_fails() -> None:
+    """A vacuum is tried rarely: the time that the alert looks back has more tries than the alert lets pass."""
+    rules = (PAGES / "alerts.yml").read_text("utf-8")
+    (rule,) = re.findall(r"increase\(epochlog_maintenance_failures_total\[(\d+)m]\) > (\d+)", rules)
+    minutes, passed = map(int, rule)
+    assert minutes * 60_000 // scheduler.VACUUM_EVERY_MS - 1 > passed, "the first failure begins the series"
 
 
 def test_two_open_stores_of_one_id_share_their_counters(tmp_path: Path) -> None:
