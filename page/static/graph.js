@@ -185,7 +185,7 @@ function renderList() {
       element("td", {}, job && job.state === "failed" ? "failed" : table.state),
       element("td", { class: "number" }, table.max_committed_epoch), element("td", { class: "number" }, time(table.max_committed_at)),
       element("td", { class: "number", "data-lag": table.lag_ms }, table.lag_ms ? span(table.lag_ms) : "none"),
-      element("td", {}, job ? job.waits_for.text : ""));
+      element("td", {}, job ? element("span", { class: "long" }, job.waits_for.text) : ""));
   }));
   byId("list-more").hidden = names.length <= listed;
 }

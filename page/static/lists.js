@@ -17,6 +17,8 @@ export function renderLists() {
   fillParts(byId("lists-body"), [
     part("Errors", d.counts.errors, d.errors.length, rows(["of", "kind", "type", "text", "since"],
       d.errors.map((error) => [error.of, error.kind, error.type, element("span", { class: "error" }, error.text), error.since ? dateTime(error.since) : ""]))),
+    part("Jobs that wait", jobs.length, Math.min(jobs.length, 50), rows(["job", "state", "waits for"],
+      jobs.filter((job) => !["nothing", "over"].includes(job.waits_for.kind)).slice(0, 50).map((job) => [job.name, job.state, element("span", { class: "long" }, job.waits_for.text)]))),
     part("Consumers", d.counts.consumers, d.consumers.length, rows(["name", "tables", "state", "lag", "commits behind", "acknowledged"],
       d.consumers.map((c) => [c.name, c.tables.join(", "), c.state, c.lag_ms === null ? "" : lag(c.lag_ms), c.lag_commits ?? "", c.acked ? dateTime(c.acked) : "never"]))),
     part("Held snapshots and reads", d.counts.held, d.held.length, rows(["kind", "tables", "epoch", "age", "expires"],
@@ -29,7 +31,5 @@ export function renderLists() {
     part("Writers", d.writers.length, d.writers.length, rows(["by", "kind", "age"], d.writers.map((w) => [w.by, w.kind, span(w.age_ms)]))),
     part("Maintenance", upkeep.length, upkeep.length, rows(["table", "waiting segments", "bytes", "compaction", "trouble"],
       upkeep.map((table) => [table.name, table.l0_segments, bytes(table.l0_bytes), table.compaction ? `${table.compaction.done} of ${table.compaction.pieces} pieces, ${table.compaction.reason}` : table.pressure || "", table.trouble ? element("span", { class: "error" }, table.trouble.error) : ""]))),
-    part("Jobs that wait", jobs.length, Math.min(jobs.length, 50), rows(["job", "state", "waits for"],
-      jobs.filter((job) => !["nothing", "over"].includes(job.waits_for.kind)).slice(0, 50).map((job) => [job.name, job.state, job.waits_for.text]))),
   ]);
 }

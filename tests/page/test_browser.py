@@ -198,6 +198,32 @@ def test_a_phone_shows_it_without_overflow(shown: Browser, lake: PageStore, dark
     assert too_wide == []
 
 
+@pytest.mark.parametrize("width", [PHONE, 1200])
+def test_the_longest_names_and_reasons_wrap(shown: Browser, lake: PageStore, width: int) -> None:
+    """No name makes the page wider, and no long text is squeezed into a column of a few letters."""
+    name = "x" * 63
+    lake.store.create_view(name, "SELECT day, COUNT(*) AS n FROM orders GROUP BY day", ["day"])
+    lake.store.create_job("y" * 63, ["orders"], {"y" * 63: (pa.schema([("day", pa.string())]), ["day"])})
+    lake.put(5)
+    lake.fail(ValueError("long " * 100))
+    shown.width(width)
+    shown.type_into("#one", name)
+    shown.type_into("#other", "slow")
+    shown.click("#list summary")
+    wait_until(lambda: shown.count(f"#list-rows [data-table={name}]"))
+    shown.click(f"#list-rows [data-table={name}] button")
+    wait_until(lambda: any("long long" in text for text in shown.texts("#lists .error")))
+    wait_until(lambda: name in shown.text("#agreement-body") and "reading" not in shown.text("#table-body"))
+    assert shown.run("return document.documentElement.scrollWidth") <= width
+    squeezed = shown.run(
+        "return [...document.querySelectorAll('td')].filter(e => e.offsetWidth < 6 * e.textContent.length"
+        " && e.offsetWidth < 80 && e.offsetHeight > 40).map(e => `${e.offsetWidth} x ${e.offsetHeight}: ${e.textContent}`)"
+    )
+    assert squeezed == []
+    heights = shown.run("return [...document.querySelectorAll('#lists tr')].map(e => e.offsetHeight)")
+    assert max(heights) <= (700 if width == PHONE else 240), heights
+
+
 def test_keys_alone_reach_a_table(shown: Browser) -> None:
     shown.run("document.querySelector('#search').focus()")
     focused = "return document.activeElement.getAttribute('data-table') || document.activeElement.id"
