@@ -1,7 +1,7 @@
 // One table in full, and two tables together. Each is asked for only while it is shown.
 
-import { atMost, bytes, byId, count, dateTime, element, facts, fill, fillParts, getJson, lag, setText, span, table as rows, time, visibleLines } from "./dom.js";
-import { choose, state } from "./state.js";
+import { atMost, bytes, byId, count, dateTime, element, facts, fill, fillParts, getJson, lag, setText, span, table as rows, visibleLines } from "./dom.js";
+import { choose, state, when } from "./state.js";
 
 const section = byId("table"), body = byId("table-body"), title = byId("table-title");
 let shownName = null, shownDocument = null;
@@ -59,7 +59,7 @@ function renderTable(table) {
     ["holds", title("Who holds its past"), rows(["holder", "log after", "rows from", "age", "expires"], table.holds.map(
       (h) => [h.holder, h.log_epoch ?? "", h.read_epoch ?? "", span(h.age_ms), h.expires ? dateTime(h.expires) : ""]))],
     ["commits", title("Newest commits"), rows(["epoch", "of", "committed", "operation", "rows", "deleted", "bytes"], table.commits.map(
-      (c) => [c.epoch, time(c.epoch_at), time(c.at), c.operation, count(c.rows_upserted), count(c.rows_deleted), bytes(c.bytes)]))],
+      (c) => [c.epoch, when(c.epoch_at), when(c.at), c.operation, count(c.rows_upserted), count(c.rows_deleted), bytes(c.bytes)]))],
     ["runs", title("Runs"), rows(["after", "until", "rows", "history rows", "parts", "bytes"], table.run_list.map(
       (r) => [r.after, r.until, count(r.rows), count(r.history_rows), r.parts, bytes(r.bytes)]))],
     ["compactions", title("Newest compactions"), rows(["at", "reason", "by", "rows in", "rows out", "took"], table.compactions.map(
@@ -112,7 +112,7 @@ function renderAnswer(document) {
   const names = document.tables.join(" and ");
   fill(answer,
     element("p", {}, document.epoch === null ? `No epoch can be read for ${names}.`
-      : `${names} ${document.tables.length > 1 ? "agree" : "can be read"} as of `, document.epoch === null ? null : element("strong", { "data-epoch": document.epoch }, `${time(document.at)} (epoch ${document.epoch})`),
+      : `${names} ${document.tables.length > 1 ? "agree" : "can be read"} as of `, document.epoch === null ? null : element("strong", { "data-epoch": document.epoch }, `${when(document.at)} (epoch ${document.epoch})`),
       document.against === null ? ": it is the newest epoch of the store." : null),
     document.why_not.length ? [element("p", {}, "Why not a newer one:"), element("ul", {}, document.why_not.map((why) => element("li", {}, why.reason)))] : null);
 }

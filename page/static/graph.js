@@ -1,8 +1,8 @@
 // The graph of tables: columns by level, and only what is in view is drawn. Many tables are folded but for those that
 // hold the store back, those that a search finds, and the neighbours of the chosen one.
 
-import { byId, element, fill, lag, setText, shape, span, time, visible } from "./dom.js";
-import { changed, choose, jobOf, state } from "./state.js";
+import { byId, element, fill, lag, setText, shape, span, visible } from "./dom.js";
+import { changed, choose, jobOf, state, when } from "./state.js";
 
 const WIDTH = 216, HEIGHT = 62, GAP_X = 64, GAP_Y = 14, MARGIN = 12, SLACK = 200;
 const MOST_UNFOLDED = 60, MOST_FOUND = 40, LETTERS = 26, LIST_STEP = 100;
@@ -24,6 +24,7 @@ box.addEventListener("scroll", () => draw(), { passive: true });
 new ResizeObserver(() => draw()).observe(box);
 svg.addEventListener("keydown", onKey);
 
+const stateOf = (table, job) => (job && job.state === "failed" ? "failed" : table.state);
 const found = (name) => !state.search || name.includes(state.search);
 
 // The names to show: all of a small store or an unfolded one; else those that matter, and the number that is folded.
@@ -126,19 +127,19 @@ function newNode(name) {
 
 function update(node, name, at, chain, held) {
   const table = state.tables.get(name), job = jobOf(table), late = held.get(name);
-  const classes = ["node", chain.has(name) && "chain", late && "held", state.chosen === name && "chosen"].filter(Boolean).join(" ");
-  const shownState = job && job.state === "failed" ? "failed" : table.state;
-  const second = `${shownState} · ${time(table.max_committed_at)}`;
-  const third = `lag ${lag(table.lag_ms)}${table.pressure ? " · writers stall" : ""}`;
+  const shownState = stateOf(table, job), ill = shownState === "failed" || shownState === "parked";
+  const committed = table.max_committed_epoch ? `committed ${when(table.max_committed_at)}` : "no commit yet";
+  const lagged = [shownState !== "created" && shownState, `lag ${lag(table.lag_ms)}`, table.pressure && "writers stall"].filter(Boolean).join(" · ");
+  const classes = ["node", chain.has(name) && "chain", late && "held", ill && "ill", state.chosen === name && "chosen"].filter(Boolean).join(" ");
   for (const [key, value] of [["class", classes], ["transform", `translate(${at.x},${at.y})`], ["tabindex", name === focusName ? "0" : "-1"],
-    ["aria-label", `${name}: ${shownState}, committed ${time(table.max_committed_at)}, lag ${lag(table.lag_ms)}${late ? `, holds the store back: ${visible(late.reason)}` : ""}`]]) {
+    ["aria-label", `${name}: ${shownState}, ${committed}, lag ${lag(table.lag_ms)}${late ? `, holds the store back: ${visible(late.reason)}` : ""}`]]) {
     if (node.getAttribute(key) !== value) node.setAttribute(key, value);
   }
   const [title, , first, line2, line3] = node.childNodes;
   setText(title, `${name}, epoch ${table.max_committed_epoch}`);
   setText(first, name.length > LETTERS ? `${name.slice(0, LETTERS - 1)}…` : name);
-  setText(line2, second);
-  setText(line3, third);
+  setText(line2, committed);
+  setText(line3, lagged);
 }
 
 // ---- keyboard -------------------------------------------------------------------------------------------------------
@@ -182,8 +183,8 @@ function renderList() {
     const table = state.tables.get(name), job = jobOf(table);
     return element("tr", { "data-table": name },
       element("td", {}, element("button", { class: "link", "data-key": `list:${name}`, onclick: () => choose(name) }, name)),
-      element("td", {}, job && job.state === "failed" ? "failed" : table.state),
-      element("td", { class: "number" }, table.max_committed_epoch), element("td", { class: "number" }, time(table.max_committed_at)),
+      element("td", {}, stateOf(table, job)),
+      element("td", { class: "number" }, table.max_committed_epoch), element("td", { class: "number" }, when(table.max_committed_at)),
       element("td", { class: "number", "data-lag": table.lag_ms }, table.lag_ms ? span(table.lag_ms) : "none"),
       element("td", {}, job ? element("span", { class: "long" }, job.waits_for.text) : ""));
   }));

@@ -1,8 +1,8 @@
 // Lanes: the commits of tables in time, the stretches at which all of them can be read, and the epochs that are held.
 
-import { atMost, byId, getJson, setText, shape, time } from "./dom.js";
+import { atMost, byId, getJson, setText, shape } from "./dom.js";
 import { compared } from "./details.js";
-import { state } from "./state.js";
+import { state, when } from "./state.js";
 
 const LANE = 30, TOP = 22, NAME = 150, RIGHT = 16, MOST = 12;
 const svg = byId("lanes-svg"), box = byId("lanes-box"), words = byId("lane-words"), scale = byId("scale");
@@ -87,8 +87,8 @@ function draw() {
       const n = lanes.stretches.findLastIndex((stretch) => stretch.first <= mark.epoch), row = tables.indexOf(mark.table);
       if (n >= 0 && row >= 0) content.push(shape("path", { class: "mark", d: `M${x[n]} ${y(row) - 5} l-5 -8 l10 0 Z` }, shape("title", {}, `${mark.tag ? "tagged" : "held"}: ${mark.holder}`)));
     }
-    content.push(shape("text", { class: "small", x: NAME, y: 14 }, time(lanes.stretches[0].from)));
-    content.push(shape("text", { class: "small", x: width - RIGHT, y: 14, "text-anchor": "end" }, time(lanes.stretches.at(-1).from)));
+    content.push(shape("text", { class: "small", x: NAME, y: 14, "text-anchor": "middle" }, when(lanes.stretches[0].from)));
+    content.push(shape("text", { class: "small", x: width - RIGHT, y: 14, "text-anchor": "end" }, when(lanes.stretches.at(-1).from)));
     if (at !== null) content.push(shape("rect", { class: "cursor", x: x[at], y: TOP, width: Math.max(2, x[at + 1] - x[at]), height: tables.length * LANE }));
   }
   tables.forEach((name, row) => content.push(shape("text", { x: 6, y: TOP + row * LANE + LANE / 2 + 4, "data-lane": name }, shape("title", {}, name), document.createTextNode(name.length > 19 ? `${name.slice(0, 18)}…` : name))));
@@ -118,5 +118,5 @@ function describe() {
   const landed = Object.entries(stretch.landed).map(([name, kind]) => `${name} (${kind === "empty" ? "no rows" : "rows"})`);
   const names = lanes.asked.join(", ");
   const verdict = stretch.readable ? `${names} can be read together.` : `${names} cannot be read together: ${stretch.why_not.map((why) => why.reason).join("; ")}.`;
-  setText(words, `${at === null ? "Newest: epoch" : "Epoch"} ${stretch.first} (${time(stretch.from)})${landed.length ? `, a commit of ${landed.join(", ")}` : ""}. ${verdict}`);
+  setText(words, `${at === null ? "Newest: epoch" : "Epoch"} ${stretch.first} (${when(stretch.from)})${landed.length ? `, a commit of ${landed.join(", ")}` : ""}. ${verdict}`);
 }

@@ -1,31 +1,33 @@
 // The page: the sentence, the stream of events, and what is drawn anew when the store changes.
 
-import { byId, element, fill, getJson, setText, span, time } from "./dom.js";
+import { byId, count, element, fill, getJson, setText, span } from "./dom.js";
 import { addSample, startCurves } from "./curves.js";
 import { renderAgreement, renderDetails } from "./details.js";
 import { renderGraph } from "./graph.js";
 import { renderLanes } from "./lanes.js";
 import { renderLists } from "./lists.js";
-import { applyEvent, onChange, replaceDocument, state } from "./state.js";
+import { applyEvent, onChange, replaceDocument, state, when } from "./state.js";
 
 const live = byId("live");
 let announced = null;
 
 function renderSummary() {
   const d = state.document, summary = d.summary;
-  fill(byId("sentence"), summary.text.split(/(`[a-z0-9_]+`)/).map((part, at) => (at % 2 ? element("code", {}, part) : document.createTextNode(part))));
+  fill(byId("sentence"), summary.text.split(/(`[a-z0-9_]+`)/).map((part, at) => (at % 2 ? element("code", {}, part.slice(1, -1)) : document.createTextNode(part))));
   const late = summary.held_by.some((held) => held.kind !== "boundary") || summary.missing.length > 0;
   byId("summary").className = late ? "late" : "fine";
-  setText(byId("facts"), `${d.counts.tables} tables, ${d.counts.jobs} jobs; newest epoch ${d.last_epoch}; ` +
+  setText(byId("facts"), `${number(d.counts.tables, "table")}, ${number(d.counts.jobs, "job")}; newest epoch ${d.last_epoch}; ` +
     (summary.lag_ms ? `the oldest change that a read lacks is ${span(summary.lag_ms)} old; ` : "") +
-    (d.global.epoch === null ? "no read under global" : `reads under global: ${d.global.members} tables as of ${time(d.global.as_of)}`));
+    (d.global.epoch === null ? "no read under global" : `reads under global: ${number(d.global.members, "table")} as of ${when(d.global.as_of)}`));
   setText(byId("root"), d.root);
   const kind = JSON.stringify(summary.held_by.map((held) => [held.table, held.kind]));
   if (kind !== announced) {  // a screen reader hears of a new cause, not of each second
     announced = kind;
-    setText(byId("announced"), summary.text);
+    setText(byId("announced"), summary.text.replaceAll("`", ""));
   }
 }
+
+const number = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 
 function setLive(on, text) {
   live.className = `pill ${on ? "on" : "off"}`;

@@ -1,5 +1,7 @@
 // The document of the store, kept up to date by events, and what the user has chosen.
 
+import { time } from "./dom.js";
+
 const KEYED = ["tables", "jobs"];
 
 export const state = {
@@ -52,3 +54,9 @@ export function choose(name) {
 }
 
 export const jobOf = (table) => (table.job === null ? undefined : state.jobs.get(table.job));
+
+// The time of a commit: with its date if that is not the day of the document.
+export function when(iso) {
+  const sameDay = !iso || iso.slice(0, 10) === state.document.at.slice(0, 10);
+  return sameDay ? time(iso) : `${iso.slice(0, 10)} ${iso.slice(11, 19)}`;
+}

@@ -52,6 +52,7 @@ def _draw(folder: Path, lake: PageStore, page: PagePort, shown: Browser, commits
         shown.type_into("#other", "slow")
         shown.run("scrollTo(0, 0); document.activeElement.blur()")
         wait_until(lambda: "by_region and slow agree" in shown.text("#agreement-body"))
+        wait_until(lambda: shown.names("#lanes-svg [data-lane]", "data-lane") == ["by_region", "orders", "slow"])
         wait_until(lambda: shown.count("#lanes-svg .mark"))
         paths = []
         for dark in (False, True):
