@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from epochlog.batch.clone_as_of import clone_as_of
+from epochlog.batch.epoch_as_of import epoch_as_of
 from epochlog.batch.policy import Exact, Policy
 from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.snapshot import take_snapshot
@@ -24,6 +24,7 @@ from epochlog.store.changelog.consumer_info import ConsumerInfo, list_consumers
 from epochlog.store.changelog.consumers import drop_consumer, reset_consumer
 from epochlog.store.check.verify import VerifyReport, verify_store
 from epochlog.store.commit.boundaries import force_boundary
+from epochlog.store.commit.clone import clone_table
 from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import TxnPair, resolve
 from epochlog.store.commit.lag_marks import alter_store
@@ -192,7 +193,10 @@ class Store(StoreJobs, OneProcess, Closeable):
         needs it. Raises TableNotFound, TableExists, InvalidName, TagNotFound, EpochExpired, EpochNotCommitted,
         LimitExceeded, InvalidInput (settings that name a column which was altered after the epoch).
         """
-        return Table(self._handle, clone_as_of(self._handle, source, name, as_of))
+        if as_of is None:
+            return Table(self._handle, clone_table(self._handle, source, name, None))
+        with epoch_as_of(self._handle, source, as_of) as epoch:
+            return Table(self._handle, clone_table(self._handle, source, name, epoch))
 
     def table(self, name: str) -> Table:
         """Return the table of that name, or raise TableNotFound."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochlog.batch.epoch_as_of import epoch_as_of
 from epochlog.batch.table_snapshot import TableSnapshot
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import Columns, ended_by_alter, next_epoch, plan_changes
@@ -208,14 +210,15 @@ class Table(OneProcess):
         """
         return self._commit(lambda writer: writer.delete(keys), "delete", txn, epoch)
 
-    def restore(self, epoch: int, *, txn: TxnPair | None = None) -> int:
+    def restore(self, epoch: int | str | datetime, *, txn: TxnPair | None = None) -> int:
         """Give a root table the rows that it had at an epoch, in one commit of the difference; return its epoch.
 
-        What came in between stays in the log and in reads of those epochs; views follow as after any commit. Commits
-        that land while the restore runs are undone too. Raises EpochExpired, EpochNotCommitted, NotWritable,
-        TableFinished.
+        epoch: an epoch, a time (datetime), or the name of a tag of the table. What came in between stays in the log and
+        in reads of those epochs; views follow as after any commit. Commits that land while the restore runs are undone
+        too. Raises EpochExpired, EpochNotCommitted, TagNotFound, NotWritable, TableFinished.
         """
-        return restore_rows(self._handle, self._table, epoch, txn)
+        with epoch_as_of(self._handle, self._table.name, epoch) as target:
+            return restore_rows(self._handle, self._table, target, txn)
 
     def writer(self) -> TableWriter:
         """Open a writer that seals segments for `store.commit`; a root table can have any number of open writers."""

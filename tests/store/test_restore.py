@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,24 @@ def test_the_epoch_is_held_while_the_restore_runs(lab: Lab, monkeypatch: pytest.
         table.restore(before)
 
 
+def test_a_restore_to_a_time_and_to_a_tag(lab: Lab) -> None:
+    table = lab.root_table(options=KEPT)
+    lab.put(FIRST)
+    moment = datetime.fromtimestamp(lab.now_ms / 1000, UTC)
+    lab.tick(5)
+    lab.put({1: (0, 11), 5: (0, 50)})
+    lab.store.tag("q", consistency="latest")
+    second = lab.rows("r")
+    lab.put({6: (0, 60)})
+    table.restore(moment)
+    assert lab.rows("r") == FIRST
+    table.restore("q")
+    assert lab.rows("r") == second
+    lab.root_table("other")
+    with pytest.raises(el.InvalidInput, match="the tag 'q' has no table 'other'"):
+        lab.store.table("other").restore("q")
+
+
 def test_what_cannot_be_restored_is_refused(lab: Lab) -> None:
     table = lab.root_table(options=KEPT)
     before, _ = changed(lab, table)
@@ -186,7 +204,8 @@ def test_what_cannot_be_restored_is_refused(lab: Lab) -> None:
     for error, epoch in (
         (el.EpochNotCommitted, lab.store.last_epoch + 1),
         (el.InvalidInput, -1),
-        (el.InvalidInput, "x"),
+        (el.TagNotFound, "x"),
+        (el.InvalidInput, 1.5),
     ):
         with pytest.raises(error):
             table.restore(epoch)  # type: ignore[arg-type]
