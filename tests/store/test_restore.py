@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
 from epochlog.store.commit import difference, restore
 from epochlog.store.scan.scan_plan import ScanPlan
+from epochlog.store.sst.segment_writer import SegmentWriter
 from lab import KEY, SCHEMA, Lab, State, mirror
 
 KEPT = el.TableOptions(history_retention=timedelta(days=1))
@@ -255,3 +258,52 @@ def test_random_histories_are_restored(lab: Lab, pieces: int, monkeypatch: pytes
     for epoch, state in states[1:]:
         assert lab.rows("r", epoch) == state
     assert lab.store.verify().ok
+
+
+# ---- planted bugs ----------------------------------------------------------------------------------------------------
+
+
+class WithoutDeletes(SegmentWriter):
+    """Writer that writes no deletes."""
+
+    def delete(self, keys: object) -> None:
+        """Leave the rows that have come since where they are."""
+
+
+def later_rows_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(difference, "SegmentWriter", WithoutDeletes)
+
+
+def a_lost_race_decides_nothing_again(patch: pytest.MonkeyPatch) -> None:
+    real = restore.difference_of_keys
+    tries: list[int] = []
+    patch.setattr(
+        restore,
+        "difference_of_keys",
+        lambda *arguments: [] if tries.append(1) or len(tries) > 1 else real(*arguments),
+    )
+
+
+def zeros_are_equal(patch: pytest.MonkeyPatch) -> None:
+    def same_values(old: pa.Table, new: pa.Table) -> Any:
+        columns = [pc.fill_null(pc.equal(old[name], new[name]), False) for name in old.column_names]
+        return reduce(pc.and_, columns).to_numpy()
+
+    patch.setattr(difference, "same_rows", same_values)
+
+
+PLANTED = [
+    (later_rows_stay, lambda lab, _: test_a_restore_to_a_time_and_to_a_tag(lab)),
+    (
+        a_lost_race_decides_nothing_again,
+        lambda lab, patch: test_commits_that_land_meanwhile_are_undone_too(lab, "whole", patch),
+    ),
+    (zeros_are_equal, lambda lab, _: test_rows_are_compared_bit_by_bit(lab)),
+]
+
+
+@pytest.mark.parametrize(("plant", "case"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_planted_bug_is_found(plant: Any, case: Any, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        case(lab, monkeypatch)
