@@ -219,3 +219,31 @@ def test_a_damaged_key_is_damage_and_no_dropped_table(whole: Path, tmp_path: Pat
         with pytest.raises(el.Corrupt, match="catalog record"):
             store.table("t").to_arrow()
         assert not store.verify().ok
+
+
+@pytest.mark.parametrize("change", ["catalog removed", "root removed", "root moved", "another store", "older copy"])
+def test_a_store_whose_catalog_was_removed_or_replaced_takes_no_commits(tmp_path: Path, change: str) -> None:
+    root, copy = tmp_path / "s", tmp_path / "copy"
+    with el.open(root, durability="os") as store:
+        table = store.create_table("t", SCHEMA, ["id"])
+        shutil.copytree(root, copy)
+        table.upsert(pa.table({"id": [1]}))
+        if change == "catalog removed":
+            shutil.rmtree(root / "catalog")
+        elif change == "root moved":
+            root.rename(tmp_path / "elsewhere")
+        else:
+            shutil.rmtree(root)
+        if change == "another store":
+            el.open(root, durability="os").close()
+        elif change == "older copy":
+            copy.rename(root)
+        for call in (table.to_arrow, store.tables, lambda: table.upsert(pa.table({"id": [2]}))):
+            with pytest.raises(el.CatalogLost, match="removed or replaced"):
+                call()
+    if change == "catalog removed":
+        shutil.rmtree(root)  # the files of a store that is gone
+    if change == "another store":
+        with el.open(root, durability="os") as store:
+            assert not store.tables()
+            store.create_table("u", SCHEMA, ["id"]).upsert(pa.table({"id": [3]}))

@@ -251,6 +251,18 @@ class LmdbCatalog:
             if self._pid == os.getpid():
                 _environments.release(self._inode)
 
+    def _require_file(self) -> None:
+        """Raise CatalogLost unless the folder still has the file that is open: a commit to a deleted one is lost."""
+        try:
+            inode = _inode(self._folder)
+        except OSError as error:
+            raise _unavailable(self._folder, error) from error
+        if inode != self._inode:
+            raise CatalogLost(
+                f"the catalog {self._folder} was removed or replaced while this process had it open; nothing was "
+                "committed. Close the store, restore the catalog from a copy if it is gone, and open the store again"
+            )
+
     @contextmanager
     def _environment(self) -> Iterator[lmdb.Environment]:
         """Yield the environment for one call. Another thread may close this catalog during the call."""
@@ -260,6 +272,7 @@ class LmdbCatalog:
         if env is None:
             raise StoreClosed("this store was closed; open it again with epochlog.open")
         try:
+            self._require_file()
             yield env
         finally:
             _environments.leave(self._inode)
