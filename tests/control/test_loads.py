@@ -443,13 +443,21 @@ def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.medium
 @pytest.mark.logs("worker_silent")
-def test_a_silent_worker_is_left(tmp_path: Path) -> None:
+def test_a_silent_worker_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with served(tmp_path, settings(timeout_ms=400)) as (store, server), open_worker(server, store) as worker:
         part = attach(worker)
-        first = worker._stream
-        assert first is not None
-        first.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
-        wait_until(lambda: worker._stream is not first and worker.connected)
+        muted: list[object] = []
+
+        def is_left() -> bool:
+            """Keep the worker silent, also if it connects anew by itself, until the coordinator notices."""
+            stream = worker._stream
+            if worker.connected and stream is not None and not any(stream is known for known in muted):
+                stream.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
+                muted.append(stream)
+            return any(record.getMessage().startswith("worker_silent ") for record in caplog.records)
+
+        wait_until(is_left)
+        wait_until(lambda: worker._stream not in muted and worker.connected)
         with suppress(RolledBack):
             part.writer("clicks").upsert(rows(1))
 
