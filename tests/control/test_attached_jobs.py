@@ -36,6 +36,7 @@ from epochlog.checkpoint.coordinator import job_looker, managed_jobs
 from epochlog.checkpoint.coordinator.managed_jobs import JobTask
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.pipeline.step_scheduler import JobStep, failed
+from epochlog.checkpoint.worker.job_part import JobPart
 from epochlog.store.commit import job_commit
 from ports import fixed_location
 from wait_until import wait_until
@@ -177,7 +178,7 @@ def test_a_runner_outside_that_comes_before_the_commit_fences_the_driver(tmp_pat
 
 
 @pytest.mark.rule("5.36")
-@pytest.mark.logs("coordinator_lost", "coordinator_back", "step_abandoned")
+@pytest.mark.logs("coordinator_lost", "coordinator_back")
 def test_without_a_coordinator_the_driver_runs_alone_and_goes_back_when_it_is_there(tmp_path: Path) -> None:
     with make_store(tmp_path / "store") as store:
         location = fixed_location()
@@ -198,6 +199,25 @@ def test_without_a_coordinator_the_driver_runs_alone_and_goes_back_when_it_is_th
                 assert driver.error is None
         server.shutdown()
         check(store)
+
+
+@pytest.mark.logs("step_abandoned")
+def test_a_step_that_was_rolled_back_is_given_up_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tries = JobPart.step_with, list[int]()
+
+    def rolled_back_once(part: JobPart, *arguments: Any) -> int | None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise el.RolledBack("its attempt was given up")
+        return real(part, *arguments)
+
+    monkeypatch.setattr(JobPart, "step_with", rolled_back_once)
+    with attached_world(tmp_path) as (store, _server, worker), driving(store, worker) as driver:
+        add_orders(store, 0, 50)
+        wait_until(lambda: len(tries) > 1 and caught_up(store))
+        assert driver.error is None
 
 
 @pytest.mark.rule("5.36")
