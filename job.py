@@ -7,12 +7,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from epochlog.checkpoint.job.drain import drain as drain_job
-from epochlog.checkpoint.job.job_ddl import JobInfo, alter_job, cancel_job, list_jobs
+from epochlog.checkpoint.job.job_ddl import JobInfo, alter_job, cancel_job, job_info
 from epochlog.checkpoint.job.runner import JobRunner, LocalRefresh
 from epochlog.checkpoint.job.running_queries import live
 from epochlog.errors import InvalidInput
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.process_local import OneProcess
+from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import JobRecord, TableOptions
+from epochlog.store.metadata.lookups import get_job
 from epochlog.store.session.handle import Handle
 from epochlog.views.present_text import present_text
 
@@ -47,8 +50,13 @@ class Job(OneProcess):
     @property
     def info(self) -> JobInfo:
         """Return the current state of the job."""
-        self._runner.record()
-        return next(info for info in list_jobs(self._handle, present_text) if info.name == self.name)
+        handle, job_id = self._handle, self._runner.job_id
+
+        def read_info(view: ReadTxn) -> JobInfo:
+            epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+            return job_info(view, handle, get_job(view, job_id, self.name), epochs, present_text)
+
+        return handle.catalog.read(read_info)
 
     def __repr__(self) -> str:
         return f"<epochlog.Job {self.name} of {self._handle.files.place}>"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
+import pyarrow as pa
 from openlineage.client.event_v2 import RunState
 
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
@@ -79,14 +80,16 @@ class LineageListener:
         assert job.barrier is not None
         _, curr, _ = job.barrier
 
-        def tables(view: ReadTxn) -> list[Mapping[str, object]]:
-            read = [[get_table(view, table, job.name) for table in ids] for ids in (job.upstreams, job.outputs)]
-            return [{table.name: table.schema.schema for table in of_kind} for of_kind in read]
+        def schemas(view: ReadTxn, ids: Iterable[int]) -> dict[str, pa.Schema]:
+            tables = [get_table(view, table, job.name) for table in ids]
+            return {table.name: table.schema.schema for table in tables}
 
-        inputs, outputs = self._handle.catalog.read(tables)
+        inputs, outputs = self._handle.catalog.read(
+            lambda view: (schemas(view, job.upstreams), schemas(view, job.outputs))
+        )
         prev = 0 if job.reads_all_rows else job.position
         identity = run_id(self._handle.store_id, job.id, curr, holder, 0)
-        return RunFacts(identity, self._namespace, job.name, prev, curr, inputs, outputs, self._query(job))  # pyright: ignore[reportArgumentType]: of both kinds
+        return RunFacts(identity, self._namespace, job.name, prev, curr, inputs, outputs, self._query(job))
 
     def _attempt(self, job_id: int, curr: int, holder: str) -> int:
         """Return the number of attempts of the barrier that this holder has begun before."""

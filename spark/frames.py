@@ -54,7 +54,7 @@ def read_frame(session: SparkSession, partition: ReadPartition, schema: StructTy
     """
     plan, options = partition.plan, partition.options
     if isinstance(plan, ScanPlan) and options.filter is None and options.key_range == ALL_KEYS:
-        frame = parquet_frame(session, partition.files, plan, schema, schema.names)
+        frame = parquet_frame(session, partition.files, plan, schema)
         if frame is not None:
             return frame
     partitions = cut(partition, Tasks(session.sparkContext.defaultParallelism))

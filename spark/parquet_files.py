@@ -5,7 +5,6 @@ Each file is checked by its checksum before Spark gets its name, and Spark check
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -81,32 +80,28 @@ def is_plain(kind: pa.DataType) -> bool:
     )
 
 
-def parquet_frame(
-    session: SparkSession, files: Files, plan: ScanPlan, schema: StructType, columns: Sequence[str]
-) -> DataFrame | None:
+def parquet_frame(session: SparkSession, files: Files, plan: ScanPlan, schema: StructType) -> DataFrame | None:
     """Return the plan's rows as a frame that Spark reads from its Parquet files; None if it cannot read them alone.
 
-    schema: Spark's, of these columns. The files must stay in place while the frame is in use. Raises Corrupt for a
-    damaged file.
+    schema: Spark's, of the columns to read. The files must stay in place while the frame is in use. Raises Corrupt for
+    a damaged file.
     """
     from pyspark.sql import DataFrame
 
-    relation = parquet_relation(session, files, plan, schema, columns)
+    relation = parquet_relation(session, files, plan, schema)
     if relation is None:
         return None
     classic: Any = session
     return DataFrame(classic._jsparkSession.baseRelationToDataFrame(relation), session)
 
 
-def parquet_relation(
-    session: SparkSession, files: Files, plan: ScanPlan, schema: StructType, columns: Sequence[str]
-) -> Any:
+def parquet_relation(session: SparkSession, files: Files, plan: ScanPlan, schema: StructType) -> Any:
     """Return Java's relation of the plan's files, as for `parquet_frame`; None if Spark cannot read them alone.
 
     It is nullable as the schema says; Spark itself declares every column of a file nullable.
     """
     parts = parquet_files(files, plan)
-    if parts is None or not all(is_plain(plan.table.schema.field(name).type) for name in columns):
+    if parts is None or not all(is_plain(plan.table.schema.field(name).type) for name in schema.names):
         return None
     try:
         parallel_map(lambda part: verified(files, part.path, part.bytes, part.crc32), parts, plan.rows_at_most)

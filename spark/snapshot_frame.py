@@ -39,7 +39,7 @@ def load_frame(
     frame = None
     if filter is None:  # Spark compares NaN in its own way, so a filter is for our reader
         schema = spark_schema(plan.table.name, plan.schema(columns), plan.table.primary_key)
-        frame = parquet_frame(session, handle.files, plan, schema, names)
+        frame = parquet_frame(session, handle.files, plan, schema)
     if frame is None:
         reader = session.read.format("epochlog").options(**location_options(handle)).option("table", plan.table.name)
         if columns is not None:

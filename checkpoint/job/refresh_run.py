@@ -13,7 +13,7 @@ from .refresh_plan import RefreshPlan
 
 @dataclass(slots=True)
 class RunOutcome:
-    """RunOutcome of a run: the epoch of its commit, 0 for a backfill chunk."""
+    """Outcome of a run. epoch: of its commit, 0 for a backfill chunk."""
 
     epoch: int = 0
 

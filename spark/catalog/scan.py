@@ -229,10 +229,9 @@ class TableScan(PlannedScan):
 
     def _of_parquet(self, plan: ScanPlan | LogPlan) -> Any:
         assert isinstance(plan, ScanPlan)
-        session, names = self.jvm.session, self._schema.names
-        if bytes_to_read(plan, ReadOptions(names)) < SMALLEST_BYTES:
+        if bytes_to_read(plan, ReadOptions(self._schema.names)) < SMALLEST_BYTES:
             return None
-        relation = parquet_relation(session, self._handle.files, plan, self._spark_schema, names)
+        relation = parquet_relation(self.jvm.session, self._handle.files, plan, self._spark_schema)
         if relation is None:
             return None
         self._is_parquet = True

@@ -123,7 +123,8 @@ class Judge:
         old_deletes = FoundDeletes(np.empty(0, np.int64), pa.array([], self._sequence_type), np.empty(0, np.int64))
         if not self.blind and len(keys):
             state = self.before.rows_of(self.files, keys, names)
-            old_deletes = self._kept_of(keys, state.keys) if self.kept else old_deletes
+            if self.kept:
+                old_deletes = self._kept_of(keys, state.keys)
         numbers = np.repeat(np.arange(len(epochs)), [len(epoch) for epoch in epochs])
         parts = tuple(
             _Part(int(number), segment, part) for number, segment, part in zip(numbers, segments, rows, strict=True)
