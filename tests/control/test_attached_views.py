@@ -89,8 +89,12 @@ class Attached:
 
     def replace_late(self) -> None:
         """Replace the view once the attempt was given up: its report comes too late, and would be repeated."""
-        wait_until(lambda: sum(status.aborts for status in self.server.coordinator.status()))
+        before = self.aborts()
+        wait_until(lambda: self.aborts() > before)
         self.replace()
+
+    def aborts(self) -> int:
+        return sum(status.aborts for status in self.server.coordinator.status())
 
     def replace_and_fail(self) -> None:
         self.replace()
@@ -154,7 +158,7 @@ def test_a_view_that_is_replaced_before_its_refresh_counts_no_failure(
 def test_a_report_that_came_too_late_is_not_repeated_for_the_new_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with driven(tmp_path, monkeypatch, attempt_ms=400) as attached:
+    with driven(tmp_path, monkeypatch, attempt_ms=1000) as attached:
         attached.overtake(attached.replace_late)
         assert attached.rows() == LARGE_ROWS and not attached.recorded
 
@@ -205,7 +209,7 @@ def test_planted_bugs_are_found(attached: Attached, monkeypatch: pytest.MonkeyPa
 
 def test_segments_that_a_part_repeats_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted bug: the outbox of a part keeps the segments of the barrier before."""
-    with driven(tmp_path, monkeypatch, attempt_ms=400) as attached:
+    with driven(tmp_path, monkeypatch, attempt_ms=1000) as attached:
         attached.order((1, "mon", 5), (2, "tue", 50))
         attached.settle()
         part = attached.driver.job._part
