@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from epochlog.cli.facts.store import Facts, StoreLook
@@ -108,6 +108,16 @@ def sentences(look: StoreLook, common: CommonEpoch, held: Sequence[Facts], age_m
         hidden = len(common.blame) - len(named)
         more = f"; and {_tables(hidden)} more" if hidden else ""
         yield f"{'Left out' if common.missing else 'Held back by'} {'; '.join(named)}{more}."
+    yield from _also_in_trouble(look, {facts["cause"] for facts in held})
+
+
+def _also_in_trouble(look: StoreLook, named: Collection[str | None]) -> Iterator[str]:
+    """Yield a sentence for the failing jobs, and one for the parked jobs, apart from those that are named already."""
+    for kind, word in (("failed", "failing"), ("rebuild", "parked")):
+        names = [job.info.name for job in look.jobs if job.wait.kind == kind and job.info.name not in named]
+        if names:
+            more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+            yield f"Also {word}: {', '.join(f'`{name}`' for name in names[:MOST_NAMED])}{more}."
 
 
 def held_facts(jobs: Mapping[str, JobLook], owner: JobLook | None, table: str, blame: str, now_ms: int) -> Facts:
@@ -178,10 +188,10 @@ def _reason(job: JobLook, now_ms: int) -> str:
             error = error_of(job)
             return f"its refresh has failed{since} ({error['type'] if error else 'Error'})"
         case "runner" if job.info.runner is not None and record.barrier is not None:
-            return f"its refresh is running, due for {show_span(max(0, now_ms - (wait.since_ms or now_ms)))}"
+            return f"its refresh is running, due {_past(wait.since_ms, now_ms)}"
         case "runner":
-            due = f"due for {show_span(max(0, now_ms - (wait.since_ms or now_ms)))}"
-            return f"its refresh is {due}" if job.info.runner is not None else f"no process runs it, {due}"
+            due = f"due {_past(wait.since_ms, now_ms)}"
+            return f"its refresh was {due}" if job.info.runner is not None else f"no live process runs it, {due}"
         case "boundary":
             left_ms = max(0, to_unix_ms(wait.epoch or 0) + 1 - now_ms)
             return f"its next boundary is in {show_span(left_ms)}"
@@ -189,6 +199,10 @@ def _reason(job: JobLook, now_ms: int) -> str:
             return "it is parked until job.rebuild()"
         case _:
             return ""
+
+
+def _past(since_ms: int | None, now_ms: int) -> str:
+    return f"{show_span(max(0, now_ms - (since_ms or now_ms)))} ago"
 
 
 def _blame(view: EpochView, names: Sequence[str], epoch: int) -> dict[str, str]:

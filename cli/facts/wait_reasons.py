@@ -40,9 +40,9 @@ def _own_reason(job: JobLook, now_ms: int) -> str:
         case "boundary":
             return f"its next boundary, {at}, in {show_span(max(0, to_unix_ms(wait.epoch or 0) + 1 - now_ms))}"
         case "runner":
-            late = show_span(max(0, now_ms - (wait.since_ms or now_ms)))
+            due = f"due {show_span(max(0, now_ms - (wait.since_ms or now_ms)))} ago"
             action = "continue its backfill" if record.cursor else "commit its barrier" if record.barrier else None
-            return f"a runner to {action or 'begin its barrier'} at {at}, due for {late}"
+            return f"a runner to {action or 'begin its barrier'} at {at}, {due}"
         case "failed":
             since = "" if record.failed_ms is None else f" for {show_span(max(0, now_ms - record.failed_ms))}"
             return f"a runner to try again, failing{since} with {one_line(record.last_error or '')}"

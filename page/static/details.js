@@ -1,10 +1,10 @@
 // One table in full, and two tables together. Each is asked for only while it is shown.
 
-import { atMost, bytes, byId, count, dateTime, element, facts, fill, fillParts, getJson, lag, setText, span, table as rows, visibleLines } from "./dom.js";
-import { choose, state, when } from "./state.js";
+import { atMost, bytes, byId, count, dateTime, element, facts, fill, fillParts, getJson, lag, number, setText, span, table as rows, visibleLines } from "./dom.js";
+import { choose, nameOf, state, when } from "./state.js";
 
 const section = byId("table"), body = byId("table-body"), title = byId("table-title");
-let shownName = null, shownDocument = null;
+let shownName = null;
 
 byId("table-close").addEventListener("click", () => {
   const name = shownName;
@@ -14,14 +14,16 @@ byId("table-close").addEventListener("click", () => {
 
 const pre = (text) => element("pre", { tabindex: "0" }, document.createTextNode(visibleLines(text)));
 
+const isShown = (name) => state.chosen === name && state.tables.has(name);
+
 const refresh = atMost(1500, async () => {
   const name = state.chosen;
-  if (!name) return;
+  if (!isShown(name)) return;
   try {
     const document = await getJson("table.json", [name]);
-    if (state.chosen === name) renderTable(document);
+    if (isShown(name)) renderTable(document);
   } catch (error) {
-    if (state.chosen === name) fill(body, element("p", { class: "error", role: "alert" }, `This table cannot be shown: ${error.message}`));
+    if (isShown(name)) fill(body, element("p", { class: "error", role: "alert" }, `This table cannot be shown: ${error.message}`));
   }
 });
 
@@ -35,7 +37,9 @@ export function renderDetails() {
     section.scrollIntoView({ block: "nearest" });
     title.focus({ preventScroll: true });
   }
-  if (shownName !== null && shownDocument !== state.document) refresh();
+  if (shownName === null) return;
+  if (!state.tables.has(shownName)) fill(body, element("p", { class: "quiet" }, "This table was dropped."));
+  else refresh();
 }
 
 function renderTable(table) {
@@ -43,14 +47,14 @@ function renderTable(table) {
   const title = (text) => element("h3", {}, text);
   fillParts(body, [
     ["facts", facts([
-      ["state", table.state], ["committed epoch", `${table.max_committed_epoch} (${dateTime(table.max_committed_at)})`],
+      ["state", nameOf(table.state)], ["committed epoch", `${table.max_committed_epoch} (${dateTime(table.max_committed_at)})`],
       ["lag", lag(table.lag_ms)], ["written by", table.job === null ? "any process: a root table" : `job ${table.job}`],
       ["runner", table.runner ? `${table.runner.kind} ${table.runner.pid} on ${table.runner.host}` : table.job === null ? null : "none"],
       ["reads", table.upstreams.join(", ")], ["read by", table.read_by.join(", ")], ["bytes", bytes(table.bytes)],
       ["oldest readable epoch", table.safe_epoch || "0 (all)"], ["why not older", table.held_back.safe_epoch.reason],
       ["history, log kept for", `${span(retention.history_s * 1000)}, ${span(retention.log_s * 1000)}`],
-      ["log", `${count(table.log.entries)} commits, ${count(table.log.rows)} rows, ${bytes(table.log.bytes)}; why not shorter: ${table.held_back.log_start.reason}`],
-      ["waiting for compaction", `${table.log.unfolded_segments} segments; it begins at ${table.compact_segments}, commits stall at ${table.max_segments}`],
+      ["log", `${number(table.log.entries, "commit")}, ${number(table.log.rows, "row")}, ${bytes(table.log.bytes)}; why not shorter: ${table.held_back.log_start.reason}`],
+      ["waiting for compaction", `${number(table.log.unfolded_segments, "segment")}; it begins at ${table.compact_segments}, commits stall at ${table.max_segments}`],
       ["changelog", table.changelog], ["ordered by", table.sequence_by],
     ])],
     ["sql", table.sql === null ? null : [title("Query"), pre(table.sql)]],

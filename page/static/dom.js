@@ -98,6 +98,7 @@ export function span(ms) {
 
 export const lag = (ms) => (ms ? span(ms) : "none");
 export const count = (number) => Number(number).toLocaleString("en-US");
+export const number = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 
 export function bytes(number) {
   let size = number;

@@ -1,8 +1,8 @@
 // The graph of tables: columns by level, and only what is in view is drawn. Many tables are folded but for those that
 // hold the store back, those that a search finds, and the neighbours of the chosen one.
 
-import { byId, element, fill, lag, setText, shape, span, visible } from "./dom.js";
-import { changed, choose, jobOf, state, when } from "./state.js";
+import { byId, count, element, fill, lag, setText, shape, span, visible } from "./dom.js";
+import { IN_USE, changed, choose, jobOf, nameOf, state, when } from "./state.js";
 
 const WIDTH = 216, HEIGHT = 62, GAP_X = 64, GAP_Y = 14, MARGIN = 12, SLACK = 200;
 const MOST_UNFOLDED = 60, MOST_FOUND = 40, LETTERS = 26, LIST_STEP = 100;
@@ -24,7 +24,7 @@ box.addEventListener("scroll", () => draw(), { passive: true });
 new ResizeObserver(() => draw()).observe(box);
 svg.addEventListener("keydown", onKey);
 
-const stateOf = (table, job) => (job && job.state === "failed" ? "failed" : table.state);
+const stateOf = (table, job) => (job && job.state === "failed" ? "failed" : nameOf(table.state));
 const found = (name) => !state.search || name.includes(state.search);
 
 // The names to show: all of a small store or an unfolded one; else those that matter, and the number that is folded.
@@ -75,7 +75,9 @@ export function renderGraph() {
     svg.setAttribute("viewBox", `0 0 ${layout.width} ${layout.height}`);
   }
   const all = state.tables.size;
-  setText(byId("shown"), names.length === all ? `${all} shown` : `${names.length} of ${all} shown`);
+  setText(byId("shown"), names.length === all ? `${count(all)} shown` : `${count(names.length)} of ${count(all)} shown`);
+  box.hidden = !all;
+  byId("none").hidden = all > 0;
   byId("unfold").parentElement.hidden = all <= MOST_UNFOLDED;
   draw();
   renderList();
@@ -129,7 +131,7 @@ function update(node, name, at, chain, held) {
   const table = state.tables.get(name), job = jobOf(table), late = held.get(name);
   const shownState = stateOf(table, job), ill = shownState === "failed" || shownState === "parked";
   const committed = table.max_committed_epoch ? `committed ${when(table.max_committed_at)}` : "no commit yet";
-  const lagged = [shownState !== "created" && shownState, `lag ${lag(table.lag_ms)}`, table.pressure && "writers stall"].filter(Boolean).join(" · ");
+  const lagged = [shownState !== IN_USE && shownState, `lag ${lag(table.lag_ms)}`, table.pressure && "writers stall"].filter(Boolean).join(" · ");
   const classes = ["node", chain.has(name) && "chain", late && "held", ill && "ill", state.chosen === name && "chosen"].filter(Boolean).join(" ");
   for (const [key, value] of [["class", classes], ["transform", `translate(${at.x},${at.y})`], ["tabindex", name === focusName ? "0" : "-1"],
     ["aria-label", `${name}: ${shownState}, ${committed}, lag ${lag(table.lag_ms)}${late ? `, holds the store back: ${visible(late.reason)}` : ""}`]]) {

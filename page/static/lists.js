@@ -1,8 +1,9 @@
 // Consumers, snapshots, workers, errors and maintenance.
 
-import { byId, bytes, count, dateTime, element, fillParts, lag, span, table as rows } from "./dom.js";
+import { byId, bytes, count, dateTime, element, fillParts, lag, number, span, table as rows } from "./dom.js";
 import { state } from "./state.js";
 
+const CAUSES = { boundary: "its boundary", runner: "due", failed: "failing", rebuild: "parked", upstream: "its upstream" };
 const named = (tables) => Object.keys(tables).slice(0, 4).join(", ") + (Object.keys(tables).length > 4 ? " …" : "");
 
 function part(title, total, shown, content) {
@@ -13,12 +14,12 @@ function part(title, total, shown, content) {
 export function renderLists() {
   const d = state.document, tables = [...state.tables.values()], jobs = [...state.jobs.values()];
   const upkeep = tables.filter((table) => table.pressure || table.compaction || table.trouble || table.debt_segments).slice(0, 50);
-  const server = d.server;
+  const server = d.server, waiting = jobs.filter((job) => !["nothing", "over"].includes(job.waits_for.kind));
   fillParts(byId("lists-body"), [
     part("Errors", d.counts.errors, d.errors.length, rows(["of", "kind", "type", "text", "since"],
       d.errors.map((error) => [error.of, error.kind, error.type, element("span", { class: "error" }, error.text), error.since ? dateTime(error.since) : ""]))),
-    part("Jobs that wait", jobs.length, Math.min(jobs.length, 50), rows(["job", "state", "waits for"],
-      jobs.filter((job) => !["nothing", "over"].includes(job.waits_for.kind)).slice(0, 50).map((job) => [job.name, job.state, element("span", { class: "long" }, job.waits_for.text)]))),
+    part("Jobs that wait", waiting.length, Math.min(waiting.length, 50), rows(["job", "cause", "waits for"],
+      waiting.slice(0, 50).map((job) => [job.name, CAUSES[job.waits_for.kind], element("span", { class: "long" }, job.waits_for.text)]))),
     part("Consumers", d.counts.consumers, d.consumers.length, rows(["name", "tables", "state", "lag", "commits behind", "acknowledged"],
       d.consumers.map((c) => [c.name, c.tables.join(", "), c.state, c.lag_ms === null ? "" : lag(c.lag_ms), c.lag_commits ?? "", c.acked ? dateTime(c.acked) : "never"]))),
     part("Held snapshots and reads", d.counts.held, d.held.length, rows(["kind", "tables", "epoch", "age", "expires"],

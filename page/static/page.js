@@ -1,6 +1,6 @@
 // The page: the sentence, the stream of events, and what is drawn anew when the store changes.
 
-import { byId, count, element, fill, getJson, setText, span } from "./dom.js";
+import { byId, element, fill, getJson, number, setText, span } from "./dom.js";
 import { addSample, startCurves } from "./curves.js";
 import { renderAgreement, renderDetails } from "./details.js";
 import { renderGraph } from "./graph.js";
@@ -20,14 +20,13 @@ function renderSummary() {
     (summary.lag_ms ? `the oldest change that a read lacks is ${span(summary.lag_ms)} old; ` : "") +
     (d.global.epoch === null ? "no read under global" : `reads under global: ${number(d.global.members, "table")} as of ${when(d.global.as_of)}`));
   setText(byId("root"), d.root);
+  for (const section of ["agreement", "lanes"]) byId(section).hidden = !d.counts.tables;
   const kind = JSON.stringify(summary.held_by.map((held) => [held.table, held.kind]));
   if (kind !== announced) {  // a screen reader hears of a new cause, not of each second
     announced = kind;
     setText(byId("announced"), summary.text.replaceAll("`", ""));
   }
 }
-
-const number = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 
 function setLive(on, text) {
   live.className = `pill ${on ? "on" : "off"}`;

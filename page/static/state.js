@@ -55,6 +55,10 @@ export function choose(name) {
 
 export const jobOf = (table) => (table.job === null ? undefined : state.jobs.get(table.job));
 
+// The name of the state of a table for people.
+export const IN_USE = "in use";
+export const nameOf = (tableState) => (tableState === "created" ? IN_USE : tableState);
+
 // The time of a commit: with its date if that is not the day of the document.
 export function when(iso) {
   const sameDay = !iso || iso.slice(0, 10) === state.document.at.slice(0, 10);

@@ -78,14 +78,14 @@ orders
 │  └─ broken_out
 │     └─ job best              creating   -                                       6.1 s   the first commit of broken_out: job broken is failing
 │        └─ best_out
-├─ job daily                   running    409599999 (2025-01-01T00:01:39.999Z)    1.1 s   a runner to begin its barrier at 434175999 (2025-01-01T00:01:45.999Z), due for 101 ms
+├─ job daily                   running    409599999 (2025-01-01T00:01:39.999Z)    1.1 s   a runner to begin its barrier at 434175999 (2025-01-01T00:01:45.999Z), due 101 ms ago
 │  ├─ revenue
 │  │  └─ job top               running    409599999 (2025-01-01T00:01:39.999Z)    1.1 s   revenue, complete through 430079999 (2025-01-01T00:01:44.999Z): job daily has a barrier to run
 │  │     └─ top_out
-│  │        └─ job weekly      creating   -                                       6.1 s   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due for 6.1 s
+│  │        └─ job weekly      creating   -                                       6.1 s   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due 6.1 s ago
 │  │           └─ weekly_out
 │  └─ visits
-│     └─ job late              creating   -                                       6.1 s   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due for 6.1 s
+│     └─ job late              creating   -                                       6.1 s   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due 6.1 s ago
 │        └─ late_out
 └─ job late, below visits
 job      reads            writes                           every   incarnation   barrier                         last error

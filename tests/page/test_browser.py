@@ -29,6 +29,7 @@ from wait_until import wait_until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
+LOOPBACK = "127.0.0.1:0"
 TOKEN = "a-token-of-22-letters!"
 SPAN = re.compile(r"\d+(\.\d)? (ms|s|min|h)( \d+ (s|min))?\b")
 NODE = "#graph-svg [data-table={}]"
@@ -108,7 +109,7 @@ def test_a_commit_of_another_day_has_its_date(browser: Browser, tmp_path: Path) 
         store.create_table("empty", pa.schema([("id", pa.int64())]), ["id"])
         table.upsert(pa.table({"id": [1]}))
         now_ms += 86_400_000
-        with closing(PagePort(store._handle, "127.0.0.1:0")) as page:
+        with closing(PagePort(store._handle, LOOPBACK)) as page:
             browser.open_page(page.location)
             lines = "#graph-svg [data-table={}] .small:nth-of-type(2)"
             assert browser.text(lines.format("t")) == "committed 2027-01-15 08:00:00"
@@ -209,6 +210,43 @@ def test_curves_are_drawn(shown: Browser, page: PagePort) -> None:
     wait_until(lambda: len(document(page, "curves.json")["at_ms"]) >= 2)
     shown.run("document.querySelector('#curves').scrollIntoView()")
     wait_until(lambda: re.search(r"L0: \d+ segments, debt: 0 segments", shown.text("#curves figure:last-child p")))
+
+
+def test_the_legends_of_curves_show_the_newest_values_and_the_table_that_has_most(
+    shown: Browser, page: PagePort
+) -> None:
+    wait_until(lambda: len(document(page, "curves.json")["at_ms"]) >= 2)
+    shown.run("document.querySelector('#curves').scrollIntoView()")
+    legend = "#curves figure:last-child .u-legend"
+    wait_until(lambda: re.search(r"UTC\d\d:\d\d:\d\dL0[1-9]\d*debt0$", shown.text(legend)))
+    assert "--" not in shown.text("#curves")
+    lagging = max(document(page)["tables"], key=lambda table: table["lag_ms"])["name"]
+    wait_until(lambda: shown.text("#curves figcaption").endswith(f"(s), most at {lagging}"))
+
+
+def test_a_table_that_is_dropped_while_it_is_shown_is_asked_for_no_more(shown: Browser, lake: PageStore) -> None:
+    """An answer of 404 would be an error in the console."""
+    lake.store.create_table("short", pa.schema([("id", pa.int64())]), ["id"])
+    wait_until(lambda: shown.count(NODE.format("short")) == 1)
+    shown.click(NODE.format("short"))
+    wait_until(lambda: "committed epoch" in shown.text("#table-body"))
+    lake.store.drop_table("short")
+    wait_until(lambda: shown.text("#table-body") == "This table was dropped.")
+    requests = len(shown.requests())
+    lake.put(7)
+    wait_until(lambda: shown.text("#facts").count(str(lake.store.last_epoch)))
+    assert not [url for url in shown.requests()[requests:] if "table.json" in url]
+    shown.click("#table-close")
+
+
+def test_an_empty_store_says_how_to_begin(browser: Browser, tmp_path: Path) -> None:
+    with el.open(str(tmp_path / "new"), durability="os") as store, closing(PagePort(store._handle, LOOPBACK)) as port:
+        browser.open_page(port.location)
+        wait_until(lambda: "There is no table yet" in browser.text("#graph"))
+        assert not (browser.displays("#graph-box") or browser.displays("#lanes"))
+        store.create_table("first", pa.schema([("id", pa.int64())]), ["id"])
+        wait_until(lambda: browser.displays("#lanes") and browser.count(NODE.format("first")) == 1)
+        assert not browser.displays("#none")
 
 
 # ---- whom it is for ------------------------------------------------------------------------------------------------
@@ -359,15 +397,15 @@ def test_of_a_thousand_tables_only_those_in_view_are_drawn(browser: Browser, tmp
             store.create_table(f"table_{number:03}", schema, ["id"])
         for number in range(500):
             store.create_job(f"job_{number:03}", [f"table_{number:03}"], {f"view_{number:03}": (schema, ["id"])})
-        with closing(PagePort(store._handle, "127.0.0.1:0")) as page:
+        with closing(PagePort(store._handle, LOOPBACK)) as page:
             browser.open_page(page.location)
-            assert re.fullmatch(r"\d+ of 1000 shown", browser.text("#shown"))
+            assert re.fullmatch(r"\d+ of 1,000 shown", browser.text("#shown"))
             assert 0 < browser.count("#graph-svg .node") <= 60
             browser.type_into("#search", "view_49")
             wait_until(lambda: {f"view_49{n}" for n in range(10)} <= set(browser.names("#graph-svg .node")))
             browser.type_into("#search", " ")
             browser.click("#unfold")
-            wait_until(lambda: browser.text("#shown") == "1000 shown")
+            wait_until(lambda: browser.text("#shown") == "1,000 shown")
             assert 0 < browser.count("#graph-svg .node") <= 100 and browser.count("body *") < 3000
             assert browser.count(".edge") <= 100
             browser.run("const box = document.querySelector('#graph-box'); box.scrollTop = box.scrollHeight")
@@ -383,7 +421,7 @@ def test_of_a_thousand_tables_only_those_in_view_are_drawn(browser: Browser, tmp
 
 
 def test_a_browser_signs_in_with_a_token(browser: Browser, lake: PageStore) -> None:
-    with closing(PagePort(lake.store._handle, "127.0.0.1:0", tokens=[TOKEN])) as page:
+    with closing(PagePort(lake.store._handle, LOOPBACK, tokens=[TOKEN])) as page:
         browser.open(page.location)
         assert browser.driver.current_url.endswith("/sign-in")
         browser.type_into("input[name=token]", "wrong-token-wrong")
@@ -409,7 +447,7 @@ def test_a_still_page_shows_the_store_once(browser: Browser, page: PagePort, lak
 
 
 def test_the_end_of_the_server_is_shown(browser: Browser, lake: PageStore) -> None:
-    page = PagePort(lake.store._handle, "127.0.0.1:0")
+    page = PagePort(lake.store._handle, LOOPBACK)
     browser.open_page(page.location)
     sentence = browser.text("#sentence")
     page.close()

@@ -51,7 +51,7 @@ def test_the_sentence_names_what_holds_back_and_the_type_of_its_error(lake: Page
         assert set(snapshot.epochs.values()) == {document["global"]["epoch"]}
     assert before <= summary["epoch"] < lake.store.table("by_day").info.max_committed_epoch
     assert "Held back by `by_region`: its refresh has failed for " in summary["text"]
-    assert "(ZeroDivisionError); `slow`: no process runs it, due for " in summary["text"]
+    assert "(ZeroDivisionError); `slow`: no live process runs it, due " in summary["text"]
     failing, slow = summary["held_by"]
     assert (failing["table"], failing["job"], failing["kind"]) == ("by_region", "by_region", "failed")
     assert failing["error"] == {
@@ -108,6 +108,17 @@ def test_many_late_tables_are_counted(lake: PageStore) -> None:
     assert summary["held"] == 60 and len(summary["held_by"]) == 50 and len(summary["missing"]) == 60
     assert summary["text"].startswith("6 of 66 tables can be read as of ")
     assert summary["text"].endswith("; and 57 tables more.")
+
+
+def test_failing_and_parked_jobs_that_hold_nothing_back_are_named_too(lake: PageStore) -> None:
+    """`slow` lacks an older change than `by_region`, so that it alone holds the store back."""
+    lake.put(3)
+    assert lake.by_region.step_local(lake.refresh) is not None
+    lake.put(4)
+    lake.fail()
+    summary = status(lake)["summary"]
+    assert [held["cause"] for held in summary["held_by"]] == ["slow"]
+    assert summary["text"].endswith(" Also failing: `by_region`.")
 
 
 def test_an_empty_store_and_one_without_commits_say_so(tmp_path: Any) -> None:

@@ -69,6 +69,10 @@ class Browser:
     def count(self, selector: str) -> int:
         return self.run("return document.querySelectorAll(arguments[0]).length", selector)
 
+    def displays(self, selector: str) -> bool:
+        """Return True if the element takes room on the page, in view or not."""
+        return self.driver.find_element("css selector", selector).is_displayed()
+
     def click(self, selector: str) -> None:
         """Click an element as a mouse does, or fail if another one covers it."""
         element = self.driver.find_element("css selector", selector)
