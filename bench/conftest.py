@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter
 
 import pytest
+import summary
 from bench_spark import Sessions
 from of_record import RatioRecord, compared, path_of
 from pairs import ReplayClock
@@ -170,6 +171,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
         terminalreporter.write_line("no report is written: it takes a whole run without failures, or --report=FILE")
         return
     book.write(path, command_line(book.scale))
+    if path == DOCUMENT:
+        summary.write(path, book.figures)
     terminalreporter.write_line(f"written to {path}")
 
 

@@ -240,11 +240,11 @@ def _verdicts(figure: Figure) -> Iterator[list[str]]:
     for target in figure.targets:
         what = figure.what if target.ours == "epochlog" else f"{figure.what} ({target.ours})"
         if why := figure.absent.get(target.peer or ""):
-            ours = _shown(figure, target.ours)
+            ours = shown(figure, target.ours)
             yield [figure.id, what, ours, target.peer or "–", why, "–", target.says, "not judged"]
             continue
         reached = figure.judged(target)
-        ours, theirs = (_shown(figure, name) for name in (target.ours, target.peer))
+        ours, theirs = (shown(figure, name) for name in (target.ours, target.peer))
         verdict = "hit" if reached <= target.at_most else "**miss**"
         compared = "–" if target.peer is None else f"{reached:.3g}"
         yield [figure.id, what, ours, target.peer or "–", theirs, compared, target.says, verdict]
@@ -270,18 +270,19 @@ def _number(figure: float) -> str:
     return f"{figure:.{digits}f}"
 
 
-def _shown(figure: Figure, name: str | None) -> str:
+def shown(figure: Figure, name: str | None) -> str:
+    """Return the median of a contender with its unit; a dash without one."""
     return "–" if name is None else f"{_number(statistics.median(figure.samples[name]))} {figure.unit}"
 
 
-def write_between(path: Path, text: str) -> None:
+def write_between(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Put the text between the file's markers; what stands around them stays."""
-    old = path.read_text("utf-8") if path.exists() else f"{BEGIN}\n{END}\n"
-    if old.count(BEGIN) != 1 or old.count(END) != 1:
-        raise ValueError(f"{path} must hold the lines {BEGIN} and {END} once each")
+    old = path.read_text("utf-8") if path.exists() else f"{begin}\n{end}\n"
+    if old.count(begin) != 1 or old.count(end) != 1:
+        raise ValueError(f"{path} must hold the lines {begin} and {end} once each")
     path.parent.mkdir(parents=True, exist_ok=True)
-    before, rest = old.split(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", "utf-8")
+    before, rest = old.split(begin)
+    path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}", "utf-8")
 
 
 # ---- what it ran on ------------------------------------------------------------------------------------------------
