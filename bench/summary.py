@@ -1,4 +1,4 @@
-"""First table and picture of docs/PERFORMANCE.md: at most twelve figures of a run that answer a newcomer's questions."""
+"""First table and picture of docs/PERFORMANCE.md: at most twelve figures of a run, for a reader in a hurry."""
 
 from __future__ import annotations
 
