@@ -71,7 +71,8 @@ class Load:
     """Resolved options of one `load()`: the table by id, and the epoch; for a change feed the range (start, epoch] of
     its log.
 
-    `start` is the value of startingVersion, whose epoch is the first to read; None if it is not set.
+    `start` is the value of startingVersion, whose epoch is the first to read; None if it is not set. `filter_text` is
+    the option's, `filter` that of a query in a catalog; a load has one of them at most.
     """
 
     location: StoreLocation
@@ -85,6 +86,7 @@ class Load:
     pre_images: bool
     filter_text: str | None
     tasks: Tasks
+    filter: pc.Expression | None = None
 
     def spark_schema(self) -> StructType:
         """Return Spark's schema of the columns, which the change columns follow in a feed."""
@@ -126,6 +128,9 @@ class Load:
         return requested
 
     def predicate(self) -> pc.Expression | None:
+        """Return the filter of the rows to read; None for all rows."""
+        if self.filter is not None:
+            return self.filter
         columns = (
             self.table.key_schema if self.feed else self.table.schema
         )  # A filter must treat all images of a row alike.

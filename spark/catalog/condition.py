@@ -1,4 +1,4 @@
-"""Condition of a DELETE, from the predicates that Spark passes to a table of a catalog.
+"""Conditions that Spark passes to a table of a catalog: that of a DELETE, and the filters of a read.
 
 Spark's own translation makes an expression of a predicate again, so Spark evaluates it. Beside it, comparisons of plain
 columns with literals become a filter that prunes the read; a row that passes the condition passes the filter.
@@ -23,6 +23,8 @@ from epochlog.store.types.predicate import compare, one_of
 from .jvm import Jvm
 
 _SIGNS = {"=": "equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
+MOST_VALUES = 100
+"""Values of a list that become a filter: each is asked of the JVM by several calls."""
 _FLIPPED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -30,12 +32,20 @@ def read_condition(jvm: Jvm, schema: pa.Schema, predicates: Sequence[Any]) -> Ro
     """Return the condition that all of Java's predicates hold. Raises InvalidInput for one that has no expression."""
     columns = [Column(_expression_column(jvm, predicate)) for predicate in predicates]
     names = {str(reference.fieldNames()[0]) for predicate in predicates for reference in predicate.references()}
-    filters = [_filter(schema, predicate) for predicate in predicates]
     return RowCondition(
         column=reduce(and_, columns),
         columns=tuple(name for name in schema.names if name in names),
-        filter=_joined([part for part in filters if part is not None], and_),
+        filter=read_filter(schema, predicates),
     )
+
+
+def read_filter(schema: pa.Schema, predicates: Sequence[Any]) -> pc.Expression | None:
+    """Return a filter that each row passes for which all of Java's predicates are true; None if there is none but true.
+
+    schema: of the table. The filter has comparisons of plain columns, with lists of up to MOST_VALUES values.
+    """
+    filters = [_filter(schema, predicate) for predicate in predicates]
+    return _joined([part for part in filters if part is not None], and_)
 
 
 def _expression_column(jvm: Jvm, predicate: Any) -> Any:
@@ -62,7 +72,11 @@ def _filter(schema: pa.Schema, predicate: Any) -> pc.Expression | None:
         return None if name == "OR" and len(known) < len(parts) else _joined(known, and_ if name == "AND" else or_)
     if name in _SIGNS and _is_literal(children[0]):
         name, children = _FLIPPED[name], children[::-1]
-    if not (name in _SIGNS or name == "IN") or not all(_is_literal(child) for child in children[1:]):
+    if (
+        not (name in _SIGNS or name == "IN")
+        or len(children) > MOST_VALUES + 1
+        or not all(_is_literal(child) for child in children[1:])
+    ):
         return None
     field = _plain_field(schema, children[0])
     if field is None:

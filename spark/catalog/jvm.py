@@ -80,6 +80,7 @@ class Jvm:
         self.no_transforms: Any = self.gateway.new_array(self.spark.connector.expressions.Transform, 0)
         self.no_entries: Any = self.java.util.Collections.emptyMap()
         self.no_options: Any = self.spark.util.CaseInsensitiveStringMap(self.no_entries)
+        self.equal_arrays: Any = self.java.util.Objects.deepEquals
         self._hash_map: Any = self.java.util.HashMap
         self._python_source: Any = python.PythonDataSourceV2
         self._receive_read: Any = python.PythonDataSourceReadInfo.receive
@@ -108,8 +109,12 @@ class Jvm:
         """Return the mode of a scan whose batch says for each partition if it has columns, as Spark's for Parquet."""
         return self.root.org.apache.spark.sql.connector.read.Scan.ColumnarSupportMode.PARTITION_DEFINED
 
-    def parquet_batch(self, relation: Any, options: Mapping[str, str]) -> Any:
-        """Return Spark's batch over all rows of a relation of Parquet files."""
+    @cached_property
+    def no_filters(self) -> Any:
+        return self.gateway.new_array(self.spark.sources.Filter, 0)
+
+    def parquet_batch(self, relation: Any, options: Mapping[str, str], filters: Any) -> Any:
+        """Return Spark's batch over the rows of a relation of Parquet files, without some that fail Java's filters."""
         inner: Any = self.session
         builder = self.spark.execution.datasources.v2.parquet.ParquetScanBuilder(
             inner._jsparkSession,
@@ -118,6 +123,7 @@ class Jvm:
             relation.dataSchema(),
             self.spark.util.CaseInsensitiveStringMap(self.map(options)),
         )
+        getattr(builder, "pushedDataFilters_$eq")(builder.pushDataFilters(filters))
         return builder.build().toBatch()
 
     def strings(self, values: Iterable[str]) -> Any:

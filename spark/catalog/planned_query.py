@@ -33,13 +33,15 @@ MOST_WITHOUT_SCANS = 100
 class PlannedQuery:
     """Query epochs of the scans of one query: those of the tables that Spark has loaded, else chosen when needed."""
 
-    def __init__(self, tables: CatalogTables) -> None:
+    def __init__(self, jvm: Jvm, tables: CatalogTables) -> None:
+        self._jvm = jvm
         self._tables = tables
         self._lock = Lock()
         self._newest: QueryEpochs | None = None
         self._one_moment = True
         self._moments: dict[NamedMoment, QueryEpochs] = {}
         self._now_ms: int | None = None
+        self._filters: list[Any] = []
         self._scans: WeakValueDictionary[str, Proxy] = WeakValueDictionary()
 
     def take(self, table: LoadedTable) -> LoadedTable:
@@ -65,6 +67,15 @@ class PlannedQuery:
         with self._lock:
             first: Any = self._scans.setdefault(scan.identity(), scan)
             return first
+
+    def number_of(self, filters: Any) -> int:
+        """Return the number of an array of Java's filters in this query; equal arrays have one number."""
+        with self._lock:
+            for number, known in enumerate(self._filters):
+                if self._jvm.equal_arrays(known, filters):
+                    return number
+            self._filters.append(filters)
+            return len(self._filters) - 1
 
     def one_now(self, unix_ms: int) -> int:
         """Return the first time with which this was called, for times since the query began: they are one moment."""
@@ -103,7 +114,7 @@ class PlannedQueries:
     def current(self) -> PlannedQuery:
         """Return the query for which this thread builds a scan. The scan must keep it."""
         tracker = self._tracker()
-        return PlannedQuery(self._tables) if tracker is None else self._of(tracker)
+        return PlannedQuery(self._jvm, self._tables) if tracker is None else self._of(tracker)
 
     def moment_of(self, unix_ms: int) -> NamedMoment:
         """Return the moment of a time that the query on this thread names.
@@ -124,7 +135,7 @@ class PlannedQueries:
         if number is None:
             number = next(self._next)
             self._numbers.put(tracker, number)
-        return self._queries.setdefault(number, PlannedQuery(self._tables))
+        return self._queries.setdefault(number, PlannedQuery(self._jvm, self._tables))
 
     def _tracker(self) -> Any:
         """Return Spark's tracker; None for a stream, which asks for its source outside of any planning."""

@@ -1,4 +1,4 @@
-"""Scans of a table at one epoch: pruned columns, statistics, and partitions that the driver plans.
+"""Scans of a table at one epoch: pruned columns, filters, statistics, and partitions that the driver plans.
 
 The read is Spark's own for a Python data source. The driver passes it the planned partitions and the function that
 reads one, so Spark starts no process to ask the source for them.
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -33,6 +34,7 @@ from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
 
+from .condition import read_filter
 from .jvm import CONNECTOR, Jvm, Proxy, answer
 from .planned_query import PlannedQuery
 from .query_epochs import LoadedTable, require_present_columns
@@ -43,10 +45,17 @@ SMALLEST_BYTES = 4 << 20
 
 
 class TableScanBuilder(Proxy):
-    """Builder of a scan; Spark prunes its columns. query: the one that the scan is for, which it keeps."""
+    """Builder of a scan; Spark prunes its columns and pushes filters, which it evaluates again itself.
+
+    query: the one that the scan is for, which it keeps.
+    """
 
     class Java:
-        implements = (f"{CONNECTOR}read.ScanBuilder", f"{CONNECTOR}read.SupportsPushDownRequiredColumns")
+        implements = (
+            f"{CONNECTOR}read.ScanBuilder",
+            f"{CONNECTOR}read.SupportsPushDownRequiredColumns",
+            f"{CONNECTOR}read.SupportsPushDownFilters",
+        )
 
     def __init__(
         self,
@@ -63,13 +72,30 @@ class TableScanBuilder(Proxy):
         self._java_schema = java_schema
         self._stream_options = stream_options
         self._query = query
+        self._filters: Any = jvm.no_filters
+
+    def pushFilters(self, filters: Any) -> Any:
+        """Keep Java's filters. Return those that Spark must evaluate itself, which are all of them."""
+        self._filters = filters
+        return filters
+
+    def pushedFilters(self) -> Any:
+        return self._filters
 
     def pruneColumns(self, required: Any) -> None:
         self._java_schema = required
 
     @answer
     def build(self) -> TableScan:
-        return TableScan(self.jvm, self._handle, self._table, self._java_schema, self._stream_options, self._query)
+        return TableScan(
+            self.jvm,
+            self._handle,
+            self._table,
+            self._java_schema,
+            self._stream_options,
+            self._filters,
+            self._query,
+        )
 
 
 class PlannedScan(Proxy):
@@ -120,7 +146,14 @@ class PlannedScan(Proxy):
         raise NotImplementedError
 
     def _load_of(
-        self, columns: Sequence[str], epoch: int, *, feed: bool = False, start: str | int | None = None, mode: str = ""
+        self,
+        columns: Sequence[str],
+        epoch: int,
+        *,
+        feed: bool = False,
+        start: str | int | None = None,
+        mode: str = "",
+        where: pc.Expression | None = None,
     ) -> Load:
         """Return the load of columns at an epoch; with `feed` that of their changes, with pre-images."""
         return Load(
@@ -134,6 +167,7 @@ class PlannedScan(Proxy):
             mode=mode or "epochs",
             pre_images=feed,
             filter_text=None,
+            filter=where,
             tasks=Tasks(self.jvm.context.defaultParallelism()),
         )
 
@@ -164,7 +198,7 @@ class PlannedScan(Proxy):
 
 
 class TableScan(PlannedScan):
-    """Scan of some columns of a table at one epoch."""
+    """Scan of some columns of a table at one epoch. filters: Java's, which prune the read; Spark evaluates them."""
 
     class Java:
         implements = (f"{CONNECTOR}read.Scan", f"{CONNECTOR}read.SupportsReportStatistics")
@@ -176,11 +210,15 @@ class TableScan(PlannedScan):
         table: LoadedTable,
         java_schema: Any,
         stream_options: Mapping[str, str],
+        filters: Any,
         query: PlannedQuery,
     ) -> None:
         super().__init__(jvm, handle, table.definition, java_schema, query)
         self._table = table
         self._stream_options = stream_options
+        self._filters = filters
+        self._where = read_filter(table.definition.schema.schema, [each.toV2() for each in filters])
+        self._filters_number = query.number_of(filters)
         self._statistics: TableStatistics | None = None
         self._is_parquet = self._is_stream = False
 
@@ -189,7 +227,8 @@ class TableScan(PlannedScan):
         columns, options = ", ".join(self._schema.names), dict(self._stream_options)
         version = table.definition.schema.version
         return (
-            f"scan of {self._handle.store_id}/{table.definition.id} at {table.epoch}, {version} [{columns}] {options}"
+            f"scan of {self._handle.store_id}/{table.definition.id} at {table.epoch}, {version} [{columns}] {options} "
+            f"filters {self._filters_number}"
         )
 
     def description(self) -> str:
@@ -235,11 +274,11 @@ class TableScan(PlannedScan):
         if relation is None:
             return None
         self._is_parquet = True
-        return self.jvm.parquet_batch(relation, OPTIONS)
+        return self.jvm.parquet_batch(relation, OPTIONS, self._filters)
 
     def _load(self) -> Load:
         self._refuse_of_streams()
-        return self._load_of(self._schema.names, self._table.epoch)
+        return self._load_of(self._schema.names, self._table.epoch, where=self._where)
 
     def _refuse_of_streams(self) -> None:
         """Raise InvalidInput for a batch with an option or a column of streams."""
