@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -146,4 +147,5 @@ class AlteredMachine(RuleBasedStateMachine):
             assert self.altered.table.to_arrow().to_pylist() == self.altered.moments[newest].read()
 
 
+AlteredMachine.TestCase.settings = settings(max_examples=settings().max_examples // 2)  # each takes seconds
 TestAlteredMachine = pytest.mark.slow(AlteredMachine.TestCase)

@@ -144,8 +144,8 @@ def test_equal_filters_of_one_query_share_a_shuffle(lake: el.Store, spark: Spark
     try:
         frame = spark.sql(JOIN.format(1_000, 1_000))
         assert sorted(map(tuple, frame.collect())) == sorted((s, s) for s in sums(1_000).values())
-        plan = frame._jdf.queryExecution().executedPlan().toString()
-        assert "ReusedExchange" in plan
+        java: Any = frame._jdf
+        assert "ReusedExchange" in java.queryExecution().executedPlan().toString()
     finally:
         spark.conf.unset("spark.sql.autoBroadcastJoinThreshold")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from view_sums import play as play_changes
 from wait_until import wait_until
 
 pytestmark = pytest.mark.spark
+FEW = 6
+"""Changes of joins that are played on Spark."""
 
 
 @pytest.fixture
@@ -45,6 +48,7 @@ def test_views_equal_their_queries_after_every_step(shop: Shop, spark: SparkSess
 
 @pytest.mark.slow
 def test_each_change_of_a_join_is_added(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first changes; `tests/views/test_folding.py` has all of them on DuckDB."""
     computed: list[int] = []
 
     def counted(*arguments: Any) -> Folded | None:
@@ -54,7 +58,7 @@ def test_each_change_of_a_join_is_added(tmp_path: Path, spark: SparkSession, mon
 
     monkeypatch.setattr(view_engine, "folded", counted)
     with el.open(tmp_path / "sums", durability="os", checkpoint_interval_ms=10) as store:
-        for (name, *_, again), step in play_changes(store, spark):
+        for (name, *_, again), step in islice(play_changes(store, spark), FEW):
             computed.clear()
             step()
             assert computed[0] == again, name  # by_region is the first

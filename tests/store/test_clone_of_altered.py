@@ -180,7 +180,7 @@ def test_a_job_and_a_feed_of_a_clone_have_its_columns(lab: Lab) -> None:
 
 @pytest.mark.medium
 @pytest.mark.rule("1.22", "7.9")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
 def test_families_of_altered_clones(lab: Lab, seed: int) -> None:
     rng = random.Random(seed)
     family = [AlteredTable(lab.store, changelog=rng.choice(["upsert", "full"]))]

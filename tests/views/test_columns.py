@@ -53,7 +53,7 @@ def columns_of_all_queries(plan: ViewPlan) -> dict[str, set[str]]:
 @pytest.mark.medium
 def test_a_plan_over_the_columns_that_it_reads_is_the_plan_over_all() -> None:
     seen = narrower = 0
-    for seed in range(300):
+    for seed in range(90):
         queries = Queries(random.Random(seed))
         query = queries.sums() if seed % 4 == 0 else queries.query(1 + seed % 2)
         plan = planned(query.sql, SCHEMAS, tuple(query.unique or ()))
@@ -68,7 +68,7 @@ def test_a_plan_over_the_columns_that_it_reads_is_the_plan_over_all() -> None:
             assert columns - {IS_NEW} <= set(few[table].schema.names), query.sql
         seen += 1
         narrower += any(len(few[name].schema) < len(SCHEMAS[name].schema) - 2 for name in few)
-    assert seen > 100 and narrower > 50, (seen, narrower)
+    assert seen > 30 and narrower > 15, (seen, narrower)
 
 
 @pytest.mark.rule("7.7")
