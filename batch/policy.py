@@ -351,6 +351,11 @@ def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None 
     return checked
 
 
+def asks_of_named(policy: Policy) -> bool:
+    """Return True if the policy asks for the named tables and their ancestors only. A user's subclass may ask for all."""
+    return type(policy) in (Aligned, Latest, AsOf, AtLeast, Bounded)
+
+
 def advice_of(policy: Policy) -> str:
     """Return a sentence about tables that a token lacks, to end a message with; "" for other policies."""
     if not isinstance(policy, Exact) or policy.token is None:

@@ -18,14 +18,14 @@ from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.process_local import OneProcess, warn_unclosed
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
-from epochlog.store.metadata.lookups import get_table
+from epochlog.store.metadata.lookups import find_table, get_table
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.types.schema import TableSchema
 
-from .policy import Global, Policy, advice_of, choose_epochs, left_out_of, listed
+from .policy import Global, Policy, advice_of, asks_of_named, choose_epochs, left_out_of, listed
 from .table_snapshot import TableSnapshot
 from .tags import Tag, put_tag
 from .token import decode_token, encode_token
@@ -237,7 +237,8 @@ def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None
 
 
 def _choose(handle: Handle, view: ReadTxn, policy: Policy, tables: Sequence[str] | None) -> _Choice:
-    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
+    named = None if tables is None or not asks_of_named(policy) else [find_table(view, name).id for name in tables]
+    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id, above=named)
     chosen = choose_epochs(policy, epochs, tables)
     plans = {name: plan_scan(view, get_table(view, epochs.ids[name], name), epoch) for name, epoch in chosen.items()}
     records = {name: _table_records(view, epochs.ids[name]) for name in chosen}

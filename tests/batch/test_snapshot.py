@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
+from epochlog.store.epochs import view_reader
 from epochlog.store.retention.holds import holds_of
 from epochlog.store.session.leases import LEASE_MS
 from lab import Lab, keys_of, mirror, state_of, sums
@@ -315,6 +316,44 @@ def test_a_policy_of_ones_own_is_asked(lab: Lab) -> None:
     with lab.store.snapshot(["j_out"], consistency=Oldest()) as snapshot:
         assert snapshot.epochs == {"j_out": first}
         assert read(snapshot) == {"j_out": {0: (3, 60)}}
+
+
+class NewestOfAll(el.Aligned):
+    """A user's policy that asks for a table that the snapshot does not name."""
+
+    def choose(self, view: Any, tables: Any) -> dict[str, int]:
+        return dict.fromkeys(tables, view.table("other").position)
+
+
+@pytest.mark.parametrize(
+    ("consistency", "options", "read_tables"),
+    [
+        ("latest", {}, {"j_out", "r"}),
+        ("aligned", {}, {"j_out", "r"}),
+        ("bounded", {"max_lag": 60}, {"j_out", "r"}),
+        ("as_of", {"timestamp": "2100-01-01"}, {"j_out", "r"}),
+        ("at_least", {"epoch": 1}, {"j_out", "r"}),
+        ("global", {}, {"j_out", "r", "other"}),
+        (NewestOfAll(), {}, {"j_out", "r", "other"}),
+    ],
+)
+def test_the_epochs_of_other_tables_are_read_only_for_a_policy_that_may_ask_for_them(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, consistency: Any, options: Any, read_tables: set[str]
+) -> None:
+    lab.root_table("other")
+    lab.store.checkpoint()
+    step(lab)
+    seen: set[str] = set()
+    of_table = view_reader._table_epochs
+
+    def noted(view: Any, memory: Any, table: Any, *others: Any) -> Any:
+        seen.add(table.name)
+        return of_table(view, memory, table, *others)
+
+    monkeypatch.setattr(view_reader, "_table_epochs", noted)
+    with lab.store.snapshot(["j_out"], consistency=consistency, **options) as snapshot:
+        assert list(snapshot) == ["j_out"]
+    assert seen == read_tables
 
 
 @pytest.mark.medium
