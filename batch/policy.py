@@ -352,7 +352,7 @@ def choose_epochs(policy: Policy, view: EpochView, tables: Sequence[str] | None 
 
 
 def asks_of_named(policy: Policy) -> bool:
-    """Return True if the policy asks for the named tables and their ancestors only. A user's subclass may ask for all."""
+    """Return True if the policy asks for the named tables and their ancestors only; a subclass may ask for all."""
     return type(policy) in (Aligned, Latest, AsOf, AtLeast, Bounded)
 
 
