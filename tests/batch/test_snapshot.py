@@ -322,7 +322,7 @@ class NewestOfAll(el.Aligned):
     """A user's policy that asks for a table that the snapshot does not name."""
 
     def choose(self, view: Any, tables: Any) -> dict[str, int]:
-        return dict.fromkeys(tables, view.table("other").position)
+        return {name: view.table("other").position for name in tables}
 
 
 @pytest.mark.parametrize(
