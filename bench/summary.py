@@ -1,14 +1,20 @@
-"""First table and picture of docs/PERFORMANCE.md: at most twelve figures of a run, for a reader in a hurry."""
+"""First table and picture of docs/PERFORMANCE.md: at most twelve figures of a run, for a reader in a hurry.
+
+    .venv/bin/python bench/summary.py .benchmarks/figures.json docs/PERFORMANCE.md
+
+writes them of a run of some bench files; `make bench` does it of a whole run.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pairs import ratio
 from plots import BLUE, DPI, RED, WIDTH_IN
-from report import BASE, PLOTS, WIDE, Figure, shown, wrapped, write_between
+from report import BASE, PLOTS, WIDE, Book, Figure, shown, wrapped, write_between
 
 BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"
 MOST_ROWS = 12
@@ -141,3 +147,14 @@ def draw(lines: list[Line], path: Path) -> None:
     canvas.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(path, metadata={"Software": None})
+
+
+def main(results: Path, page: Path) -> None:
+    """Write the summary of a file of results into the page. Raises ValueError for results of another machine."""
+    book = Book()
+    book.go_on(results)
+    write(page, book.figures)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from report import BASE, Figure, whole
-from summary import BEGIN, END, MOST_ROWS, ROWS, lines_of, render, write
+from report import BASE, Book, Figure, whole
+from summary import BEGIN, END, MOST_ROWS, ROWS, lines_of, main, render, write
 
 
 def figures(ours: float = 1.0, theirs: float = 2.0) -> list[Figure]:
@@ -41,6 +41,16 @@ def test_a_row_takes_the_figure_of_its_own_words_and_shape() -> None:
 def test_the_ratio_is_said_in_words(ours: float, verdict: str) -> None:
     first = render(lines_of(figures(ours))).splitlines()[2]
     assert first.split(" | ")[-1] == f"{verdict} |"
+
+
+@pytest.mark.medium
+def test_a_file_of_results_is_enough(tmp_path: Path) -> None:
+    book, page = Book(1, tmp_path / "figures.json"), tmp_path / "PERFORMANCE.md"
+    for figure in figures(1.0)[:5]:
+        book.add(figure)
+    page.write_text(f"{BEGIN}\n{END}\n")
+    main(tmp_path / "figures.json", page)
+    assert page.read_text().count("2.0 times as fast") == 5
 
 
 @pytest.mark.medium
