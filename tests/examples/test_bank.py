@@ -82,7 +82,7 @@ def test_no_total_is_wrong_while_a_view_is_slow_and_another_is_killed(tmp_path: 
 
 
 @pytest.mark.spark
-@pytest.mark.campaign
+@pytest.mark.long
 def test_no_total_is_wrong_in_a_million_transfers_beside_plain_queries_of_spark(tmp_path: Path) -> None:
     seen = run(tmp_path, "--transfers", "1000000", "--seconds", "8", "--spark")
     assert seen[bank.SPARK]["reads"] > 0
