@@ -336,7 +336,7 @@ def test_a_forced_boundary_reaches_a_chain_of_jobs_at_once(tmp_path: Path) -> No
                     add_orders(store, 100 * turn, 20)
                     boundary = store.checkpoint()
                     wait_until(lambda e=boundary: all(store.job(name).info.committed_epoch >= e for name in refreshes))
-                assert all(status.commits >= 3 for status in server.coordinator.status())
+                wait_until(lambda: all(status.commits >= 3 for status in server.coordinator.status()))
                 check_chain(store, refreshes)
                 add_orders(store, 1000, 20)
                 for name in refreshes:

@@ -221,10 +221,10 @@ class AlteredTable:
         for column in whole.schema:
             values = whole.column(column.name).drop_null()
             if len(values) and not pa.types.is_nested(column.type):
-                first, last = values[0], values[len(values) - 1]
-                for condition in (pc.field(column.name) == first, pc.field(column.name) > last):
-                    passing = self.table.to_arrow(epoch=at, filter=condition)
-                    assert passing == whole.filter(condition), (at, str(condition))
+                for value in (values[0], values[len(values) - 1]):
+                    for condition in (pc.field(column.name) == value, pc.field(column.name) > value):
+                        passing = self.table.to_arrow(epoch=at, filter=condition)
+                        assert passing == whole.filter(condition), (at, column.name, value)
 
     def check_changes(self, after: int, until: int) -> None:
         """A net range has the columns of its end, and leads from the one state to the other."""
