@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 import epochlog as el
 from epochlog.batch.policy import Policy
 from epochlog.batch.policy_registry import resolve_policy
+from epochlog.spark.catalog.jvm import Jvm
 from epochlog.spark.catalog.planned_query import PlannedQueries, PlannedQuery
 from epochlog.spark.catalog.query_epochs import CatalogTables
 from epochlog.spark.catalog.query_group import QueryGroups
@@ -332,7 +333,7 @@ def test_changes_written_with_a_table_end_at_its_epoch(spark: SparkSession, rest
 
 def test_changes_without_an_end_beside_tables_of_two_moments_are_refused(spark: SparkSession, pairs: Pairs) -> None:
     tables = CatalogTables(pairs.store._handle, resolve_policy("global"))
-    query = PlannedQuery(tables)
+    query = PlannedQuery(Jvm(spark, "lake"), tables)
     query.take(tables.load("a", tables.newest()))
     pairs.commit()
     query.take(tables.load("b", tables.newest()))
