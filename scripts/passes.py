@@ -110,15 +110,19 @@ def with_store_on(store: str, places: Sequence[str], marker: str, spread: Sequen
 
 
 def redis(spread: Sequence[str]) -> list[Pass]:
-    """Return the passes of `make redis`: the Redis tests, once with each redis-server of the machine."""
+    """Return the passes of `make redis`: the Redis tests, once with each redis-server of the machine but the first.
+
+    `make test` takes the first one. If there is no other, `make redis` takes it too.
+    """
     listed = subprocess.run(["scripts/redis_servers.sh"], stdout=subprocess.PIPE, text=True, check=True)
+    servers = listed.stdout.split()
     return [
         Pass(
             f"Redis: {server}",
             (*PYTEST, "-m", "redis and not campaign", *spread, "--dist", "worksteal"),
             {"EPOCHLOG_TEST_REDIS_SERVER": server},
         )
-        for server in listed.stdout.split()
+        for server in servers[1:] or servers
     ]
 
 

@@ -2,7 +2,7 @@
 its own process id. It never speaks to a server that it did not start.
 
 EPOCHLOG_TEST_REDIS_SERVER names the executable, whose file is called redis-server; `make redis` runs the tests marked
-`redis` with each that the machine can have.
+`redis` with the other versions that the machine can have.
 """
 
 from __future__ import annotations
