@@ -237,10 +237,14 @@ def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None
 
 
 def _choose(handle: Handle, view: ReadTxn, policy: Policy, tables: Sequence[str] | None) -> _Choice:
-    named = None if tables is None or not asks_of_named(policy) else [find_table(view, name).id for name in tables]
-    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id, above=named)
+    named = {name: find_table(view, name) for name in tables or () if asks_of_named(policy)}
+    above = [table.id for table in named.values()] or None
+    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id, above=above)
     chosen = choose_epochs(policy, epochs, tables)
-    plans = {name: plan_scan(view, get_table(view, epochs.ids[name], name), epoch) for name, epoch in chosen.items()}
+    plans = {
+        name: plan_scan(view, named.get(name) or get_table(view, epochs.ids[name], name), epoch)
+        for name, epoch in chosen.items()
+    }
     records = {name: _table_records(view, epochs.ids[name]) for name in chosen}
     reasons = left_out_of(policy, epochs) if tables is None else {}
     left_out = {
