@@ -142,7 +142,7 @@ def bank_plot(seen: dict[str, dict[str, Any]]) -> Plot:
 
 def nexmark_samples(folder: Path, scale: float) -> Samples:
     """Return the milliseconds of each batch: of each view, of all by their changes, of all anew, and of the MERGEs."""
-    base, events = round(1_000_000 * scale), 50_000 if scale >= 1 else 5000
+    base, events = round(1_000_000 * scale), 20_000 if scale >= 1 else 5000
     seconds = nexmark.measure(folder, base, events, 1000, 1, compare=True)
     names = {"all eight": OURS, "all eight, all rows anew": ANEW, "Delta MERGE of these rows": MERGE}
     took = {names.get(name, name): [1000 * each for each in batches] for name, batches in seconds.items()}
@@ -150,8 +150,8 @@ def nexmark_samples(folder: Path, scale: float) -> Samples:
 
 
 def nexmark_figure(samples: Samples) -> Figure:
-    rate, slow = 1000 * 1000 / statistics.mean(samples[OURS]), np.percentile(samples[OURS], 99)
-    what = f"{EIGHT}: {rate:,.0f} events/s, p99 {slow:,.0f} ms"
+    rate, slowest = 1000 * 1000 / statistics.mean(samples[OURS]), max(samples[OURS])
+    what = f"{EIGHT}: {rate:,.0f} events/s, the slowest batch {slowest:,.0f} ms"
     targets = tuple(Target(OURS, peer, 1, "≤ 1") for peer in (ANEW, MERGE))
     return Figure("P21", what, samples, targets)
 
