@@ -23,8 +23,8 @@ PICTURE = "summary.png"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question of the summary. work: its words; id, what, shape: the figure, whose `what` begins so; peer: whom
-    epochlog is compared with, by the name in the samples; beside: the peer's name for people.
+    """Row of the summary, which answers one question. work: its words; id, what, shape: the figure, whose `what` begins
+    so; peer: whom epochlog is compared with, by the name in the samples; beside: the peer's name for people.
     """
 
     work: str

@@ -50,7 +50,7 @@ FILTERS = [
 
 
 def bits(frame: DataFrame) -> list[str]:
-    """The rows as sorted texts, in which every float keeps its bits."""
+    """Return the rows as sorted texts, in which every float keeps its bits."""
     return sorted(
         repr([np.float64(value).tobytes() if isinstance(value, float) and value == value else value for value in row])
         for row in frame.collect()

@@ -50,10 +50,16 @@ def columns_of_all_queries(plan: ViewPlan) -> dict[str, set[str]]:
 
 
 @pytest.mark.rule("7.7")
-@pytest.mark.medium
-def test_a_plan_over_the_columns_that_it_reads_is_the_plan_over_all() -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(90), marks=pytest.mark.medium, id="few"),
+        pytest.param(range(90, 400), marks=pytest.mark.long, id="many"),
+    ],
+)
+def test_a_plan_over_the_columns_that_it_reads_is_the_plan_over_all(seeds: range) -> None:
     seen = narrower = 0
-    for seed in range(90):
+    for seed in seeds:
         queries = Queries(random.Random(seed))
         query = queries.sums() if seed % 4 == 0 else queries.query(1 + seed % 2)
         plan = planned(query.sql, SCHEMAS, tuple(query.unique or ()))

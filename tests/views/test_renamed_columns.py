@@ -210,9 +210,15 @@ def compare_random_texts(seeds: range) -> tuple[int, int]:
     return seen, wrapped
 
 
-@pytest.mark.medium
-def test_random_texts_in_present_names_have_the_rows_of_the_given_ones() -> None:
-    seen, wrapped = compare_random_texts(range(60))
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(60), marks=pytest.mark.medium, id="few"),
+        pytest.param(range(60, 260), marks=pytest.mark.long, id="many"),
+    ],
+)
+def test_random_texts_in_present_names_have_the_rows_of_the_given_ones(seeds: range) -> None:
+    seen, wrapped = compare_random_texts(seeds)
     assert seen > 30 and seen > wrapped, (seen, wrapped)
 
 
