@@ -14,7 +14,7 @@ from time import perf_counter, time
 
 import numpy as np
 import pytest
-from bench_isolation import BASE_ROWS, FLOOD_ROWS, PIECE_ROWS, Kind, wait_until, windows
+from bench_isolation import BASE_ROWS, FEW, FLOOD_ROWS, PIECE_ROWS, Kind, wait_until, windows
 from crowd import FEED_PAUSE_S, FEED_ROWS, KEYS, Commits, Took, rows
 from data import SCHEMA
 from pairs import ReplayClock, Samples, turned
@@ -24,7 +24,7 @@ import epochlog as el
 from epochlog.checkpoint.manager import commands
 from epochlog.store.types.epoch import to_unix_ms
 
-JOBS, ROUNDS, PAIRS = 8, 4, 12
+JOBS, ROUNDS, PAIRS = 8, 3, 6
 INTERVAL_MS = 3000
 STALLED = ("one stalled", "without it")
 CREATED = ("a view created", "without it")
@@ -165,7 +165,9 @@ def measured(
     crowd: Served, names: Sequence[str], kinds: tuple[str, str], act: Callable[[float], None], scale: float
 ) -> Samples:
     """Samples of windows with the act and of windows without it, in turns."""
-    return windows(crowd, names, {kinds[0]: Kind(act), kinds[1]: Kind(wait_until)}, scale, rounds=ROUNDS)
+    return windows(
+        crowd, names, {kinds[0]: Kind(act), kinds[1]: Kind(wait_until)}, scale, rounds=ROUNDS, boundaries=FEW
+    )
 
 
 @pytest.fixture(scope="module")

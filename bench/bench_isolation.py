@@ -51,14 +51,20 @@ def wait_until(end: float) -> None:
 
 
 def windows(
-    crowd: TimedJobs, names: Sequence[str], kinds: Mapping[str, Kind], scale: float, *, rounds: int = ROUNDS
+    crowd: TimedJobs,
+    names: Sequence[str],
+    kinds: Mapping[str, Kind],
+    scale: float,
+    *,
+    rounds: int = ROUNDS,
+    boundaries: int = BOUNDARIES,
 ) -> Samples:
     """ms from a boundary to the commit of these jobs there, the median over a window, in windows of each kind in turns.
 
     Only commits at boundaries that pass during the act count. A window without any is repeated.
     """
     samples: Samples = {name: [] for name in kinds}
-    act_s = (BOUNDARIES if scale >= 1 else FEW) * crowd.interval_ms / 1000
+    act_s = (boundaries if scale >= 1 else FEW) * crowd.interval_ms / 1000
     for place in range(-1, max(1, round(rounds * scale))):
         for name in turned(list(kinds), place):
             taken: list[float] = []
