@@ -22,7 +22,7 @@ from report import Book, Figure, Target
 JOBS, OTHERS = 50, 10
 BASE_ROWS, PIECE_ROWS, FLOOD_ROWS = 2_000_000, 100_000, 400_000
 ROUNDS = 6
-BOUNDARIES, FEW = 5, 3  # in a window, at the full size and below
+BOUNDARIES, FEW = 5, 3  # in a window, at the full size, and below it or of Spark drivers
 STALLED = ("one stalled", "without it")
 CREATED = ("a view created", "without it")
 FLOODED = ("400,000 rows in one job", "without it")
