@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from contenders import Delta, Epochlog
 from data import PLAIN, make_workload
-from pairs import ReplayClock, Samples, turned
+from pairs import ReplayClock, Took, measure
 from report import Book, Figure, Target
 
 OURS, DELTA, LIBRARIES = "epochlog", "deltalake", "import of pyarrow and pandas"
@@ -42,10 +43,10 @@ TARGETS = {
 }
 
 
-def in_a_new_process(body: str, *arguments: str) -> float:
+def in_a_new_process(body: str, *arguments: str) -> Took:
     """Return the ms that this part of a program took, which leaves out the interpreter's own start."""
     command = [sys.executable, "-c", PROGRAM.format(body=body), *arguments]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return Took(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +60,11 @@ def figures(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) 
     key, rounds = str(base["id"][len(base) // 2].as_py()), ROUNDS if scale >= 1 else 2
     made: dict[str, Figure] = {}
     for what, programs in WORK.items():
-        samples: Samples = {who: [] for who in programs}
-        for place in range(-1, rounds):  # the first round has the files read from the disk, and modules compiled
-            for who in turned(list(programs), place):
-                took = in_a_new_process(programs[who], str(folder / ("d" if who == DELTA else "e")), key)
-                if place >= 0:
-                    samples[who].append(took)
+        work = {
+            who: partial(in_a_new_process, body, str(folder / ("d" if who == DELTA else "e")), key)
+            for who, body in programs.items()
+        }
+        samples = measure(work, rounds)  # the round that warms up has files read from the disk, and modules compiled
         full = what if what == IMPORTED else f"{what}, of {len(base):,} rows"
         made[what] = Figure("P25", full, samples, TARGETS[what])
         book.add(made[what])
