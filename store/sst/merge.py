@@ -189,7 +189,7 @@ def _merge_pieces(
     pieces = _cut_pieces(_align_columns(sources, largest), largest)
     marked = any(source.deleted is not None for source in sources)
 
-    def merge_piece(piece: _Piece) -> tuple[list[pa.Array], pa.Array | None, np.ndarray | None]:
+    def merge_piece(piece: _Piece) -> tuple[list[list[pa.Array]], pa.Array | None, np.ndarray | None]:
         indices, keys_unchanged = _newest(piece)
         deleted = None
         if marked:
@@ -200,7 +200,9 @@ def _merge_pieces(
                 keys_unchanged = False
         keys = None
         if want_keys:
-            keys = piece.large.keys if keys_unchanged else _take([piece.large.keys, *piece.small_keys()], indices)
+            keys = piece.large.keys
+            if not keys_unchanged:
+                (keys,) = _take([keys, *piece.small_keys()], indices)
         return _take_columns(piece, indices), keys, deleted
 
     merged = parallel_map(merge_piece, pieces, sum(map(len, sources)))
@@ -266,7 +268,8 @@ def _newest_of_small(piece: _Piece) -> tuple[pa.Array, np.ndarray]:
     return (ordered, order) if last.all() else (ordered.filter(pa.array(last)), order[last])
 
 
-def _take_columns(piece: _Piece, indices: np.ndarray | None) -> list[pa.Array]:
+def _take_columns(piece: _Piece, indices: np.ndarray | None) -> list[list[pa.Array]]:
+    """Return the chunks of each column of the piece's rows at `indices`."""
     parts = [rows.data for rows in (piece.large, *piece.small)]
     columns = [
         [chunk for part in parts for chunk in part.column(index).chunks] for index in range(parts[0].num_columns)
@@ -274,9 +277,12 @@ def _take_columns(piece: _Piece, indices: np.ndarray | None) -> list[pa.Array]:
     return [_take(chunks, indices) for chunks in columns]
 
 
-def _take(parts: Sequence[pa.Array], indices: np.ndarray | None) -> pa.Array:
+def _take(parts: list[pa.Array], indices: np.ndarray | None) -> list[pa.Array]:
+    """Return the values of the concatenated parts at `indices`, as one array; the parts themselves for None."""
+    if indices is None:
+        return parts
     array = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    return array if indices is None else pc.take(array, pa.array(indices), boundscheck=False)
+    return [pc.take(array, pa.array(indices), boundscheck=False)]
 
 
 def _cut_pieces(sources: Sequence[Rows], largest: int) -> list[_Piece]:
@@ -298,11 +304,19 @@ def _cut_pieces(sources: Sequence[Rows], largest: int) -> list[_Piece]:
 
 
 def _edges(large: Rows) -> list[int]:
-    """Return the row offsets between the large source's pieces. They follow its chunks unless these are tiny."""
+    """Return the row offsets between the large source's pieces. They follow its chunks unless these are tiny: small
+    chunks share a piece, and a large one has several.
+    """
     chunks = [len(chunk) for chunk in large.data.column(0).chunks] if large.data.num_columns else []
     if not chunks or len(large) < _MIN_CHUNK_ROWS * len(chunks):
         chunks = [len(large)]
-    ends = np.cumsum([0, *chunks]).tolist()
+    sizes: list[int] = []
+    for rows in chunks:
+        if sizes and sizes[-1] + rows <= PIECE_ROWS:
+            sizes[-1] += rows
+        else:
+            sizes.append(rows)
+    ends = np.cumsum([0, *sizes]).tolist()
     return [low for start, end in pairwise(ends) for low in _even_cuts(start, end)] + [ends[-1]]
 
 
@@ -384,8 +398,11 @@ def _gather(data: pa.Table, indices: np.ndarray) -> pa.Table:
     return data.combine_chunks().take(pa.array(indices)) if data.num_columns else data
 
 
-def _assemble(schema: pa.Schema, pieces: list[list[pa.Array]]) -> pa.Table:
-    columns = [pa.chunked_array([piece[i] for piece in pieces], schema.field(i).type) for i in range(len(schema))]
+def _assemble(schema: pa.Schema, pieces: list[list[list[pa.Array]]]) -> pa.Table:
+    columns = [
+        pa.chunked_array([chunk for piece in pieces for chunk in piece[i]], schema.field(i).type)
+        for i in range(len(schema))
+    ]
     fields = [
         field.with_nullable(field.nullable or column.null_count > 0)
         for field, column in zip(schema, columns, strict=True)

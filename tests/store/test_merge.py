@@ -70,7 +70,10 @@ def test_merge_either_side_large(keyed: Keyed) -> None:
 
 
 @kinds
-def test_merge_takes_any_chunks(keyed: Keyed) -> None:
+@pytest.mark.parametrize("min_chunk_rows", [1, 1 << 12], ids=["tiny chunks kept", "tiny chunks joined"])
+def test_merge_takes_any_chunks(keyed: Keyed, min_chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_MIN_CHUNK_ROWS", min_chunk_rows)
+
     @settings(max_examples=12)
     @given(CHANGES, CHANGES, st.lists(st.integers(0, 30), max_size=3))
     def run(old: list[tuple[int, int | None]], new: list[tuple[int, int | None]], cuts: list[int]) -> None:
@@ -131,6 +134,22 @@ def test_untouched_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     here = base.data["v"].chunk(0).buffers()[1].address
     shared = [chunk.buffers()[1].address == here for chunk in merged.data["v"].chunks]
     assert shared == [True, False, True, True]
+
+
+def test_small_chunks_share_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bulk load has batches of 8,192 rows. A piece for each made a read of 20 M rows three times as slow."""
+    monkeypatch.setattr(kernels, "PIECE_ROWS", 10)
+    monkeypatch.setattr(kernels, "_MIN_CHUNK_ROWS", 1)
+    keyed = KEYED["int64"]
+    base = keyed.rows([(n, n) for n in range(70)])
+    parts, low = [], 0
+    for rows in (4, 4, 4, 25, 3, 8, 2, 10, 10):
+        parts.append(base.data.slice(low, rows))
+        low += rows
+    chunked = Rows(base.keys, pa.concat_tables(parts))
+    merged = merge(chunked, keyed.rows([(n, -n) for n in range(0, 70, 7)]))
+    assert [len(chunk) for chunk in merged.data["v"].chunks] == [8, 4, 8, 8, 9, 3, 10, 10, 10]
+    check(keyed, merged, [(n, -n if n % 7 == 0 else n) for n in range(70)])
 
 
 @pytest.mark.medium
