@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,7 +17,7 @@ from epochlog.store.sst.file_columns import signature
 from epochlog.store.sst.merge import Rows, joined, lookup
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_blocks
-from epochlog.store.types.key_codec import KeyCodec, search
+from epochlog.store.types.key_codec import Key, KeyCodec, search
 from epochlog.store.types.key_sieve import Sieve, hashed
 from epochlog.store.types.schema import TableSchema
 
@@ -65,6 +66,8 @@ class PointReader:
         """Return the live rows of these keys (sorted, each once), in key order; None without any. levels: oldest first;
         the newest level that has a key decides.
         """
+        if len(needles) == 1:
+            return self._find_one(levels, needles[0].as_py())
         missing = np.arange(len(needles))
         is_missing = np.ones(len(needles), np.bool_)
         hashes = hashed(needles) if len(needles) >= SIEVED_NEEDLES else None
@@ -82,6 +85,31 @@ class PointReader:
             if not len(missing):
                 break
         return _in_order(hits, needles)
+
+    def _find_one(self, levels: Sequence[Level], key: Key) -> Rows | None:
+        """Return the live row of one key, like `find`. It bisects in Python: each call of an Arrow kernel takes longer
+        than that.
+        """
+        for level in reversed(levels):
+            rows = level if isinstance(level, Rows) else self._rows_near(level, key)
+            position = _position(rows.keys, key) if rows is not None else None
+            if rows is None or position is None:
+                continue
+            if rows.deleted is not None and rows.deleted[position]:
+                return None
+            return Rows(rows.keys.take(pa.array([position])), _taken(rows.data, np.array([position])))
+        return None
+
+    def _rows_near(self, level: Sequence[Segment] | Sequence[RunFile], key: Key) -> Rows | None:
+        """Return the rows of the one block of the level that may hold the key; None if there is none."""
+        place = bisect_right(level, key, key=lambda file: file.key_min) - 1
+        if place < 0 or key > level[place].key_max:
+            return None
+        file = level[place]
+        block = bisect_right(file.blocks, key) - 1
+        if len(self.columns) > DIRECT_COLUMNS and _position(self._decoded(file, [block], ())[block].keys, key) is None:
+            return None
+        return self._decoded(file, [block], self.columns)[block]
 
     def known(self, levels: Sequence[Level], needles: pa.Array) -> np.ndarray:
         """Return bool[keys]: True where a level has the key (sorted, each once), as a row or a tombstone."""
@@ -179,6 +207,16 @@ class PointReader:
         if isinstance(file, Segment):
             return SegmentReader(self.files, file, self.table, self.codec).read_blocks(columns, blocks)
         return read_blocks(self.files, file, self.table, self.codec, columns, blocks)
+
+
+def _position(keys: pa.Array, key: Key) -> int | None:
+    """Return the position of a key among sorted keys; None if it is not among them."""
+    if pa.types.is_binary(keys.type):
+        position = bisect_left(range(len(keys)), key, key=lambda index: keys[index].as_py())
+    else:
+        values = keys.to_numpy()
+        position = int(values.searchsorted(values.dtype.type(key)))  # of the same type, else numpy converts all values
+    return position if position < len(keys) and keys[position].as_py() == key else None
 
 
 def _contiguous(rows: Rows) -> Rows:
