@@ -24,7 +24,7 @@ import epochlog as el
 from epochlog.checkpoint.manager import commands
 from epochlog.store.types.epoch import to_unix_ms
 
-JOBS, ROUNDS, PAIRS = 8, 3, 6
+JOBS, ROUNDS, PAIRS = 8, 3, 4
 INTERVAL_MS = 3000
 STALLED = ("one stalled", "without it")
 CREATED = ("a view created", "without it")

@@ -1,4 +1,4 @@
-"""P9: what commits and reads cost after 10, 1,000 and 20,000 commits, and what opening costs after a long life."""
+"""P9: what commits and reads cost after 10, 1,000 and 10,000 commits, and what opening costs after a long life."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from epochlog.store.session.handle import Handle, open_handle
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.epoch import from_unix_ms
 
-STAGES = (10, 1_000, 20_000)
-POINTS = (10, 100, 1_000, 5_000, 10_000, 20_000)
+STAGES = (10, 1_000, 10_000)
+POINTS = (10, 100, 1_000, 5_000, 10_000)
 """Where the oldest table is looked at on its way."""
 FLAT = 1.5
 KEYS, COMMIT_ROWS = 100_000, 1_000

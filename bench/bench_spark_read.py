@@ -78,7 +78,7 @@ class Filled:
 
 def measured_figures(factory: pytest.TempPathFactory, scale: float, sessions: Sessions) -> list[Figure]:
     rows = max(1000, round(ROWS * scale))
-    rounds, warm_up = (15, WARM_UP) if scale >= 1 else (1, FEW)
+    rounds, warm_up = (9, WARM_UP) if scale >= 1 else (1, FEW)
     folder = factory.mktemp("spark_read")
     plain, samples = Filled(folder / "plain", PLAIN, rows), {}
     others = {shape: Filled(folder / shape.name, shape, max(1000, round(shape.base_rows * scale))) for shape in OTHERS}
@@ -89,7 +89,7 @@ def measured_figures(factory: pytest.TempPathFactory, scale: float, sessions: Se
         try:
             samples |= plain.measure(driver, kind, rounds, warm_up)
             for shape, filled in others.items() if kind == "epochlog" else ():
-                few = min(rounds, 3 if shape is LARGER else 7)
+                few = min(rounds, 3 if shape is LARGER else 5)
                 took = filled.measure(driver, kind, few, warm_up)
                 what = f"Spark batch read of {filled.rows / 1e6:g} M rows into noop"
                 further.append(Figure("P7", what, took, (TARGETS[0], OF_SNAPSHOT), shape=shape.name))

@@ -21,7 +21,7 @@ from report import Book, Figure, Target, quartiles
 
 import epochlog as el
 
-LINES, LINES_OF_ORDER, CHANGED = 2_000_000, 4, 100
+LINES, LINES_OF_ORDER, CHANGED, TRANSFERS = 2_000_000, 4, 100, 3_000_000
 OURS, LARGE, ANEW = "epochlog", "ten times the rows", "all rows anew"
 SIZES = {OURS: 1.0, LARGE: 10.0}
 WITHIN_MS, FLAT = 150, 1.3
@@ -90,8 +90,9 @@ def refreshed(folder: Path, scale: float, view: str) -> Samples:
     """Return the times of refreshes over tables of both sizes, and of all rows anew over the smaller ones."""
     shops = {name: Shop(folder / name, round(LINES * scale * size), view) for name, size in SIZES.items()}
     shops[ANEW] = Shop(folder / "anew", round(LINES * scale), view, refresh="full")
-    work: dict[str, Callable[[], Any]] = {name: shop.refresh for name, shop in shops.items()}
+    work: dict[str, Callable[[], Any]] = {name: shops[name].refresh for name in SIZES}
     samples = measure(work, 21 if scale >= 1 else 5, warm_up=2)
+    samples |= measure({ANEW: shops[ANEW].refresh}, 3 if scale >= 1 else 1)
     for shop in shops.values():
         shop.close()
     return samples
@@ -110,7 +111,7 @@ def refresh_plot(samples: dict[str, Samples], lines: int) -> Plot:
 
 def bank_run(folder: Path, scale: float) -> dict[str, dict[str, Any]]:
     """Run the bank beside Spark's queries; return what each kind of read saw."""
-    count, seconds = max(20_000, round(10_000_000 * scale)), max(6.0, 60 * scale)
+    count, seconds = max(20_000, round(TRANSFERS * scale)), max(6.0, 30 * scale)
     command = [sys.executable, bank.__file__, "--transfers", f"{count}", "--seconds", f"{seconds:g}", "--spark"]
     done = subprocess.run([*command, "--json", "seen.json"], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -142,7 +143,7 @@ def bank_plot(seen: dict[str, dict[str, Any]]) -> Plot:
 
 def nexmark_samples(folder: Path, scale: float) -> Samples:
     """Return the milliseconds of each batch: of each view, of all by their changes, of all anew, and of the MERGEs."""
-    base, events = round(1_000_000 * scale), 20_000 if scale >= 1 else 5000
+    base, events = round(1_000_000 * scale), 10_000 if scale >= 1 else 5000
     seconds = nexmark.measure(folder, base, events, 1000, 1, compare=True)
     names = {"all eight": OURS, "all eight, all rows anew": ANEW, "Delta MERGE of these rows": MERGE}
     took = {names.get(name, name): [1000 * each for each in batches] for name, batches in seconds.items()}
@@ -167,7 +168,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book)
         book.add(Figure("P19", f"refresh of a view, {CHANGED} of {lines:,} rows changed: {view}", taken[view], targets))
     book.plot(refresh_plot(taken, lines))
     seen = bank_run(folder, scale)
-    shares, behind = bank_figures(seen, max(20_000, round(10_000_000 * scale)))
+    shares, behind = bank_figures(seen, max(20_000, round(TRANSFERS * scale)))
     of_nexmark = nexmark_figure(nexmark_samples(folder / "nexmark", scale))
     for figure in (shares, behind, of_nexmark):
         book.add(figure)

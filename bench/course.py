@@ -38,7 +38,7 @@ WARM_COMMITS = 10
 """Commits of which each is followed by a read of the whole table, which puts it on the rows of the read before."""
 PAIMON_READS = 1
 PAIMON_COMMITS = 5
-"""Below the full size it takes part in so many, and gets the rows of the others at once."""
+"""It takes part in so many, and gets the rows of the others at once."""
 
 
 def lance_is_asked(count: int, shape: Shape) -> bool:
@@ -51,7 +51,7 @@ class Course:
 
     def __init__(self, folder: Path, scale: float, add_figure: Callable[[Figure], None], shape: Shape = PLAIN) -> None:
         self._folder, self._shape, self._add_figure, plain = folder, shape, add_figure, shape is PLAIN
-        self._rounds = (15 if plain else 7) if scale >= 1 else (3 if plain else 1)
+        self._rounds = (9 if plain else 5) if scale >= 1 else (3 if plain else 1)
         self._warm_rounds, self._singles = (WARM_ROUNDS, SINGLES) if scale >= 1 else (1, 10)
         self._work: Workload = make_workload(scale, (2 * COMMITS if plain else COMMITS) + WARM_COMMITS, shape=shape)
         self._ours, self._delta = Epochlog(folder / "e", shape), Delta(folder / "d", shape)
@@ -59,7 +59,6 @@ class Course:
         self._lmdb = Lmdb(folder / "m", shape) if plain else None
         why = why_absent() if plain else None
         self._paimon = Paimon(folder / "p", shape) if plain and why is None else None
-        self._paimon_commits = COMMITS if scale >= 1 else PAIMON_COMMITS
         self._absent = {PAIMON: why} if why is not None else {}
         self._readers: list[Contender] = [self._ours, self._delta, self._lance, self._rocks]
         self.figures: list[Figure] = []
@@ -99,11 +98,11 @@ class Course:
         samples: Samples = {name: [] for name in by_name}
         for place, rows in enumerate(commits):
             for name in turned(list(by_name), place):
-                if name == PAIMON and place >= self._paimon_commits:
+                if name == PAIMON and place >= PAIMON_COMMITS:
                     continue
                 prepared = by_name[name].prepare(rows)
                 samples[name].append(timed(partial(by_name[name].commit, prepared)))
-        if PAIMON in by_name and (rest := commits[self._paimon_commits :]):
+        if PAIMON in by_name and (rest := commits[PAIMON_COMMITS:]):
             by_name[PAIMON].commit(by_name[PAIMON].prepare(self._shape.newest(pa.concat_tables(rest).combine_chunks())))
         return samples
 

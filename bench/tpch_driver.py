@@ -89,7 +89,7 @@ def run(folder: Path, scale: float, rounds: int) -> dict[str, list[float]]:
                 sql_first=number % 2 == 1,
             )
             anew = {}
-            for name, job in jobs.items():
+            for name, job in jobs.items() if number >= 0 else ():
                 job.rebuild()
                 anew[name] = timed(lambda name=name: step(name))
             if number >= 0:
