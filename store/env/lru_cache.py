@@ -15,7 +15,8 @@ CacheKey = tuple[object, ...]
 class LRUCache(Generic[T]):
     """Thread-safe LRU cache bounded by bytes. It lives as long as the process; a forked child starts with an empty one.
 
-    A key must identify the content of its value. size_of: returns the bytes of a value.
+    A key must identify the content of its value. size_of: returns the bytes of a value. A spare entry is evicted before
+    any entry that is not spare.
     """
 
     def __init__(self, limit_bytes: int, size_of: Callable[[T], int]) -> None:
@@ -27,6 +28,7 @@ class LRUCache(Generic[T]):
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._entries: OrderedDict[CacheKey, tuple[T, int]] = OrderedDict()
+        self._spare: OrderedDict[CacheKey, tuple[T, int]] = OrderedDict()
         self._bytes = 0
 
     @property
@@ -42,29 +44,35 @@ class LRUCache(Generic[T]):
 
     def get(self, key: CacheKey) -> T | None:
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._entries.move_to_end(key)
-            return entry[0]
+            for entries in (self._entries, self._spare):
+                entry = entries.get(key)
+                if entry is not None:
+                    entries.move_to_end(key)
+                    return entry[0]
+            return None
 
     def clear(self) -> None:
         """Remove all entries."""
         with self._lock:
             self._entries.clear()
+            self._spare.clear()
             self._bytes = 0
 
-    def put(self, key: CacheKey, value: T) -> None:
-        """Add an entry and evict the least recently used ones above the bound. Do not add a value above the bound."""
+    def put(self, key: CacheKey, value: T, *, spare: bool = False) -> None:
+        """Add an entry and evict the least recently used ones above the bound, spare ones first. Do not add a value
+        above the bound.
+        """
         size = self._size_of(value)
         if size > self._limit:
             return
         with self._lock:
-            replaced = self._entries.pop(key, None)
-            self._bytes += size - (replaced[1] if replaced is not None else 0)
-            self._entries[key] = value, size
+            for entries in (self._entries, self._spare):
+                if key in entries:
+                    self._bytes -= entries.pop(key)[1]
+            (self._spare if spare else self._entries)[key] = value, size
+            self._bytes += size
             self._evict()
 
     def _evict(self) -> None:
         while self._bytes > self._limit:
-            self._bytes -= self._entries.popitem(last=False)[1][1]
+            self._bytes -= (self._spare or self._entries).popitem(last=False)[1][1]

@@ -126,6 +126,22 @@ def test_what_was_not_asked_for_longest_is_let_go() -> None:
     assert cache.bytes == 10
 
 
+def test_spare_entries_are_let_go_before_all_others() -> None:
+    cache = LRUCache[bytes](10, len)
+    cache.put((1,), b"aaa")
+    for number in (2, 3):
+        cache.put((number,), b"bbb", spare=True)
+    assert cache.get((2,)) == b"bbb"
+    cache.put((4,), b"ccc")
+    assert [cache.get((number,)) for number in (1, 2, 3, 4)] == [b"aaa", b"bbb", None, b"ccc"]
+    cache.put((5,), b"dddddd", spare=True)
+    assert [cache.get((number,)) for number in (1, 2, 4, 5)] == [b"aaa", None, b"ccc", None]
+    cache.put((4,), b"cc", spare=True)
+    assert cache.get((4,)) == b"cc" and cache.bytes == 5
+    cache.clear()
+    assert cache.get((1,)) is None and cache.get((4,)) is None and cache.bytes == 0
+
+
 def test_blocks_that_were_verified_are_answered_from_memory(tmp_path: Path) -> None:
     schema, primary = SCHEMAS["int"]
     with el.open(tmp_path, durability="os") as store:
