@@ -1,23 +1,25 @@
 """Result cache: the rows of whole tables that this process read last, on which a later read puts newer commits only.
 
-A result is determined by the files that it was read from: sorted runs, and the L0 segments above them. A read whose
-plan has the same runs, and these segments before all others, merges just the segments that follow. So the cache can be
-cleared at any moment, and the only cost is the time to read the files again.
+A result is determined by the files that it was read from: sorted runs, each as of an epoch, and the L0 segments above
+them. A read whose plan has equal runs, and these segments before all others, merges just the segments that follow. So
+the cache can be cleared at any moment, and the only cost is the time to read the files again. Reads of a past epoch of
+a run are kept too, in the room that the others leave.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from epochlog.errors import InvalidInput
-from epochlog.store.env.lru_cache import CacheKey, LRUCache
+from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.env.memory import available_bytes
 from epochlog.store.sst.file_columns import signature
 from epochlog.store.sst.segment import Segment
-from epochlog.store.sst.sorted_run import SortedRun
+from epochlog.store.sst.sorted_run import RunFile, SortedRun
 from epochlog.store.types.schema import TableSchema
 
 LIMIT_BYTES = 256 << 20
@@ -47,6 +49,37 @@ class Result:
         return len(self.segments) <= len(segments) and self.segments == tuple(segments[: len(self.segments)])
 
 
+FileId = tuple[str, int, int]
+"""Path, bytes and CRC-32 of a file."""
+
+
+class RunRows(NamedTuple):
+    """Identity of the rows of a run as of an epoch.
+
+    past: the epoch; None for all live rows. files: the live parts, and the history files that the epoch sees: a table
+    and its clone may share all live parts and differ in their history.
+    """
+
+    past: int | None
+    files: tuple[FileId, ...]
+
+
+class ResultKey(NamedTuple):
+    """Key of a result: all that determines its rows, but for its segments and the choice of columns.
+
+    place: that of the store's files. table: its name, so that tables which share files have a result each. first: the
+    first segment, if the runs have no file. columns: the signature of the reader's schema. spare: True for a read of
+    the table's past, below the newest epoch of a run, or below the epoch at which the run was cut for a clone.
+    """
+
+    place: str
+    table: str
+    runs: tuple[RunRows, ...]
+    first: FileId | None
+    columns: tuple[object, ...]
+    spare: bool
+
+
 def _size_of(result: Result) -> int:
     return result.data.nbytes + (0 if result.keys is None else result.keys.nbytes)
 
@@ -56,27 +89,33 @@ results: LRUCache[Result] = LRUCache(LIMIT_BYTES, _size_of)
 
 def result_key(
     place: str, table: TableSchema, epoch: int, runs: Sequence[SortedRun], segments: Sequence[Segment]
-) -> CacheKey | None:
-    """Return the cache key of a read of all rows; None if it reads rows that a run has replaced since, or no file.
-
-    place: that of the store's files.
-    """
-    if any(run.past_epoch(epoch) is not None for run in runs):
+) -> ResultKey | None:
+    """Return the key of a read of all rows; None if it reads no file. place: that of the store's files."""
+    rows = tuple(_rows_of(run, epoch) for run in runs)
+    has_files = any(run.files for run in rows)
+    if not has_files and not segments:
         return None
-    base = tuple((part.path, part.bytes, part.crc32) for run in runs for part in run.parts)
-    if not base and not segments:
-        return None
-    first = () if base else (segments[0].path, segments[0].bytes, segments[0].crc32)
-    return place, base, first, signature(table, table.schema.names)
+    first = None if has_files else _id_of(segments[0])
+    spare = any(run.past_epoch(epoch) not in (None, run.at) for run in runs)
+    return ResultKey(place, table.name, rows, first, signature(table, table.schema.names), spare)
 
 
-def find_result(key: CacheKey, segments: Sequence[Segment], names: Sequence[str]) -> Result | None:
+def _rows_of(run: SortedRun, epoch: int) -> RunRows:
+    """Return the identity of a run's rows that a read at the epoch sees."""
+    return RunRows(run.past_epoch(epoch), tuple(map(_id_of, run.files_at(epoch))))
+
+
+def _id_of(file: RunFile | Segment) -> FileId:
+    return file.path, file.bytes, file.crc32
+
+
+def find_result(key: ResultKey, segments: Sequence[Segment], names: Sequence[str]) -> Result | None:
     """Return a result with these columns on which newer ones of the segments can be put."""
     result = results.get(key)
     return result if result is not None and result.covers(names) and result.is_below(segments) else None
 
 
-def keep_result(key: CacheKey, result: Result) -> None:
+def keep_result(key: ResultKey, result: Result) -> None:
     """Keep a result, unless a newer one with its columns is kept, or little memory is available."""
     available = available_bytes() if _size_of(result) >= SMALL_BYTES else None
     if available is not None and available < RESERVE_BYTES:
@@ -90,14 +129,16 @@ def keep_result(key: CacheKey, result: Result) -> None:
         and kept.covers(result.data.column_names)
     )
     if not is_older:
-        results.put(key, result)
+        results.put(key, result, spare=key.spare)
 
 
 def set_result_cache_bytes(limit_bytes: int) -> int:
     """Set the bound of this process's result cache in bytes, over all tables, and return the bound before.
 
-    The cache has the rows of whole tables that were read last, so that the next read decodes newer commits only. With 0
-    it keeps nothing; the default is 256 MiB. Raises InvalidInput for a negative or other value.
+    The cache has the rows of whole tables that were read last, so that the next read decodes newer commits only. Reads
+    of all rows by `to_arrow`, `to_pandas` and `to_polars`, and those of jobs and views, fill and use it; reads with a
+    filter and all other reads do not. Rows that a compaction has replaced since take the room that the others leave.
+    With 0 it keeps nothing; the default is 256 MiB. Raises InvalidInput for a negative or other value.
     """
     if not isinstance(limit_bytes, int) or isinstance(limit_bytes, bool) or limit_bytes < 0:
         raise InvalidInput(f"the bound of the result cache is a number of bytes, 0 or more, not {limit_bytes!r}")
