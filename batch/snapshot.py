@@ -17,8 +17,9 @@ from epochlog.store.commit.lag_marks import mark_late
 from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.process_local import OneProcess, warn_unclosed
 from epochlog.store.epochs.view import EpochView
-from epochlog.store.epochs.view_reader import read_epoch_view
-from epochlog.store.metadata.lookups import find_table, get_table
+from epochlog.store.epochs.view_reader import read_epochs_and_records
+from epochlog.store.metadata.lookups import find_table_id, get_table
+from epochlog.store.metadata.version import runs_from_record
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
@@ -193,15 +194,15 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Chosen epochs, the files to read, and the records of each table at the time of the choice."""
+    """Chosen epochs, the files to read, and the records that each plan was made of."""
 
     view: EpochView
     plans: Mapping[str, ScanPlan]
-    records: Mapping[str, TableRecords]
+    records: Mapping[str, PlanRecords]
     left_out: Mapping[str, LeftOut]
 
 
-TableRecords = tuple[Record | None, Record | None]
+PlanRecords = tuple[Record, Record | None]
 """Head and runs record of a table. A plan stays valid as long as they do not change."""
 
 
@@ -237,22 +238,22 @@ def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None
 
 
 def _choose(handle: Handle, view: ReadTxn, policy: Policy, tables: Sequence[str] | None) -> _Choice:
-    named = {name: find_table(view, name) for name in tables or () if asks_of_named(policy)}
-    above = [table.id for table in named.values()] or None
-    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id, above=above)
+    above = {find_table_id(view, name): name for name in tables or () if asks_of_named(policy)} or None
+    now_ms = handle.catalog.now_ms()
+    epochs, records = read_epochs_and_records(view, handle.memory, now_ms, handle.store_id, above=above)
     chosen = choose_epochs(policy, epochs, tables)
-    plans = {
-        name: plan_scan(view, named.get(name) or get_table(view, epochs.ids[name], name), epoch)
-        for name, epoch in chosen.items()
-    }
-    records = {name: _table_records(view, epochs.ids[name]) for name in chosen}
+    plans, planned = dict[str, ScanPlan](), dict[str, PlanRecords]()
+    for name, epoch in chosen.items():
+        table, head, version = records[name]
+        planned[name] = _, runs = _with_runs(view, table.id, head)
+        plans[name] = plan_scan(view, table, epoch, known=(version, runs_from_record(runs)))
     reasons = left_out_of(policy, epochs) if tables is None else {}
     left_out = {
-        name: LeftOut(get_table(view, epochs.ids[name], name).schema, reason)
+        name: LeftOut(records[name].definition.schema, reason)
         for name, reason in reasons.items()
-        if name in epochs.ids and name not in chosen
+        if name in records and name not in chosen
     }
-    return _Choice(epochs, plans, records, left_out)
+    return _Choice(epochs, plans, planned, left_out)
 
 
 def _pin(handle: Handle, tx: Txn, choice: _Choice, holder: str) -> tuple[dict[str, ScanPlan], list[bytes]]:
@@ -263,13 +264,13 @@ def _pin(handle: Handle, tx: Txn, choice: _Choice, holder: str) -> tuple[dict[st
     holds = []
     for name, plan in choice.plans.items():
         table_id = choice.view.ids[name]
-        if _table_records(tx, table_id) != choice.records[name]:
+        head = tx.get(head_key(table_id))
+        if head is None or _with_runs(tx, table_id, head) != choice.records[name]:
             plan = plan_scan(tx, get_table(tx, table_id, name), plan.epoch)
         plans[name] = plan
         holds.append(Hold(holder, table_id, None, plan.epoch, now_ms, now_ms + LEASE_MS, lease=lease))
     return plans, put_holds(tx, holds)
 
 
-def _table_records(view: ReadTxn, table_id: int) -> TableRecords:
-    head = view.get(head_key(table_id))
-    return head, view.get(runs_key(table_id)) if head and head["runs"] else None
+def _with_runs(view: ReadTxn, table_id: int, head: Record) -> PlanRecords:
+    return head, view.get(runs_key(table_id)) if head["runs"] else None

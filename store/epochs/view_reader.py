@@ -7,16 +7,18 @@ cached commits stay valid, and the cost of a view is the number of commits since
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import NamedTuple
 
 import numpy as np
 
 from epochlog.store.catalog.keys import HIST_PREFIX, bound_key, hist_key, key_epoch, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
+from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.definitions import Counters, JobRecord, StoreRecord, TableDef
-from epochlog.store.metadata.lookups import all_jobs, all_tables, get_job, get_store, get_table, get_version
+from epochlog.store.metadata.lookups import all_jobs, all_tables, get_head, get_job, get_store, get_table
 from epochlog.store.metadata.version import Commit, TableVersion
 from epochlog.store.types.epoch_set import ints
 
@@ -89,6 +91,14 @@ def _recency(known: _CommitEpochs) -> tuple[int, int]:
     return (int(known.commits[-1]) if len(known.commits) else 0), -known.known_from
 
 
+class TableRecords(NamedTuple):
+    """Records of one table in one state of the catalog. head: that of `version`."""
+
+    definition: TableDef
+    head: Record
+    version: TableVersion
+
+
 def read_epoch_view(
     view: ReadTxn, memory: EpochMemory, now_ms: int, store_id: str = "", *, above: Iterable[int] | None = None
 ) -> EpochView:
@@ -97,34 +107,55 @@ def read_epoch_view(
     above: read only these tables (by id) and their ancestors, which is enough for questions about them. Jobs use it, so
     that the cost of a view does not grow with the number of other tables.
     """
+    names = None if above is None else {table_id: f"table {table_id}" for table_id in above}
+    return read_epochs_and_records(view, memory, now_ms, store_id, above=names)[0]
+
+
+def read_epochs_and_records(
+    view: ReadTxn, memory: EpochMemory, now_ms: int, store_id: str, *, above: Mapping[int, str] | None
+) -> tuple[EpochView, dict[str, TableRecords]]:
+    """Return the view of `read_epoch_view`, and by name of each table the records that it was made of.
+
+    above: names of the tables by id. A table whose record is missing is told by its name from a dropped one.
+    """
     jobs: dict[int, JobRecord] = {}
     tables: dict[int, TableEpochs] = {}
+    records: dict[str, TableRecords] = {}
     store, last_epoch = get_store(view), Counters.read(view).last_epoch
+
+    def add(table: TableDef) -> None:
+        head = get_head(view, table.id, table.name)
+        records[table.name] = TableRecords(table, head, TableVersion.from_record(head))
+        job = jobs.get(table.job_id or 0)
+        tables[table.id] = _table_epochs(view, memory, records[table.name], job, store, last_epoch)
+
     if above is None:
         jobs = {job.id: job for job in all_jobs(view)}
-        tables = {
-            table.id: _table_epochs(view, memory, table, jobs.get(table.job_id or 0), store, last_epoch)
-            for table in all_tables(view)
-        }
+        for table in all_tables(view):
+            add(table)
     else:
         stack = list(above)
         while stack:
             table_id = stack.pop()
             if table_id not in tables:
-                table = get_table(view, table_id, f"table {table_id}")
+                table = get_table(view, table_id, above.get(table_id, f"table {table_id}"))
                 if table.job_id is not None and table.job_id not in jobs:
                     jobs[table.job_id] = get_job(view, table.job_id, f"of table {table.name}")
-                job = jobs.get(table.job_id or 0)
-                tables[table_id] = epochs = _table_epochs(view, memory, table, job, store, last_epoch)
-                stack += epochs.lineage
-    return EpochView(last_epoch, now_ms, tables, store_id, store.max_lag_ms)
+                add(table)
+                stack += tables[table_id].lineage
+    return EpochView(last_epoch, now_ms, tables, store_id, store.max_lag_ms), records
 
 
 def _table_epochs(
-    view: ReadTxn, memory: EpochMemory, table: TableDef, job: JobRecord | None, store: StoreRecord, last_epoch: int
+    view: ReadTxn,
+    memory: EpochMemory,
+    records: TableRecords,
+    job: JobRecord | None,
+    store: StoreRecord,
+    last_epoch: int,
 ) -> TableEpochs:
     """Build the TableEpochs of a table. job: the job that writes it. `created` is 0 while the store has no epoch."""
-    version = get_version(view, table.id, table.name)
+    table, version = records.definition, records.version
     known = memory.of(view, table.id, version.known_from, version.max_committed_epoch)
     return TableEpochs(
         table_id=table.id,

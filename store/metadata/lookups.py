@@ -21,6 +21,7 @@ from epochlog.store.catalog.keys import (
     table_prefix,
 )
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
+from epochlog.store.catalog.records import Record
 from epochlog.store.types.schema import is_name
 
 from .definitions import JobRecord, StoreRecord, TableDef, decoded_schema
@@ -35,16 +36,20 @@ def get_store(view: ReadTxn) -> StoreRecord:
     return StoreRecord(**record)
 
 
-def find_table(view: ReadTxn, name: str) -> TableDef:
-    """Return the table of that name; raise TableNotFound if there is none."""
+def find_table_id(view: ReadTxn, name: str) -> int:
+    """Return the id of the table of that name; raise TableNotFound if there is none."""
     entry = view.get(name_key(name)) if is_name(name) else None
-    record = view.get(table_key(entry["id"])) if entry else None
-    if record is not None:
-        return _with_lineage(view, TableDef.from_record(record))
+    if entry is not None:
+        return entry["id"]
     names = sorted(table.name for table in all_tables(view))
-    if entry is not None or name in names:  # one of the two records is missing: its key was damaged
+    if name in names:  # the record of its name is missing: its key was damaged
         raise Corrupt(f"catalog record of table {name!r}", "it is missing")
     raise TableNotFound(f"there is no table {name!r}; the store's tables: {', '.join(names) or 'none'}")
+
+
+def find_table(view: ReadTxn, name: str) -> TableDef:
+    """Return the table of that name; raise TableNotFound if there is none."""
+    return get_table(view, find_table_id(view, name), name)
 
 
 def get_table(view: ReadTxn, table_id: int, name: str) -> TableDef:
@@ -66,11 +71,16 @@ def _with_lineage(view: ReadTxn, table: TableDef) -> TableDef:
     return replace(table, schema=table.schema.with_lineage(lineage))
 
 
-def get_version(view: ReadTxn, table_id: int, name: str) -> TableVersion:
+def get_head(view: ReadTxn, table_id: int, name: str) -> Record:
+    """Return the head record of a table, from which its version is decoded. Raises TableDropped."""
     record = view.get(head_key(table_id))
     if record is None:
         raise _missing_table_error(view, table_id, name)
-    return TableVersion.from_record(record)
+    return record
+
+
+def get_version(view: ReadTxn, table_id: int, name: str) -> TableVersion:
+    return TableVersion.from_record(get_head(view, table_id, name))
 
 
 def get_runs(view: ReadTxn, table_id: int) -> Runs:

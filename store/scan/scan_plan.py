@@ -22,6 +22,7 @@ from epochlog.store.env.files import Files
 from epochlog.store.epochs.readable import distance
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_entries, get_runs, get_version
+from epochlog.store.metadata.version import Runs, TableVersion
 from epochlog.store.sst.merge import Rows, lookup, merge_data, merge_sources
 from epochlog.store.sst.segment import Borders, Segment
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
@@ -245,14 +246,20 @@ class ScanPlan:
         return replace(self, segments=(*self.segments, *segments))
 
 
-def plan_scan(view: ReadTxn, table: TableDef, epoch: int | None, schema: TableSchema | None = None) -> ScanPlan:
+def plan_scan(
+    view: ReadTxn,
+    table: TableDef,
+    epoch: int | None,
+    schema: TableSchema | None = None,
+    known: tuple[TableVersion, Runs] | None = None,
+) -> ScanPlan:
     """Plan the read of a table at an epoch; None is its newest commit. Raises EpochExpired below its safe epoch.
 
     The read returns the state as of the newest commit at or below the epoch. Callers check completeness (EpochView).
     schema: the columns of the result, found by field id and null where the epoch lacks them; None: those in force at
-    the epoch.
+    the epoch. known: the table's version and runs in this view, if the caller has read them.
     """
-    version = get_version(view, table.id, table.name)
+    version = known[0] if known else get_version(view, table.id, table.name)
     at = version.max_committed_epoch if epoch is None else as_epoch("epoch", epoch)
     if not version.keeps(at):
         raise EpochExpired(
@@ -262,8 +269,9 @@ def plan_scan(view: ReadTxn, table: TableDef, epoch: int | None, schema: TableSc
     # every entry of a table lies above all runs or is in one; a run newer than `at` is read with its history
     start = version.compacted_epoch + 1
     entries = get_entries(view, table.id, start - 1, at) if at >= start else []
-    runs = tuple(run for run in get_runs(view, table.id) if run.lo < at) if version.runs else ()
+    runs = known[1] if known else get_runs(view, table.id) if version.runs else ()
     segments = tuple(segment for entry in entries for segment in entry.segments)
+    runs = tuple(run for run in runs if run.lo < at)
     return ScanPlan(table.schema.at(at) if schema is None else schema, at, runs, segments)
 
 

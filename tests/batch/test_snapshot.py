@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import pytest
 
 import epochlog as el
 from epochlog.store.epochs import view_reader
+from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.version import TableVersion
 from epochlog.store.retention.holds import holds_of
 from epochlog.store.session.leases import LEASE_MS
+from epochlog.store.sst.sorted_run import SortedRun
 from lab import Lab, keys_of, mirror, state_of, sums
 
 
@@ -346,14 +350,41 @@ def test_the_epochs_of_other_tables_are_read_only_for_a_policy_that_may_ask_for_
     seen: set[str] = set()
     of_table = view_reader._table_epochs
 
-    def noted(view: Any, memory: Any, table: Any, *others: Any) -> Any:
-        seen.add(table.name)
-        return of_table(view, memory, table, *others)
+    def noted(view: Any, memory: Any, records: Any, *others: Any) -> Any:
+        seen.add(records.definition.name)
+        return of_table(view, memory, records, *others)
 
     monkeypatch.setattr(view_reader, "_table_epochs", noted)
     with lab.store.snapshot(["j_out"], consistency=consistency, **options) as snapshot:
         assert list(snapshot) == ["j_out"]
     assert seen == read_tables
+
+
+@pytest.mark.parametrize("names", [None, ["t0", "t1", "t2"]])
+def test_a_snapshot_decodes_each_record_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str] | None
+) -> None:
+    with el.open(tmp_path / "another") as store:
+        for number in range(3):
+            store.create_table(f"t{number}", pa.schema([("id", pa.int64())]), ["id"]).upsert([{"id": number}])
+        store.compact("t0", full=True)
+        decoded = Counter[str]()
+        for kind in (TableDef, TableVersion, SortedRun):
+            monkeypatch.setattr(kind, "from_record", counted(kind, decoded))
+        with store.snapshot(names, consistency="latest") as snapshot:
+            assert decoded == {"TableDef": 3, "TableVersion": 3, "SortedRun": 1}
+            assert [snapshot[name].to_arrow()["id"].to_pylist() for name in snapshot] == [[0], [1], [2]]
+
+
+def counted(kind: Any, calls: Counter[str]) -> Any:
+    """Return the `from_record` of the class, which counts its calls."""
+    decode = kind.from_record
+
+    def from_record(record: dict[str, Any]) -> Any:
+        calls[kind.__name__] += 1
+        return decode(record)
+
+    return staticmethod(from_record)
 
 
 @pytest.mark.medium

@@ -216,6 +216,8 @@ def test_a_damaged_key_is_damage_and_no_dropped_table(whole: Path, tmp_path: Pat
     hurt = data.replace(key, key[:2] + b"~" + key[3:])
     assert hurt != data
     with el.open(with_catalog(whole, tmp_path / "s", hurt)) as store:
+        with pytest.raises(el.Corrupt, match="catalog record of table 't'"):
+            store.snapshot(["t"], consistency="latest")
         with pytest.raises(el.Corrupt, match="catalog record"):
             store.table("t").to_arrow()
         assert not store.verify().ok
