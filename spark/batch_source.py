@@ -71,8 +71,8 @@ class Load:
     """Resolved options of one `load()`: the table by id, and the epoch; for a change feed the range (start, epoch] of
     its log.
 
-    `start` is the value of startingVersion, whose epoch is the first to read; None if it is not set. `filter_text` is
-    the option's, `filter` that of a query in a catalog; a load has one of them at most.
+    `start` is the value of startingVersion, whose epoch is the first to read; None if it is not set. `filter` is the
+    option's text, or the expression of a query in a catalog.
     """
 
     location: StoreLocation
@@ -84,9 +84,8 @@ class Load:
     start: str | int | None
     mode: str
     pre_images: bool
-    filter_text: str | None
+    filter: str | pc.Expression | None
     tasks: Tasks
-    filter: pc.Expression | None = None
 
     def spark_schema(self) -> StructType:
         """Return Spark's schema of the columns, which the change columns follow in a feed."""
@@ -129,12 +128,10 @@ class Load:
 
     def predicate(self) -> pc.Expression | None:
         """Return the filter of the rows to read; None for all rows."""
-        if self.filter is not None:
+        if not isinstance(self.filter, str):
             return self.filter
-        columns = (
-            self.table.key_schema if self.feed else self.table.schema
-        )  # A filter must treat all images of a row alike.
-        return parse_predicate(self.filter_text, columns) if self.filter_text else None
+        # A filter must treat all images of a row alike.
+        return parse_predicate(self.filter, self.table.key_schema if self.feed else self.table.schema)
 
 
 def _may_hold_nulls(available: pa.Field, requested: pa.Field) -> bool:
@@ -194,7 +191,7 @@ def _resolve(view: ReadTxn, handle: Handle, location: StoreLocation, options: Op
         start=parse_start(text_option(options, "startingVersion")),
         mode=mode,
         pre_images=bool_option(options, "preImages", False),
-        filter_text=text_option(options, "filter"),
+        filter=text_option(options, "filter") or None,
         tasks=Tasks.from_options(options),
     )
     load.predicate()

@@ -142,7 +142,7 @@ class _Delete:
             start=None,
             mode="epochs",
             pre_images=False,
-            filter_text=None,
+            filter=None,
             tasks=Tasks(self._session.sparkContext.defaultParallelism),
         )
         plan = plan_with_lease(handle, load)

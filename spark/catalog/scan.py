@@ -166,7 +166,6 @@ class PlannedScan(Proxy):
             start=start,
             mode=mode or "epochs",
             pre_images=feed,
-            filter_text=None,
             filter=where,
             tasks=Tasks(self.jvm.context.defaultParallelism()),
         )
