@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -132,7 +133,8 @@ class PlannedScan(Proxy):
             self._handle.recorder.add(READS, "spark")
             self._batch = self._of_parquet(plan)
             if self._batch is None:
-                partitions = cut_partitions(self._handle, load, plan, self._schema)
+                filtered = replace(load, filter=self._filter())
+                partitions = cut_partitions(self._handle, filtered, plan, self._schema)
                 table = self.jvm.python_table(self._java_schema, encode_read(partitions, self._schema))
                 self._batch = table.newScanBuilder(self.jvm.no_options).build().toBatch()
         return self._batch
@@ -142,8 +144,12 @@ class PlannedScan(Proxy):
         return None
 
     def _load(self) -> Load:
-        """Return the load of the batch."""
+        """Return the load of the batch, without its filter."""
         raise NotImplementedError
+
+    def _filter(self) -> pc.Expression | None:
+        """Return the filter that prunes the planned partitions. It may ask the JVM much, so only they ask for it."""
+        return None
 
     def _load_of(
         self,
@@ -153,7 +159,6 @@ class PlannedScan(Proxy):
         feed: bool = False,
         start: str | int | None = None,
         mode: str = "",
-        where: pc.Expression | None = None,
     ) -> Load:
         """Return the load of columns at an epoch; with `feed` that of their changes, with pre-images."""
         return Load(
@@ -166,7 +171,7 @@ class PlannedScan(Proxy):
             start=start,
             mode=mode or "epochs",
             pre_images=feed,
-            filter=where,
+            filter=None,
             tasks=Tasks(self.jvm.context.defaultParallelism()),
         )
 
@@ -216,7 +221,6 @@ class TableScan(PlannedScan):
         self._table = table
         self._stream_options = stream_options
         self._filters = filters
-        self._where = read_filter(table.definition.schema.schema, [each.toV2() for each in filters])
         self._filters_number = query.number_of(filters)
         self._statistics: TableStatistics | None = None
         self._is_parquet = self._is_stream = False
@@ -277,7 +281,10 @@ class TableScan(PlannedScan):
 
     def _load(self) -> Load:
         self._refuse_of_streams()
-        return self._load_of(self._schema.names, self._table.epoch, where=self._where)
+        return self._load_of(self._schema.names, self._table.epoch)
+
+    def _filter(self) -> pc.Expression | None:
+        return read_filter(self._table.definition.schema.schema, [each.toV2() for each in self._filters])
 
     def _refuse_of_streams(self) -> None:
         """Raise InvalidInput for a batch with an option or a column of streams."""

@@ -105,6 +105,21 @@ def test_a_range_of_keys_reads_a_part_of_the_table(lake: el.Store, spark: SparkS
     assert rows_read(spark.table("lake.t").select("id")) == ROWS
 
 
+@pytest.mark.parametrize(("least_bytes", "filters"), [(0, 0), (1 << 40, 1)])
+def test_only_a_scan_that_our_source_reads_converts_its_filter(
+    lake: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, least_bytes: int, filters: int
+) -> None:
+    """Each value of a filter takes several calls of the JVM. Spark's own reader of Parquet has its filters already."""
+    monkeypatch.setattr(scan, "SMALLEST_BYTES", least_bytes)
+    converted = []
+    read_filter = scan.read_filter
+    monkeypatch.setattr(scan, "read_filter", lambda *args: converted.append(args) or read_filter(*args))
+    fill(lake, 5_000)
+    lake.compact("t", full=True)
+    assert spark.table("lake.t").where("id < 10").count() == 10
+    assert len(converted) == filters
+
+
 UNION = "SELECT n FROM lake.t WHERE id < {} UNION ALL SELECT n FROM lake.t WHERE id < {}"
 JOIN = (
     "SELECT l.s, r.s FROM (SELECT n, SUM(id) AS s FROM lake.t WHERE id < {} GROUP BY n) AS l "
