@@ -35,7 +35,7 @@ from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
 
-from .condition import read_filter
+from .condition import READ_VALUES, read_filter
 from .jvm import CONNECTOR, Jvm, Proxy, answer
 from .planned_query import PlannedQuery
 from .query_epochs import LoadedTable, require_present_columns
@@ -284,7 +284,8 @@ class TableScan(PlannedScan):
         return self._load_of(self._schema.names, self._table.epoch)
 
     def _filter(self) -> pc.Expression | None:
-        return read_filter(self._table.definition.schema.schema, [each.toV2() for each in self._filters])
+        predicates = [each.toV2() for each in self._filters]
+        return read_filter(self._table.definition.schema.schema, predicates, READ_VALUES)
 
     def _refuse_of_streams(self) -> None:
         """Raise InvalidInput for a batch with an option or a column of streams."""

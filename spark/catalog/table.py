@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_type
 
 from epochlog.errors import NotWritable
-from epochlog.spark.delete_where import RowCondition, commit_delete
+from epochlog.spark.delete_where import commit_delete
 from epochlog.spark.options import STREAM, WRITE, location_options, refuse_catalog_options
 from epochlog.spark.overwrite import commit_overwrite
 from epochlog.spark.types import spark_schema
@@ -23,7 +23,7 @@ from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
-from .condition import read_condition
+from .condition import read_condition, require_expressions
 from .jvm import CONNECTOR, Jvm, Proxy, answer, option_names, thrown_by_java
 from .planned_query import PlannedQuery
 from .query_epochs import LoadedTable
@@ -233,26 +233,21 @@ class CatalogTable(Proxy):
     @answer
     def canDeleteWhere(self, predicates: Any, *options: Any) -> bool:
         """Return True, or raise for a predicate that cannot be evaluated."""
-        self._condition(predicates)
+        require_expressions(self.jvm, _selective(predicates))
         return True
 
     @answer
     def deleteWhere(self, predicates: Any, *options: Any) -> None:
         """Delete the rows for which all of Java's predicates are true, in one commit."""
-        condition = self._condition(predicates)
-        if condition is None:
+        selective, schema = _selective(predicates), self._loaded.definition.schema.schema
+        if not selective:
             self.truncateTable()
             return
+        condition = read_condition(self.jvm, schema, selective)
         try:
             commit_delete(self._handle, self.jvm.session, self._loaded.definition, condition)
         except PySparkException as error:
             raise thrown_by_java(error) from error
-
-    def _condition(self, predicates: Any) -> RowCondition | None:
-        """Return the condition of a DELETE; None for one that is true for every row."""
-        selective = [predicate for predicate in predicates if predicate.name() != "ALWAYS_TRUE"]
-        schema = self._loaded.definition.schema.schema
-        return read_condition(self.jvm, schema, selective) if selective else None
 
     def _refuse_past(self) -> None:
         """Raise NotWritable for a table of the past: Spark names no privilege when it loads a table to truncate it, or
@@ -278,3 +273,8 @@ class CatalogTable(Proxy):
     def _shape(self) -> JavaShape:
         definition = self._loaded.definition
         return self._shapes.shape(definition.id, definition.schema)
+
+
+def _selective(predicates: Any) -> list[Any]:
+    """Return those of Java's predicates of a DELETE that are not true for every row."""
+    return [predicate for predicate in predicates if predicate.name() != "ALWAYS_TRUE"]

@@ -191,8 +191,21 @@ def test_the_log_has_the_deletes_of_one_commit(store: el.Store, spark: SparkSess
     assert len(table.changes(commit["epoch"]).read_all()) == 30 - len(deleted)
 
 
+def listed(count: int) -> str:
+    return f"n IN ({', '.join(map(str, range(1000, 1000 + count)))})"
+
+
+@pytest.mark.parametrize(
+    ("condition", "count", "pruned"),
+    [
+        ("n > 100 AND n < 103 AND NOT n = 200", 2, True),
+        (listed(1_000), 1_000, True),  # a longer list than a read converts
+        (listed(1_001), 1_001, False),
+    ],
+    ids=["range", "list", "longer list"],
+)
 def test_a_delete_reads_its_columns_and_prunes(
-    store: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    store: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, condition: str, count: int, pruned: bool
 ) -> None:
     put(store, {key: (key, "x" * 50) for key in range(200_000)})
     store.compact("t", full=True)
@@ -204,11 +217,12 @@ def test_a_delete_reads_its_columns_and_prunes(
         return read_frame(session, partition, schema)
 
     monkeypatch.setattr(delete_where, "read_frame", noted)
-    spark.sql("DELETE FROM lake.t WHERE n > 100 AND n < 103 AND NOT n = 200")
-    assert store.table("t").count() == 199_998
+    spark.sql(f"DELETE FROM lake.t WHERE {condition}")
+    assert store.table("t").count() == 200_000 - count
     (partition,) = read
     assert partition.options.columns == ["id", "n"]
-    assert sum(batch.num_rows for batch in partition.read()) == 2  # The filter prunes before Spark has the rows.
+    # The filter prunes before Spark has the rows.
+    assert sum(batch.num_rows for batch in partition.read()) == (count if pruned else 200_000)
 
 
 # ---- beside other writers --------------------------------------------------------------------------------------------

@@ -105,6 +105,16 @@ def test_a_range_of_keys_reads_a_part_of_the_table(lake: el.Store, spark: SparkS
     assert rows_read(spark.table("lake.t").select("id")) == ROWS
 
 
+def test_a_list_prunes_a_read_up_to_a_bound(lake: el.Store, spark: SparkSession) -> None:
+    table = fill(lake)
+    lake.compact("t", full=True)
+    table.upsert([{"id": 77, "n": -1, "x": 1.0}])  # so that our source reads it
+    for count, pruned in ((100, True), (101, False)):
+        frame = spark.table("lake.t").where(f"id IN ({', '.join(map(str, range(count)))})")
+        assert frame.count() == count
+        assert (rows_read(frame.select("n")) < ROWS) == pruned
+
+
 @pytest.mark.parametrize(("least_bytes", "filters"), [(0, 0), (1 << 40, 1)])
 def test_only_a_scan_that_our_source_reads_converts_its_filter(
     lake: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, least_bytes: int, filters: int
