@@ -238,7 +238,8 @@ def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None
 
 
 def _choose(handle: Handle, view: ReadTxn, policy: Policy, tables: Sequence[str] | None) -> _Choice:
-    above = {find_table_id(view, name): name for name in tables or () if asks_of_named(policy)} or None
+    named = tables if tables and asks_of_named(policy) else ()
+    above = {find_table_id(view, name): name for name in named} or None
     now_ms = handle.catalog.now_ms()
     epochs, records = read_epochs_and_records(view, handle.memory, now_ms, handle.store_id, above=above)
     chosen = choose_epochs(policy, epochs, tables)

@@ -14,7 +14,7 @@ from epochlog.store.catalog.keys import compact_key, piece_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.process_id import has_died, identity
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.lookups import get_runs, get_table, get_version
+from epochlog.store.metadata.lookups import get_runs, get_table, get_version, require_runs
 from epochlog.store.session.write_intents import find_revoked_intent
 from epochlog.store.types.key_codec import KeyCodec
 
@@ -46,6 +46,7 @@ def claim_work(
             if not l0_only or present.task.l0_after is not None:
                 return CompactionOutcome.BUSY
         version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
+        require_runs(table.name, version, runs)
         options = get_table(view, table.id, table.name).options  # of now: they may have been altered
         task = None
         if strategy is not None:

@@ -116,7 +116,8 @@ def read_epochs_and_records(
 ) -> tuple[EpochView, dict[str, TableRecords]]:
     """Return the view of `read_epoch_view`, and by name of each table the records that it was made of.
 
-    above: names of the tables by id. A table whose record is missing is told by its name from a dropped one.
+    above: names of the tables by id; None: of all tables. Raises Corrupt if the record of a named table is missing, and
+    TableDropped if it was dropped.
     """
     jobs: dict[int, JobRecord] = {}
     tables: dict[int, TableEpochs] = {}

@@ -88,6 +88,12 @@ def get_runs(view: ReadTxn, table_id: int) -> Runs:
     return runs_from_record(view.get(runs_key(table_id)))
 
 
+def require_runs(name: str, version: TableVersion, runs: Runs) -> None:
+    """Raise Corrupt if a table has not as many runs as its head says: without their record it has too few rows."""
+    if len(runs) != version.runs:
+        raise Corrupt(f"catalog record of the runs of table {name!r}", f"it has {len(runs)}, not {version.runs}")
+
+
 def get_entries(view: ReadTxn, table_id: int, after: int, until: int) -> list[LogEntry]:
     """Return the log entries with epochs in (after, until], oldest first."""
     records = view.scan(log_key(table_id, after + 1), log_key(table_id, until + 1))

@@ -136,8 +136,9 @@ def set_result_cache_bytes(limit_bytes: int) -> int:
     """Set the bound of this process's result cache in bytes, over all tables, and return the bound before.
 
     The cache has the rows of whole tables that were read last, so that the next read decodes newer commits only. Reads
-    of all rows by `to_arrow`, `to_pandas` and `to_polars`, and those of jobs and views, fill and use it; reads with a
-    filter and all other reads do not. Rows that a compaction has replaced since take the room that the others leave.
+    of all rows by `to_arrow`, `to_pandas` and `to_polars`, and those of jobs and views, use it, and fill it if they
+    read all columns of the key; reads with a filter and all other reads do not. When the bound is reached, rows of
+    epochs that a compaction has passed are dropped first.
     With 0 it keeps nothing; the default is 256 MiB. Raises InvalidInput for a negative or other value.
     """
     if not isinstance(limit_bytes, int) or isinstance(limit_bytes, bool) or limit_bytes < 0:

@@ -21,7 +21,7 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.files import Files
 from epochlog.store.epochs.readable import distance
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.lookups import get_entries, get_runs, get_version
+from epochlog.store.metadata.lookups import get_entries, get_runs, get_version, require_runs
 from epochlog.store.metadata.version import Runs, TableVersion
 from epochlog.store.sst.merge import Rows, lookup, merge_data, merge_sources
 from epochlog.store.sst.segment import Borders, Segment
@@ -270,6 +270,7 @@ def plan_scan(
     start = version.compacted_epoch + 1
     entries = get_entries(view, table.id, start - 1, at) if at >= start else []
     runs = known[1] if known else get_runs(view, table.id) if version.runs else ()
+    require_runs(table.name, version, runs)
     segments = tuple(segment for entry in entries for segment in entry.segments)
     runs = tuple(run for run in runs if run.lo < at)
     return ScanPlan(table.schema.at(at) if schema is None else schema, at, runs, segments)

@@ -80,7 +80,9 @@ class ColumnMap:
         column, nullable = data.column(source.name), data.schema.field(source.name).nullable
         if column.type.equals(field.type):
             return column, nullable
-        if visible is not None and not visible.all():
+        # Parquet keeps some types as others, and a key, which is never widened, must not be null.
+        widened = not source.type.equals(field.type)
+        if widened and visible is not None and not visible.all():
             column, nullable = pc.if_else(pa.array(visible), column, pa.scalar(None, column.type)), True
         return column.cast(field.type), nullable
 
