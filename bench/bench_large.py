@@ -30,7 +30,7 @@ COMMITTED, REPLAYED = "durable commit of 200,000 upserts", "Flight replay of the
 READ = {state: f"read the whole table {state}" for state in (BEFORE, AFTER)}
 BOUND = (Target(OURS, None, 512, "≤ 512 MiB"),)
 DELTA_COMMITS = 5
-"""deltalake takes part in so many, and gets the rows of the others at once."""
+"""Number of commits in which deltalake takes part; it gets the rows of the others at once."""
 LEGS = [
     *((COMMITTED, who) for who in (OURS, DELTA)),
     *((READ[state], who) for state in READ for who in (OURS, DELTA, PARQUET)),

@@ -38,7 +38,7 @@ WARM_COMMITS = 10
 """Commits of which each is followed by a read of the whole table, which puts it on the rows of the read before."""
 PAIMON_READS = 1
 PAIMON_COMMITS = 5
-"""It takes part in so many, and gets the rows of the others at once."""
+"""Number of commits in which pypaimon takes part; it gets the rows of the others at once."""
 
 
 def lance_is_asked(count: int, shape: Shape) -> bool:

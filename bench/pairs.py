@@ -50,8 +50,8 @@ def joined(*parts: Samples) -> Samples:
 
 
 def ratio(samples: Samples, ours: str, theirs: str) -> float:
-    """The median over pairs of ours / theirs: drift of the machine cancels out within a pair. One of them may have
-    taken part in the first rounds only.
+    """Return the median over pairs of ours / theirs: drift of the machine cancels out within a pair. One of them may
+    have taken part in the first rounds only.
     """
     return statistics.median(a / b for a, b in zip(samples[ours], samples[theirs], strict=False))
 

@@ -212,7 +212,7 @@ def test_reads_with_a_filter_and_scans_do_not_use_kept_rows(tmp_path: Path, part
 
 
 def test_reads_of_a_clone_put_its_commits_on_kept_rows(tmp_path: Path, parts_read: list[bool]) -> None:
-    """The run that a clone took over has later rows too: each read of it is one of the past, and the clone's newest."""
+    """Read a clone whose run has later rows too: each read is of the run's past, and of the clone's newest epoch."""
     dice = random.Random(7)
     with el.open(tmp_path / "s") as store:
         table = int_table(store)
@@ -261,7 +261,7 @@ def check_a_table_and_its_clone(folder: Path) -> None:
 
 
 def check_clones_of_one_name(folder: Path) -> None:
-    """The clone of a table, then one of its clone, have one name, equal live parts and one epoch."""
+    """Read the clone of a table, then one of its clone: they have one name, equal live parts and one epoch."""
     with el.open(folder) as store:
         table, clone, at = branched(store)
         for source, last in ((table, 1.0), (clone, 2.0)):
@@ -296,14 +296,14 @@ def without_epoch(run: SortedRun, epoch: int) -> result_cache.RunRows:
 
 
 def test_a_key_without_history_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted bug: of a run, the key has the epoch and the live parts only."""
+    """Plant a bug: of a run, the key has the epoch and the live parts only."""
     monkeypatch.setattr(result_cache, "_rows_of", without_history)
     with pytest.raises(AssertionError, match="rows of the clone"):
         check_clones_of_one_name(tmp_path / "s")
 
 
 def test_a_key_without_history_and_name_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted bug, once made: the key has neither the history nor the table's name."""
+    """Plant a bug that was once made: the key has neither the history nor the table's name."""
     real = scan_plan.result_key
 
     def nameless(*args: Any) -> result_cache.ResultKey | None:
@@ -319,7 +319,7 @@ def test_a_key_without_history_and_name_is_found(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("shape", ["int", "both"])
 def test_a_key_without_the_epoch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
-    """A planted bug: of a run, the key has the files only."""
+    """Plant a bug: of a run, the key has the files only."""
     monkeypatch.setattr(result_cache, "_rows_of", without_epoch)
     with pytest.raises(AssertionError, match=f"'{shape}', 0, "):
         test_reads_of_a_table_and_clones_give_the_rows_of_the_files(tmp_path, monkeypatch, shape, 0)
