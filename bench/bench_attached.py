@@ -7,14 +7,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import perf_counter, time
 
 import numpy as np
 import pytest
-from bench_isolation import BASE_ROWS, FEW, FLOOD_ROWS, PIECE_ROWS, Kind, wait_until, windows
+from bench_isolation import FLOOD_ROWS, Kind, wait_until, windows
 from crowd import FEED_PAUSE_S, FEED_ROWS, KEYS, Commits, Took, rows
 from data import SCHEMA
 from pairs import ReplayClock, Samples, turned
@@ -25,10 +25,9 @@ from epochlog.checkpoint.manager import commands
 from epochlog.store.types.epoch import to_unix_ms
 
 JOBS, ROUNDS, PAIRS = 8, 3, 4
-INTERVAL_MS = 3000
-STALLED = ("one stalled", "without it")
-CREATED = ("a view created", "without it")
-FLOODED = ("all rows of one job", "without it")
+BASE_ROWS, PIECE_ROWS = 1_000_000, 200_000
+INTERVAL_MS, BOUNDARIES = 3000, 2  # between two boundaries, and how many of them a window has
+STALLED, CREATED, FLOODED, WITHOUT = "one stalled", "a view created", "all rows of one job", "without it"
 UNDER, ALONE = "under a coordinator", "each driver alone"
 DRIVER = Path(__file__).with_name("attached_driver.py")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -111,7 +110,9 @@ class Served(Commits):
 
     @contextmanager
     def window(self, names: Sequence[str]) -> Iterator[None]:
-        """The root tables are written to, ten times a second."""
+        """The root tables are written to, ten times a second. At the end the jobs catch up, so that none works on in
+        the next window.
+        """
         closing = threading.Event()
 
         def feed() -> None:
@@ -125,6 +126,7 @@ class Served(Commits):
         finally:
             closing.set()
             thread.join()
+        self.await_all(names)
 
     def feed(self) -> None:
         with self.store.transaction() as tx:
@@ -151,100 +153,61 @@ class Served(Commits):
         metrics.note = timed
 
 
-def served(folder: Path, scale: float) -> tuple[Served, list[str]]:
-    """Return a store whose driver of copies has started, and the names of these jobs."""
-    store = Served(folder, INTERVAL_MS if scale >= 1 else 500)
-    names = store.jobs("j", max(2, round(JOBS * scale)))
-    driver = store.driver("copies", names)
-    driver.hear("ready")
-    store.await_all(names)
-    return store, names
-
-
-def measured(
-    crowd: Served, names: Sequence[str], kinds: tuple[str, str], act: Callable[[float], None], scale: float
-) -> Samples:
-    """Samples of windows with the act and of windows without it, in turns."""
-    return windows(
-        crowd, names, {kinds[0]: Kind(act), kinds[1]: Kind(wait_until)}, scale, rounds=ROUNDS, boundaries=FEW
-    )
-
-
 @pytest.fixture(scope="module")
-def stalled(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Figure:
-    crowd, names = served(tmp_path_factory.mktemp("stalled"), scale)
-    beside = crowd.driver("stalls", crowd.jobs("slow", 1))
-    beside.hear("ready")
-    crowd.await_all(["slow0"])
+def beside(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, Figure]:
+    """Jobs of one driver, in turns with nothing beside them and beside what each of three other drivers does."""
+    crowd = Served(tmp_path_factory.mktemp("served"), INTERVAL_MS if scale >= 1 else 500)
+    names = crowd.jobs("j", max(2, round(JOBS * scale)))
+    chance, size = np.random.default_rng(14), max(100, round(BASE_ROWS * scale))
+    flood_size, pieces = max(100, round(FLOOD_ROWS * scale)), max(50, round(PIECE_ROWS * scale))
+    tables = {"base": size, "facts": flood_size, "rate": 1}
+    for table, count in tables.items():
+        crowd.store.create_table(table, SCHEMA, primary_key=["id"]).upsert(rows(np.arange(count) * 64, chance))
+        crowd.store.compact(table, full=True)
+    rate = crowd.store.table("rate")
+    crowd.store.create_job("flood", ["rate", "facts"], {"flood_out": (SCHEMA, ["id"])})
+    slow = crowd.jobs("slow", 1)
+    drivers = [crowd.driver("copies", names), crowd.driver("stalls", slow), crowd.driver("views")]
+    drivers.append(crowd.driver("flood", ["flood"]))
+    for driver in drivers:
+        driver.hear("ready")
+    _, stalling, viewing, _ = drivers
+    crowd.await_all([*names, *slow, "flood"])
 
     def stall(end: float) -> None:
-        beside.tell("stall")
+        stalling.tell("stall")
         wait_until(end)
-        beside.tell("go")
-
-    samples = measured(crowd, names, STALLED, stall, scale)
-    crowd.close()
-    what = f"boundary to commit, {len(names)} jobs of a Spark driver, beside a job of another driver"
-    result = Figure("P13", what, samples, (Target(*STALLED, 1.2, "≤ 1.2"),))
-    book.add(result)
-    return result
-
-
-@pytest.fixture(scope="module")
-def created(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Figure:
-    crowd, names = served(tmp_path_factory.mktemp("created"), scale)
-    size, pieces = max(100, round(BASE_ROWS * scale)), max(50, round(PIECE_ROWS * scale))
-    base = crowd.store.create_table("base", SCHEMA, primary_key=["id"])
-    base.upsert(rows(np.arange(size) * 64, np.random.default_rng(14)))
-    crowd.store.compact("base", full=True)
-    beside = crowd.driver("views")
-    beside.hear("ready")
+        stalling.tell("go")
 
     def create(end: float) -> None:
         """New views of all rows, one after the other, each from nothing to its first commit."""
         while time() < end:
-            beside.tell(f"create {pieces}")
-            beside.hear("created")
-
-    samples = measured(crowd, names, CREATED, create, scale)
-    crowd.close()
-    what = (
-        f"boundary to commit, {len(names)} jobs of a Spark driver, beside views of {size:,} rows that another creates"
-    )
-    result = Figure("P14", what, samples, (Target(*CREATED, 1.3, "≤ 1.3"),))
-    book.add(result)
-    return result
-
-
-@pytest.fixture(scope="module")
-def flooded(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> Figure:
-    crowd, names = served(tmp_path_factory.mktemp("flooded"), scale)
-    chance, size = np.random.default_rng(15), max(100, round(FLOOD_ROWS * scale))
-    facts, rate = (crowd.store.create_table(name, SCHEMA, primary_key=["id"]) for name in ("facts", "rate"))
-    facts.upsert(rows(np.arange(size) * 64, chance))
-    crowd.store.compact("facts", full=True)
-
-    def change() -> None:
-        rate.upsert(rows(np.array([1]), chance))
+            viewing.tell(f"create {pieces}")
+            viewing.hear("created")
 
     def flood(end: float) -> None:
         while time() < end:
-            change()
+            rate.upsert(rows(np.array([0]), chance))
             wait_until(time() + crowd.interval_ms / 1000)
 
-    change()
-    crowd.store.create_job("flood", ["rate", "facts"], {"flood_out": (SCHEMA, ["id"])})
-    beside = crowd.driver("flood", ["flood"])
-    beside.hear("ready")
-    crowd.await_all(["flood"])
-    samples = measured(crowd, names, FLOODED, flood, scale)
-    crowd.await_all(["flood"])
-    assert crowd.store.table("flood_out").count() == size
+    kinds = {WITHOUT: Kind(wait_until), STALLED: Kind(stall, slow), CREATED: Kind(create)}
+    kinds[FLOODED] = Kind(flood, ["flood"])
+    samples = windows(crowd, names, kinds, scale, rounds=ROUNDS, boundaries=BOUNDARIES)
+    assert crowd.store.table("flood_out").count() == flood_size
     crowd.close()
-    what = f"boundary to commit, {len(names)} jobs of a Spark driver, {size:,} rows changed by another in each epoch"
-    result = Figure("P14", what, samples, (Target(*FLOODED, 1.3, "≤ 1.3"),))
-    book.add(result)
-    return result
+    says = {
+        STALLED: ("P13", "a job of another driver", 1.2),
+        CREATED: ("P14", f"views of {size:,} rows that another creates", 1.3),
+        FLOODED: ("P14", f"{flood_size:,} rows changed by another in each epoch", 1.3),
+    }
+    figures = {}
+    for name, (number, what, at_most) in says.items():
+        target = Target(name, WITHOUT, at_most, f"≤ {at_most}")
+        taken = {who: samples[who] for who in (name, WITHOUT)}
+        what = f"boundary to commit, {len(names)} jobs of a Spark driver, beside {what}"
+        figures[name] = Figure(number, what, taken, (target,))
+        book.add(figures[name])
+    return figures
 
 
 @pytest.fixture(scope="module")
@@ -288,19 +251,12 @@ def decided(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) 
     return result
 
 
-@pytest.mark.parametrize("who", STALLED)
-def test_p13_a_stalled_driver(who: str, clock: ReplayClock, benchmark, stalled: Figure) -> None:
-    clock.play(benchmark, stalled.samples[who])
-
-
-@pytest.mark.parametrize("who", CREATED)
-def test_p14_a_new_view_of_another_driver(who: str, clock: ReplayClock, benchmark, created: Figure) -> None:
-    clock.play(benchmark, created.samples[who])
-
-
-@pytest.mark.parametrize("who", FLOODED)
-def test_p14_a_flood_of_another_driver(who: str, clock: ReplayClock, benchmark, flooded: Figure) -> None:
-    clock.play(benchmark, flooded.samples[who])
+@pytest.mark.parametrize("who", [0, 1], ids=["beside", "without"])
+@pytest.mark.parametrize("what", [STALLED, CREATED, FLOODED])
+def test_p13_p14_work_of_other_drivers(
+    what: str, who: int, clock: ReplayClock, benchmark, beside: dict[str, Figure]
+) -> None:
+    clock.play(benchmark, [*beside[what].samples.values()][who])
 
 
 @pytest.mark.parametrize("who", [UNDER, ALONE])

@@ -5,8 +5,6 @@ P24: reads of a table whose columns were altered ten times among its commits, be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from contenders import Delta
+from contenders import Delta, result_cache
 from data import COMMITS, PLAIN, make_workload
 from pairs import ReplayClock, Samples, measure, timed, turned
 from report import Book, Figure, Target
@@ -174,20 +172,10 @@ def by_names(rows: pa.Table, names: dict[str, str], schema: pa.Schema) -> pa.Tab
     return pa.table([columns.get(field.name, nulls[field.name]) for field in schema], schema=schema)
 
 
-@contextmanager
-def without_result_cache() -> Iterator[None]:
-    """Let each read of the block begin with the files."""
-    limit_bytes = el.set_result_cache_bytes(0)
-    try:
-        yield
-    finally:
-        el.set_result_cache_bytes(limit_bytes)
-
-
 def altered_reads(folder: Path, scale: float) -> list[Figure]:
     """Write the same rows into both tables, and alter one of them after each second commit."""
     work, targets = make_workload(scale, 2 * len(ALTERS), shape=PLAIN), (Target(ALTERED, FIXED, 1.1, "≤ 1.1"),)
-    with el.open(folder) as store, without_result_cache():
+    with el.open(folder) as store, result_cache(0):
         schema = pa.schema([*PLAIN.schema, ("more", pa.int64())])
         fixed = store.create_table("fixed", schema, list(PLAIN.primary_key))
         altered = store.create_table("altered", PLAIN.schema, list(PLAIN.primary_key))

@@ -16,7 +16,7 @@ from report import Book, Figure, Target
 
 OURS, DELTA, LIBRARIES = "epochlog", "deltalake", "import of pyarrow and pandas"
 IMPORTED, LOOKED_UP = "import epochlog in a new process", "open a store and look up one key in a new process"
-ROUNDS = 11
+ROUNDS = 7
 PROGRAM = """
 import os, sys, time
 start = time.perf_counter()

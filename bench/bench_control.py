@@ -215,7 +215,7 @@ def calling(handle: Any, jobs: int) -> Iterator[Crowd]:
 
 @pytest.fixture(scope="module")
 def figures(scale: float, book: Book, tmp_path_factory: pytest.TempPathFactory) -> list[Figure]:
-    jobs, rounds = (JOBS, 30) if scale >= 1 else (max(2, round(JOBS * scale)), 3)
+    jobs, rounds = (JOBS, 15) if scale >= 1 else (max(2, round(JOBS * scale)), 3)
     latency: Samples = {STREAM: [], PAIR: []}
     cpu: Samples = {STREAM: [], PAIR: []}
     with ExitStack() as stack:

@@ -23,8 +23,8 @@ JOBS, OTHERS = 50, 10
 BASE_ROWS, PIECE_ROWS, FLOOD_ROWS = 2_000_000, 100_000, 400_000
 INTERVAL_MS, MANY_INTERVAL_MS = 1000, 3000
 """Between two boundaries. 50 jobs do not keep one a second on two slow cores, and would be measured waiting for it."""
-ROUNDS = 4
-BOUNDARIES, FEW = 5, 3  # in a window, at the full size, and below it or of Spark drivers
+ROUNDS = 3
+BOUNDARIES = 3  # in a window
 STALLED = ("one stalled", "without it")
 CREATED = ("a view created", "without it")
 FLOODED = ("400,000 rows in one job", "without it")
@@ -66,7 +66,7 @@ def windows(
     Only commits at boundaries that pass during the act count. A window without any is repeated.
     """
     samples: Samples = {name: [] for name in kinds}
-    act_s = (boundaries if scale >= 1 else FEW) * crowd.interval_ms / 1000
+    act_s = boundaries * crowd.interval_ms / 1000
     for place in range(-1, max(1, round(rounds * scale))):
         for name in turned(list(kinds), place):
             taken: list[float] = []
@@ -107,9 +107,7 @@ def stalled(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) 
         wait_until(end)
         free.set()
 
-    samples = windows(
-        crowd, names, {STALLED[0]: Kind(stall, ["slow"]), STALLED[1]: Kind(wait_until)}, scale, boundaries=FEW
-    )
+    samples = windows(crowd, names, {STALLED[0]: Kind(stall, ["slow"]), STALLED[1]: Kind(wait_until)}, scale)
     crowd.close()
     what = f"boundary to commit, {len(names)} jobs in one process"
     result = Figure("P13", what, samples, (Target(*STALLED, 1.2, "≤ 1.2"),))

@@ -28,7 +28,7 @@ def run(work: str, root: Path, rows: int) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, Samples]:
-    rows, rounds = max(1000, round(ROWS * scale)), 3 if scale >= 1 else 1
+    rows, rounds = max(1000, round(ROWS * scale)), 2 if scale >= 1 else 1
     reports: dict[str, list[dict[str, float]]] = {work: [] for work in (*WORK, PLAIN)}
     for place in range(rounds):
         root = tmp_path_factory.mktemp("memory") / "store"

@@ -94,7 +94,7 @@ class Course:
 
     def __init__(self, folder: Path, scale: float, sessions: Sessions) -> None:
         self._folder, self._sessions = folder, sessions
-        self._rounds = 4 if scale >= 1 else 1
+        self._rounds = 3 if scale >= 1 else 1
         self._warm_up, self._batches = (WARM_UP, BATCHES) if scale >= 1 else FEW
         work = make_workload(scale, self._warm_up + self._batches + 1)
         self._rows = work.commits[0].num_rows

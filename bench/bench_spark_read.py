@@ -33,7 +33,7 @@ LEGS = {
 }
 OF_SNAPSHOT = Target(SNAPSHOT, PARQUET, 1, "≤ 1")
 TARGETS = (Target(OWN, PARQUET, 1.3, "≤ 1.3"), Target(USERS, PARQUET_USERS, 1.3, "≤ 1.3"), OF_SNAPSHOT)
-WARM_UP, FEW = 3, 1  # rounds that are left out, at the full size and below
+WARM_UP, FEW = 2, 1  # rounds that are left out, at the full size and below
 LARGER = replace(PLAIN, name=LARGE)
 LARGER_ROWS = 20_000_000
 EVERY_S = 0.05
@@ -78,7 +78,7 @@ class Filled:
 
 def measured_figures(factory: pytest.TempPathFactory, scale: float, sessions: Sessions) -> list[Figure]:
     rows = max(1000, round(ROWS * scale))
-    rounds, warm_up = (9, WARM_UP) if scale >= 1 else (1, FEW)
+    rounds, warm_up = (7, WARM_UP) if scale >= 1 else (1, FEW)
     folder = factory.mktemp("spark_read")
     plain, samples = Filled(folder / "plain", PLAIN, rows), {}
     others = {shape: Filled(folder / shape.name, shape, max(1000, round(shape.base_rows * scale))) for shape in OTHERS}

@@ -6,7 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ import nexmark
 import numpy as np
 import pyarrow as pa
 import pytest
-from pairs import ReplayClock, Samples, Took, measure, ratio, timed
+from pairs import ReplayClock, Samples, ratio, timed, turned
 from plots import Panel, Plot, Point, at
 from report import Book, Figure, Target, quartiles
 
 import epochlog as el
 
-LINES, LINES_OF_ORDER, CHANGED, TRANSFERS = 2_000_000, 4, 100, 3_000_000
+LINES, LINES_OF_ORDER, CHANGED, TRANSFERS = 2_000_000, 4, 100, 2_000_000
 OURS, LARGE, ANEW = "epochlog", "ten times the rows", "all rows anew"
 SIZES = {OURS: 1.0, LARGE: 10.0}
 WITHIN_MS, FLAT = 150, 1.3
@@ -78,34 +78,38 @@ class Shop:
         while self._views[view].step() is not None:
             pass
 
-    def refresh(self, view: str) -> Took:
-        """Change a hundred lines; return the time from there to the view's commit. The others follow off the clock."""
+    def refresh(self, place: int) -> dict[str, float]:
+        """Change a hundred lines; return for each view the ms of its steps up to its commit. `place` says whose turn it
+        is to begin.
+        """
         ids = self._chance.choice(self._orders, min(CHANGED, self._orders), replace=False)
         self._upsert(np.sort(ids), self._chance.integers(0, LINES_OF_ORDER, len(ids)))
         self.store.checkpoint()
-        took = timed(partial(self._step, view))
-        for other in VIEWS:
-            self._step(other)
-        return Took(took)
+        return {view: timed(partial(self._step, view)) for view in turned(list(VIEWS), place)}
 
-    def close(self) -> None:
+    def check(self) -> None:
         for view in self._views.values():
             report = view.check()
             assert report.ok, report
-        self.store.close()
 
 
 def refreshed(folder: Path, scale: float) -> dict[str, Samples]:
     """Return for each view the times of refreshes over tables of both sizes, and of all rows anew over the smaller."""
     shops = {name: Shop(folder / name, round(LINES * scale * size)) for name, size in SIZES.items()}
     shops[ANEW] = Shop(folder / "anew", round(LINES * scale), refresh="full")
-    taken: dict[str, Samples] = {}
-    for view in VIEWS:
-        work: dict[str, Callable[[], Any]] = {name: partial(shops[name].refresh, view) for name in SIZES}
-        taken[view] = measure(work, 21 if scale >= 1 else 5, warm_up=2)
-        taken[view] |= measure({ANEW: partial(shops[ANEW].refresh, view)}, 3 if scale >= 1 else 1, warm_up=0)
-    for shop in shops.values():
-        shop.close()
+    taken: dict[str, Samples] = {view: {name: [] for name in shops} for view in VIEWS}
+    rounds, of_anew = (21, 2) if scale >= 1 else (5, 1)
+    for place in range(-2, rounds):  # two rounds warm up
+        for name in turned(list(SIZES), place):
+            for view, took in shops[name].refresh(place).items():
+                taken[view][name] += [took] if place >= 0 else []
+    for place in range(of_anew):
+        for view, took in shops[ANEW].refresh(place).items():
+            taken[view][ANEW].append(took)
+    for name, shop in shops.items():
+        if name != LARGE:  # it has the same views, and all their rows at this size take a minute
+            shop.check()
+        shop.store.close()
     return taken
 
 
@@ -154,7 +158,7 @@ def bank_plot(seen: dict[str, dict[str, Any]]) -> Plot:
 
 def nexmark_samples(folder: Path, scale: float) -> Samples:
     """Return the milliseconds of each batch: of each view, of all by their changes, of all anew, and of the MERGEs."""
-    base, events = round(1_000_000 * scale), 10_000 if scale >= 1 else 5000
+    base, events = round(1_000_000 * scale), 6_000 if scale >= 1 else 5000
     seconds = nexmark.measure(folder, base, events, 1000, 1, compare=True)
     names = {"all eight": OURS, "all eight, all rows anew": ANEW, "Delta MERGE of these rows": MERGE}
     took = {names.get(name, name): [1000 * each for each in batches] for name, batches in seconds.items()}

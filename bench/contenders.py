@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +13,18 @@ from data import PLAIN, Shape
 from deltalake import DeltaTable, write_deltalake
 
 import epochlog as el
+
+
+@contextmanager
+def result_cache(limit_bytes: int) -> Iterator[int]:
+    """Let the result cache keep so many bytes in the block, and yield its earlier limit. With 0 each read begins with
+    the files.
+    """
+    before_bytes = el.set_result_cache_bytes(limit_bytes)
+    try:
+        yield before_bytes
+    finally:
+        el.set_result_cache_bytes(before_bytes)
 
 
 class Contender(Protocol):

@@ -5,6 +5,7 @@ for the plain shape 20 commits and reads again. P1, P2, P3 and P8 are measured o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from byte_peers import Lmdb, Rocks
-from contenders import Contender, Delta, Epochlog, Lance, same_rows
+from contenders import Contender, Delta, Epochlog, Lance, result_cache, same_rows
 from data import COMMITS, PLAIN, Shape, Workload, expected, make_workload
 from file_peers import IPC, IPC_PLAIN, PARQUET, PARQUET_DEFAULTS, IpcFile, ParquetFile
 from pairs import Samples, measure, timed, turned
 from pypaimon_peer import PAIMON, Paimon, why_absent
 from report import Figure, Target
-
-import epochlog as el
 
 OURS, DELTA, LANCE, ROCKS, LMDB = (who.name for who in (Epochlog, Delta, Lance, Rocks, Lmdb))
 WARM = "again after one more commit"
@@ -31,12 +30,12 @@ POINTS = (1, 1_000, 100_000)
 POINT_TARGETS = {1: Target(OURS, None, 1, "≤ 1 ms"), 100_000: Target(OURS, ROCKS, 1, "≤ 1")}
 BACK = 15
 WARM_ROUNDS = 4
-"""Rounds of point reads before those that count: all contenders have caches."""
+"""Rounds of reads of few keys before those that count: all contenders have caches."""
 SINGLES = 50
 """Calls that make a sample of single keys; one of lance's, which reads the table for each."""
 WARM_COMMITS = 10
 """Commits of which each is followed by a read of the whole table, which puts it on the rows of the read before."""
-PAIMON_READS = 1
+ROCKS_READS, PAIMON_READS = 2, 1
 PAIMON_COMMITS = 5
 """Number of commits in which pypaimon takes part; it gets the rows of the others at once."""
 
@@ -51,7 +50,7 @@ class Course:
 
     def __init__(self, folder: Path, scale: float, add_figure: Callable[[Figure], None], shape: Shape = PLAIN) -> None:
         self._folder, self._shape, self._add_figure, plain = folder, shape, add_figure, shape is PLAIN
-        self._rounds = (9 if plain else 5) if scale >= 1 else (3 if plain else 1)
+        self._rounds = (7 if plain else 3) if scale >= 1 else (3 if plain else 1)
         self._warm_rounds, self._singles = (WARM_ROUNDS, SINGLES) if scale >= 1 else (1, 10)
         self._work: Workload = make_workload(scale, (2 * COMMITS if plain else COMMITS) + WARM_COMMITS, shape=shape)
         self._ours, self._delta = Epochlog(folder / "e", shape), Delta(folder / "d", shape)
@@ -62,7 +61,8 @@ class Course:
         self._absent = {PAIMON: why} if why is not None else {}
         self._readers: list[Contender] = [self._ours, self._delta, self._lance, self._rocks]
         self.figures: list[Figure] = []
-        self._cache_bytes = el.set_result_cache_bytes(0)  # the other reads begin with the files
+        self._stack = ExitStack()
+        self._cache_bytes = self._stack.enter_context(result_cache(0))  # all reads but one begin with the files
 
     def run(self) -> None:
         """Go the whole way; what was measured is in `figures`."""
@@ -83,7 +83,7 @@ class Course:
         self._note("P1", f"durable commit of {self._shape.commit_rows:,} upserts", samples, COMMIT_TARGETS)
 
     def close(self) -> None:
-        el.set_result_cache_bytes(self._cache_bytes)
+        self._stack.close()
         for store in (*self._readers, self._lmdb, self._paimon):
             if store is not None:
                 store.close()
@@ -121,7 +121,9 @@ class Course:
         for file in files:
             file.write(wanted)
             assert same_rows(file.read(), wanted), f"{file.name} returned other rows"
-        samples = measure({who.name: who.read for who in (*self._readers, *files)}, self._rounds)
+        samples = measure(
+            {who.name: who.read for who in (*self._readers, *files)}, self._rounds, rounds_of={ROCKS: ROCKS_READS}
+        )
         if self._paimon and state == BEFORE:  # not in turns with the others, and not often: it takes too long
             samples[PAIMON] = [timed(self._paimon.read) for _ in range(PAIMON_READS)]
             assert same_rows(self._paimon.last_read(), wanted), f"{PAIMON} returned other rows"
@@ -132,17 +134,16 @@ class Course:
 
     def _reads_again(self, commits: tuple[pa.Table, ...]) -> None:
         """Read the whole table after each of these commits, beside one file of its rows before them."""
-        el.set_result_cache_bytes(self._cache_bytes)
-        file = ParquetFile(self._folder, self._shape, tuned=True)
-        file.write(self._ours.as_arrow(self._ours.read()))
         samples: Samples = {OURS: [], PARQUET: []}
-        for place, rows in enumerate(commits):
-            self._ours.commit(self._ours.prepare(rows))
-            for name in turned(list(samples), place):
-                samples[name].append(timed(self._ours.read if name == OURS else file.read))
-        wanted = expected(self._work.base, self._work.commits, self._shape)
-        assert same_rows(self._ours.as_arrow(self._ours.read()), wanted), "a read of kept rows returned other rows"
-        el.set_result_cache_bytes(0)
+        file = ParquetFile(self._folder, self._shape, tuned=True)
+        with result_cache(self._cache_bytes):
+            file.write(self._ours.as_arrow(self._ours.read()))
+            for place, rows in enumerate(commits):
+                self._ours.commit(self._ours.prepare(rows))
+                for name in turned(list(samples), place):
+                    samples[name].append(timed(self._ours.read if name == OURS else file.read))
+            wanted = expected(self._work.base, self._work.commits, self._shape)
+            assert same_rows(self._ours.as_arrow(self._ours.read()), wanted), "a read of kept rows returned other rows"
         self._note("P2", f"read the whole table {WARM}", samples, (Target(OURS, PARQUET, 1.3, "≤ 1.3"),))
 
     def _past(self, state: str, commits: tuple[pa.Table, ...]) -> None:
@@ -160,14 +161,15 @@ class Course:
         if lance_is_asked(count, self._shape):
             everybody[LANCE] = self._lance
         samples: Samples = {name: [] for name in everybody}
-        for place in range(-self._warm_rounds, self._rounds):
+        warm_rounds = self._warm_rounds if count < max(POINTS) else 1  # so many keys are in nearly every block
+        for place in range(-warm_rounds, self._rounds):
             draws = self._singles if count == 1 else 1
             picks = [chance.choice(len(keys), min(count, len(keys)), replace=False) for _ in range(draws)]
             key_tables = [keys.take(pa.array(pick)) for pick in picks]
             for name in turned(list(everybody), place):
                 who, calls = everybody[name], 1 if name == LANCE else draws
                 lookups = [who.keys(rows) for rows in key_tables[:calls]]
-                if place == -self._warm_rounds:
+                if place == -warm_rounds:
                     results = [who.get(lookup) for lookup in lookups]
                     assert [len(rows) for rows in results] == [len(rows) for rows in key_tables[:calls]], name
                     assert not any(row is None for rows in results if isinstance(rows, list) for row in rows), name

@@ -16,11 +16,18 @@ class Took(float):
     """Milliseconds of work that a contender in another process has measured itself."""
 
 
-def measure(work: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: int = 1) -> Samples:
-    """Every round runs each contender once, beginning with another one each time. Results are let go off the clock."""
+def measure(
+    work: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: int = 1, rounds_of: Mapping[str, int] | None = None
+) -> Samples:
+    """Every round runs each contender once, beginning with another one each time. Results are let go off the clock.
+    `rounds_of` has the number of rounds of slow contenders, which take part in the first rounds, and do not warm up.
+    """
     samples: Samples = {name: [] for name in work}
+    slow = rounds_of or {}
     for place in range(-warm_up, rounds):
         for name in turned(list(work), place):
+            if name in slow and not 0 <= place < slow[name]:
+                continue
             took = timed(work[name])
             if place >= 0:
                 samples[name].append(took)
