@@ -24,9 +24,9 @@ import epochlog as el
 from epochlog.checkpoint.manager import commands
 from epochlog.store.types.epoch import to_unix_ms
 
-JOBS, ROUNDS, PAIRS = 8, 3, 4
-BASE_ROWS, PIECE_ROWS = 1_000_000, 200_000
-INTERVAL_MS, BOUNDARIES = 3000, 2  # between two boundaries, and how many of them a window has
+JOBS, PAIRS = 8, 4
+BASE_ROWS, PIECE_ROWS = 500_000, 100_000
+INTERVAL_MS = 2500
 STALLED, CREATED, FLOODED, WITHOUT = "one stalled", "a view created", "all rows of one job", "without it"
 UNDER, ALONE = "under a coordinator", "each driver alone"
 DRIVER = Path(__file__).with_name("attached_driver.py")
@@ -192,7 +192,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -
 
     kinds = {WITHOUT: Kind(wait_until), STALLED: Kind(stall, slow), CREATED: Kind(create)}
     kinds[FLOODED] = Kind(flood, ["flood"])
-    samples = windows(crowd, names, kinds, scale, rounds=ROUNDS, boundaries=BOUNDARIES)
+    samples = windows(crowd, names, kinds, scale)
     assert crowd.store.table("flood_out").count() == flood_size
     crowd.close()
     says = {
@@ -227,7 +227,7 @@ def decided(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) 
         crowds[variant] = crowd, names, drivers
     latency: Samples = {variant: [] for variant in crowds}
     cpu: Samples = {variant: [] for variant in crowds}
-    for place in range(-2, pairs):
+    for place in range(-1, pairs):
         for variant in turned(list(crowds), place):
             crowd, names, drivers = crowds[variant]
             crowd.feed()

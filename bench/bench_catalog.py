@@ -21,7 +21,7 @@ QUERIES = {
 CATALOG, LOADED = "catalog", 'format("epochlog")'
 HOW = {CATALOG: "sql_of_catalog", LOADED: "sql_of_loads"}
 TARGETS = (Target(CATALOG, LOADED, 1.3, "≤ 1.3"),)
-ROUNDS, WARM_UP, CALLS = 5, 1, 2
+ROUNDS, WARM_UP, CALLS = 4, 1, 2
 
 
 def measured_figures(folder: Path, scale: float, sessions: Sessions) -> list[Figure]:

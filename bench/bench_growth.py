@@ -128,7 +128,7 @@ class Growth:
 
 def growth(folder: Path, stages: Sequence[int], points: Sequence[int], scale: float) -> Growth:
     """Grow the oldest, look at it on its way, then at all ages in turns."""
-    sampled = COMPACT_EVERY * (5 if scale >= 1 else 2)
+    sampled = COMPACT_EVERY * (3 if scale >= 1 else 2)
     grown = {label(stage): Grown(folder / str(stage), scale).grow(stage) for stage in stages[:-1]}
     oldest, way = Grown(folder / "oldest", scale), {}
     for point in points:

@@ -24,7 +24,7 @@ BASE_ROWS, PIECE_ROWS, FLOOD_ROWS = 2_000_000, 100_000, 400_000
 INTERVAL_MS, MANY_INTERVAL_MS = 1000, 3000
 """Between two boundaries. 50 jobs do not keep one a second on two slow cores, and would be measured waiting for it."""
 ROUNDS = 3
-BOUNDARIES = 3  # in a window
+BOUNDARIES = 2  # in a window
 STALLED = ("one stalled", "without it")
 CREATED = ("a view created", "without it")
 FLOODED = ("400,000 rows in one job", "without it")
@@ -52,22 +52,14 @@ def wait_until(end: float) -> None:
     threading.Event().wait(max(0, end - time()))
 
 
-def windows(
-    crowd: TimedJobs,
-    names: Sequence[str],
-    kinds: Mapping[str, Kind],
-    scale: float,
-    *,
-    rounds: int = ROUNDS,
-    boundaries: int = BOUNDARIES,
-) -> Samples:
+def windows(crowd: TimedJobs, names: Sequence[str], kinds: Mapping[str, Kind], scale: float) -> Samples:
     """ms from a boundary to the commit of these jobs there, the median over a window, in windows of each kind in turns.
 
     Only commits at boundaries that pass during the act count. A window without any is repeated.
     """
     samples: Samples = {name: [] for name in kinds}
-    act_s = boundaries * crowd.interval_ms / 1000
-    for place in range(-1, max(1, round(rounds * scale))):
+    act_s = BOUNDARIES * crowd.interval_ms / 1000
+    for place in range(-1, max(1, round(ROUNDS * scale))):
         for name in turned(list(kinds), place):
             taken: list[float] = []
             with crowd.window([*names, *kinds[name].beside]):

@@ -16,7 +16,7 @@ from report import Book, Figure, Target
 import epochlog as el
 
 MANY, FEW = 1_000, 100
-ROUNDS = 3
+ROUNDS = 2
 COUNTS = (f"{MANY:,} jobs", f"{FEW} jobs")
 
 

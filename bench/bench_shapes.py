@@ -25,7 +25,7 @@ LEGS = [
 
 
 def measured(factory: pytest.TempPathFactory, shape: Shape, scale: float, book: Book) -> dict[str, Figure]:
-    rounds = 5 if scale >= 1 else 1
+    rounds = 3 if scale >= 1 else 1
     course = Course(factory.mktemp("store"), scale, book.add, shape)
     try:
         course.run()

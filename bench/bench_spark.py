@@ -19,7 +19,7 @@ from report import Book, Figure, Target
 import epochlog as el
 
 DRIVER = Path(__file__).with_name("spark_driver.py")
-WARM_UP, BATCHES = 5, 10  # micro-batches of a query: left out, and counted
+WARM_UP, BATCHES = 3, 8  # micro-batches of a query: left out, and counted
 FEW = 2, 4  # the same, below the full size
 
 OWN, USERS = "epochlog, el.spark()", "epochlog, user's session"

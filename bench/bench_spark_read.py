@@ -78,7 +78,7 @@ class Filled:
 
 def measured_figures(factory: pytest.TempPathFactory, scale: float, sessions: Sessions) -> list[Figure]:
     rows = max(1000, round(ROWS * scale))
-    rounds, warm_up = (7, WARM_UP) if scale >= 1 else (1, FEW)
+    rounds, warm_up = (5, WARM_UP) if scale >= 1 else (1, FEW)
     folder = factory.mktemp("spark_read")
     plain, samples = Filled(folder / "plain", PLAIN, rows), {}
     others = {shape: Filled(folder / shape.name, shape, max(1000, round(shape.base_rows * scale))) for shape in OTHERS}

@@ -50,7 +50,7 @@ class Course:
 
     def __init__(self, folder: Path, scale: float, add_figure: Callable[[Figure], None], shape: Shape = PLAIN) -> None:
         self._folder, self._shape, self._add_figure, plain = folder, shape, add_figure, shape is PLAIN
-        self._rounds = (7 if plain else 3) if scale >= 1 else (3 if plain else 1)
+        self._rounds = (5 if plain else 3) if scale >= 1 else (3 if plain else 1)
         self._warm_rounds, self._singles = (WARM_ROUNDS, SINGLES) if scale >= 1 else (1, 10)
         self._work: Workload = make_workload(scale, (2 * COMMITS if plain else COMMITS) + WARM_COMMITS, shape=shape)
         self._ours, self._delta = Epochlog(folder / "e", shape), Delta(folder / "d", shape)

@@ -115,8 +115,16 @@ class Shape:
 
 
 PLAIN = Shape(BASE, SCHEMA, ("id",), make_rows)
-NAMED = Shape(STRING, _NAMED, ("key",), _named_rows)
-TIMED = Shape(COMPOSITE, _TIMED, ("device", "at"), _timed_rows, few=("device",))
+NAMED = Shape(STRING, _NAMED, ("key",), _named_rows, base_rows=1_000_000, commit_rows=10_000)
+TIMED = Shape(
+    COMPOSITE,
+    _TIMED,
+    ("device", "at"),
+    _timed_rows,
+    few=("device",),
+    base_rows=1_000_000,
+    commit_rows=10_000,
+)
 BROAD = Shape(
     WIDE,
     _WIDE,
