@@ -60,15 +60,16 @@ class LRUCache(Generic[T]):
 
     def put(self, key: CacheKey, value: T, *, spare: bool = False) -> None:
         """Add an entry and evict the least recently used ones above the bound, spare ones first. Do not add a value
-        above the bound.
+        above the bound, nor a spare one that does not fit beside the entries that are not spare.
         """
         size = self._size_of(value)
-        if size > self._limit:
-            return
         with self._lock:
             for entries in (self._entries, self._spare):
                 if key in entries:
                     self._bytes -= entries.pop(key)[1]
+            taken = self._bytes - sum(size for _, size in self._spare.values()) if spare else 0
+            if taken + size > self._limit:
+                return
             (self._spare if spare else self._entries)[key] = value, size
             self._bytes += size
             self._evict()

@@ -114,7 +114,7 @@ def test_the_rows_of_a_row_group_follow_the_columns(columns: int, wanted: int) -
     assert row_group_rows(columns) == wanted
 
 
-def test_what_was_not_asked_for_longest_is_let_go() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     cache = LRUCache[bytes](10, len)
     for name in (b"aaaa", b"bbb", b"ccc"):
         cache.put((name,), name)
@@ -126,7 +126,7 @@ def test_what_was_not_asked_for_longest_is_let_go() -> None:
     assert cache.bytes == 10
 
 
-def test_spare_entries_are_let_go_before_all_others() -> None:
+def test_spare_entries_are_evicted_before_all_others() -> None:
     cache = LRUCache[bytes](10, len)
     cache.put((1,), b"aaa")
     for number in (2, 3):
@@ -135,9 +135,11 @@ def test_spare_entries_are_let_go_before_all_others() -> None:
     cache.put((4,), b"ccc")
     assert [cache.get((number,)) for number in (1, 2, 3, 4)] == [b"aaa", b"bbb", None, b"ccc"]
     cache.put((5,), b"dddddd", spare=True)
-    assert [cache.get((number,)) for number in (1, 2, 4, 5)] == [b"aaa", None, b"ccc", None]
+    assert [cache.get((number,)) for number in (1, 2, 4, 5)] == [b"aaa", b"bbb", b"ccc", None]  # 5 does not fit
     cache.put((4,), b"cc", spare=True)
-    assert cache.get((4,)) == b"cc" and cache.bytes == 5
+    assert cache.get((4,)) == b"cc" and cache.bytes == 8
+    cache.put((4,), b"a value above the bound")
+    assert cache.get((4,)) is None and cache.bytes == 6
     cache.clear()
     assert cache.get((1,)) is None and cache.get((4,)) is None and cache.bytes == 0
 
