@@ -49,7 +49,7 @@ redis: setup  ## the tests that use Redis, with each redis-server that this mach
 campaign: setup  ## the longest tests: each failpoint every time it is reached, random power cuts, races for minutes, thousands of seeds
 	@EPOCHLOG_SIM_SEEDS=$(SEEDS) $(PASSES) campaign
 
-bench: setup pypaimon  ## measure epochlog and its peers, and write docs/PERFORMANCE.md: an hour and a half on two slow cores
+bench: setup pypaimon  ## measure epochlog and its peers, and write docs/PERFORMANCE.md: three quarters of an hour on two slow cores
 	@$(BENCH) --benchmark-columns=min,median,rounds --benchmark-sort=name
 
 bench-quick: setup pypaimon  ## print the tables of `make bench` at a tenth of the size, and what moved since the last of record
