@@ -158,7 +158,7 @@ def bank_plot(seen: dict[str, dict[str, Any]]) -> Plot:
 
 def nexmark_samples(folder: Path, scale: float) -> Samples:
     """Return the milliseconds of each batch: of each view, of all by their changes, of all anew, and of the MERGEs."""
-    base, events = round(1_000_000 * scale), 5_000 if scale >= 1 else 5000
+    base, events = round(1_000_000 * scale), 5_000
     seconds = nexmark.measure(folder, base, events, 1000, 1, compare=True)
     names = {"all eight": OURS, "all eight, all rows anew": ANEW, "Delta MERGE of these rows": MERGE}
     took = {names.get(name, name): [1000 * each for each in batches] for name, batches in seconds.items()}
