@@ -44,7 +44,7 @@ ROWS = (
     Row("read 2 M rows, compacted", "P2", "read the whole table after", "parquet", "one Parquet file"),
     Row("read them with 20 newer commits", "P2", "read the whole table before", "parquet", "one Parquet file"),
     Row("read them again after one more commit", "P2", "read the whole table again", "parquet", "one Parquet file"),
-    Row("read them as of 15 commits ago", "P3", "read 15 commits back, before", "deltalake", "deltalake"),
+    Row("read them as of 15 commits ago, uncompacted", "P3", "read 15 commits back, before", "deltalake", "deltalake"),
     Row("look up 100,000 keys", "P8", "get 100,000 keys after", "rocksdict", "RocksDB"),
     Row("read the changes of 20 commits", "P4", "change feed", "deltalake", "deltalake's feed", ours="images stored"),
     Row("replay 5 M rows over Flight", "P5", "Flight replay", "raw Flight", "Flight from memory"),

@@ -12,7 +12,6 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from tpch_views import VIEWS
 import epochlog as el
 
 SEED = 1
-Q6_AT_SCALE_1 = Decimal("123141078.2283")  # as TPC publishes it
 
 
 def step_views(views: Iterable[el.View], spark: Any) -> None:
@@ -69,8 +67,6 @@ def run(folder: Path, scale: float, rounds: int) -> dict[str, list[float]]:
         views = create_views(store, spark)
         pipe.run(until="idle")
         step_views(views.values(), spark)
-        if scale == 1:
-            assert store.table("q6").to_arrow()["revenue"].to_pylist() == [Q6_AT_SCALE_1]
 
         def step(name: str) -> None:
             while jobs[name].step(spark, VIEWS[name].refresh) is not None:
