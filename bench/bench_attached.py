@@ -110,8 +110,8 @@ class Served(Commits):
 
     @contextmanager
     def window(self, names: Sequence[str]) -> Iterator[None]:
-        """The root tables are written to, ten times a second. At the end the jobs catch up, so that none works on in
-        the next window.
+        """Write to the root tables ten times a second. At the end wait until these jobs have caught up, so that none
+        works on in the next window.
         """
         closing = threading.Event()
 
@@ -155,7 +155,7 @@ class Served(Commits):
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[str, Figure]:
-    """Jobs of one driver, in turns with nothing beside them and beside what each of three other drivers does."""
+    """Return the figures of one driver's jobs beside the work of each of three other drivers, in turns with none."""
     crowd = Served(tmp_path_factory.mktemp("served"), INTERVAL_MS if scale >= 1 else 500)
     names = crowd.jobs("j", max(2, round(JOBS * scale)))
     chance, size = np.random.default_rng(14), max(100, round(BASE_ROWS * scale))
@@ -167,11 +167,9 @@ def beside(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -
     rate = crowd.store.table("rate")
     crowd.store.create_job("flood", ["rate", "facts"], {"flood_out": (SCHEMA, ["id"])})
     slow = crowd.jobs("slow", 1)
-    drivers = [crowd.driver("copies", names), crowd.driver("stalls", slow), crowd.driver("views")]
-    drivers.append(crowd.driver("flood", ["flood"]))
-    for driver in drivers:
+    stalling, viewing = crowd.driver("stalls", slow), crowd.driver("views")
+    for driver in (stalling, viewing, crowd.driver("copies", names), crowd.driver("flood", ["flood"])):
         driver.hear("ready")
-    _, stalling, viewing, _ = drivers
     crowd.await_all([*names, *slow, "flood"])
 
     def stall(end: float) -> None:
@@ -180,7 +178,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -
         stalling.tell("go")
 
     def create(end: float) -> None:
-        """New views of all rows, one after the other, each from nothing to its first commit."""
+        """Create views of all rows, one after the other, each from nothing to its first commit."""
         while time() < end:
             viewing.tell(f"create {pieces}")
             viewing.hear("created")
@@ -190,8 +188,12 @@ def beside(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -
             rate.upsert(rows(np.array([0]), chance))
             wait_until(time() + crowd.interval_ms / 1000)
 
-    kinds = {WITHOUT: Kind(wait_until), STALLED: Kind(stall, slow), CREATED: Kind(create)}
-    kinds[FLOODED] = Kind(flood, ["flood"])
+    kinds = {
+        WITHOUT: Kind(wait_until),
+        STALLED: Kind(stall, slow),
+        CREATED: Kind(create),
+        FLOODED: Kind(flood, ["flood"]),
+    }
     samples = windows(crowd, names, kinds, scale)
     assert crowd.store.table("flood_out").count() == flood_size
     crowd.close()

@@ -19,7 +19,7 @@ class Took(float):
 def measure(
     work: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: int = 1, rounds_of: Mapping[str, int] | None = None
 ) -> Samples:
-    """Every round runs each contender once, beginning with another one each time. Results are let go off the clock.
+    """Run each contender once in every round, beginning with another one each time. Results are freed off the clock.
     `rounds_of` has the number of rounds of slow contenders, which take part in the first rounds, and do not warm up.
     """
     samples: Samples = {name: [] for name in work}

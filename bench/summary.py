@@ -110,7 +110,7 @@ def render(lines: Iterable[Line]) -> str:
             "",
             f"![Times of epochlog over those of its peers: left of the line epochlog is faster]({PLOTS}/{PICTURE})",
             "",
-            wrapped("Medians, in pairs. All figures, their targets and how they were measured are below."),
+            wrapped("Medians of one run, in pairs. All figures, their targets and how they were measured are below."),
         ]
     )
 
