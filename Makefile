@@ -12,7 +12,8 @@ WORKERS ?= 2
 # number of seeds of the checkpoint manager's simulation in `make campaign`
 SEEDS ?= 20000
 PYTEST := $(BIN)/python -m pytest -q
-PASSES := $(BIN)/python scripts/passes.py --workers $(WORKERS)
+# CPU=FOLDER records the CPU time of each test: make test CPU=cpu && .venv/bin/python scripts/cpu_time.py --table cpu
+PASSES := $(BIN)/python scripts/passes.py --workers $(WORKERS) $(if $(CPU),--cpu $(CPU))
 
 BENCH := $(PYTEST) bench -p no:xdist -o console_output_style=classic -o python_files='bench_*.py'
 # If this environment cannot be made, .venv-pypaimon/failed has the reason, and the report shows it.

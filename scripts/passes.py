@@ -1,14 +1,16 @@
 """Runner of all passes of one make target, with one summary at the end; a failed pass does not stop the others.
 
-    python scripts/passes.py check|test|long|redis|campaign [--workers N]
+    python scripts/passes.py check|test|long|redis|campaign [--workers N] [--cpu FOLDER]
 
-The last line is `N passed, N failed`, summed over all passes; a pass without tests counts as one. The exit code is 1 if
-anything failed.
+The summary has the wall time of each pass and the CPU time of its process tree, with JVMs and servers. With --cpu the
+folder gets the CPU time of each test; `scripts/cpu_time.py --table FOLDER` prints it. The last line is
+`N passed, N failed`, summed over all passes; a pass without tests counts as one. The exit code is 1 if anything failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PYTEST = (sys.executable, "-m", "pytest", "-q")
+CPU_TIME = (sys.executable, str(ROOT / "scripts" / "cpu_time.py"))
 QUICK = "not spark and not slow and not medium and not long and not campaign"
 # For a JVM that lives for seconds, the optimising compiler and a concurrent collector cost more than they save.
 BRIEF_JVM = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
@@ -57,6 +60,7 @@ class Outcome:
     passed: int
     failed: tuple[str, ...]
     seconds: float
+    cpu_seconds: float
 
 
 def users_code() -> list[str]:
@@ -146,25 +150,24 @@ def run(pass_: Pass, report: Path) -> Outcome:
     if not pass_.beside:
         print(title, flush=True)
     report_options = (f"--junitxml={report}", "-o", "junit_family=xunit1") if pass_.counts_tests else ()
+    cpu = report.with_suffix(".cpu")
     before = time.perf_counter()
-    try:
-        done = subprocess.run(
-            [*pass_.command, *report_options],
-            env={**os.environ, **pass_.environment},
-            stdout=subprocess.PIPE if pass_.beside else None,
-            stderr=subprocess.STDOUT if pass_.beside else None,
-            text=True,
-            check=False,
-        )
-    except OSError as error:
-        return Outcome(pass_.name, 0, (f"{pass_.name}: {error}",), time.perf_counter() - before)
+    done = subprocess.run(
+        [*CPU_TIME, str(cpu), *pass_.command, *report_options],
+        env={**os.environ, **pass_.environment},
+        stdout=subprocess.PIPE if pass_.beside else None,
+        stderr=subprocess.STDOUT if pass_.beside else None,
+        text=True,
+        check=False,
+    )
     seconds, code = time.perf_counter() - before, done.returncode
     if pass_.beside:
         print(f"{title}\n{done.stdout}", end="", flush=True)
     passed, failed = tests_of(report) if pass_.counts_tests else (int(code == 0), ())
     if code != 0 and not failed:  # a linter, or a run that broke off
         failed = (f"{pass_.name}: exit code {code}",)
-    return Outcome(pass_.name, passed, failed, seconds)
+    cpu_seconds = sum(json.loads(cpu.read_text("utf-8")).values()) if cpu.exists() else 0.0
+    return Outcome(pass_.name, passed, failed, seconds, cpu_seconds)
 
 
 def tests_of(report: Path) -> tuple[int, tuple[str, ...]]:
@@ -192,8 +195,12 @@ def _id(case: ET.Element) -> str:
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     wide = max((len(outcome.name) for outcome in outcomes), default=0)
-    lines = ["", f"{'pass':{wide}}  passed  failed  seconds"]
-    lines += [f"{run.name:{wide}}  {run.passed:6}  {len(run.failed):6}  {run.seconds:7.1f}" for run in outcomes]
+    lines = ["", f"{'pass':{wide}}  passed  failed  seconds  CPU seconds"]
+    lines += [
+        f"{run.name:{wide}}  {run.passed:6}  {len(run.failed):6}  {run.seconds:7.1f}  {run.cpu_seconds:11.1f}"
+        for run in outcomes
+    ]
+    lines.append(f"CPU time of all passes: {sum(outcome.cpu_seconds for outcome in outcomes):.0f} s")
     lines += [f"FAILED {test}  ({outcome.name})" for outcome in outcomes for test in outcome.failed]
     passed, failed = sum(outcome.passed for outcome in outcomes), sum(len(outcome.failed) for outcome in outcomes)
     lines.append(f"{passed} passed, {failed} failed")
@@ -219,7 +226,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--workers", default="2", help="test processes side by side")
+    parser.add_argument("--cpu", type=Path, help="folder for the CPU time of each test")
     chosen = parser.parse_args()
+    if chosen.cpu:
+        chosen.cpu.mkdir(parents=True, exist_ok=True)
+        os.environ["EPOCHLOG_CPU_TABLE"] = str(chosen.cpu.resolve())
+        os.environ["PYTEST_ADDOPTS"] = f"{os.environ.get('PYTEST_ADDOPTS', '')} -p cpu_table"
     return run_all(TARGETS[chosen.target](("-n", chosen.workers)))
 
 
