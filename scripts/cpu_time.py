@@ -1,7 +1,7 @@
 """CPU time of a whole process tree, from /proc.
 
     python scripts/cpu_time.py FILE COMMAND...    # run COMMAND; FILE gets its user and system seconds as JSON
-    python scripts/cpu_time.py --table FOLDER   # print the record of `make test CPU=FOLDER`, by folder and test
+    python scripts/cpu_time.py --table FOLDER     # print the record of `make test CPU=FOLDER`, by folder and test
 
 The command's JVMs, servers and killed drivers count too. Their parent may end before they do, so this process adopts
 every orphan below it (PR_SET_CHILD_SUBREAPER), waits for it as init would, and has its time.

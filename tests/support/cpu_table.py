@@ -1,8 +1,8 @@
 """pytest plugin: CPU time of each test with all processes that it runs, as JSON lines in the folder EPOCHLOG_CPU_TABLE.
 
 Start it with `-p cpu_table` below `scripts/cpu_time.py`; `scripts/cpu_time.py --table FOLDER` prints the sums.
-Without pytest-xdist a test has the time of the whole run's tree, orphans of killed processes included. A process of xdist
-has the time of its own tree: tests that run side by side must not count each other's.
+Without pytest-xdist a test has the time of the whole run's tree, orphans of killed processes included. A process of
+xdist has the time of its own tree: tests that run side by side must not count each other's.
 """
 
 from __future__ import annotations
