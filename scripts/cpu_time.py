@@ -1,14 +1,16 @@
-"""CPU time of a whole process tree, from /proc.
+"""CPU time of a whole process tree: from a control group of its own, or where none can be made from /proc.
 
     python scripts/cpu_time.py FILE COMMAND...    # run COMMAND; FILE gets its user and system seconds as JSON
     python scripts/cpu_time.py --table FOLDER     # print the record of `make test CPU=FOLDER`, by folder and test
 
-The command's JVMs, servers and killed drivers count too. Their parent may end before they do, so this process adopts
-every orphan below it (PR_SET_CHILD_SUBREAPER), waits for it as init would, and has its time.
+The command's JVMs, servers and killed drivers count too. A control group (cpuacct, for root on Linux) has the time of
+each process that was ever in it. /proc misses children whose parent ignores SIGCHLD, as the daemon of Spark's Python
+workers does. Orphans are adopted there (PR_SET_CHILD_SUBREAPER), waited for as init would, and counted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -21,8 +23,9 @@ from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
 NOT_FOUND = 127  # the exit code of shells for a command that they cannot start
-ROOT_VARIABLE = "EPOCHLOG_CPU_ROOT"
-"""Environment variable with the process id of the runner: the root of the tree of a pass."""
+CPUACCT = Path("/sys/fs/cgroup/cpuacct")
+GROUP_VARIABLE = "EPOCHLOG_CPU_GROUP"
+"""Environment variable with the folder of the control group of a pass, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,24 @@ class CpuTime:
     @property
     def total(self) -> float:
         return self.user + self.system
+
+
+def join_group(parent: Path, name: str) -> Path | None:
+    """Make a control group and move this process into it, with all that it will start. None where that is refused."""
+    group = parent / name
+    try:
+        group.mkdir()
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        return None
+    return group
+
+
+def group_cpu(group: Path) -> CpuTime:
+    """Return the CPU time of all processes that are or were in a control group or in one below it."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    fields = dict(line.split() for line in (group / "cpuacct.stat").read_text().splitlines())
+    return CpuTime(int(fields["user"]) / ticks, int(fields["system"]) / ticks)
 
 
 def tree_cpu(pid: int) -> CpuTime:
@@ -78,20 +99,41 @@ def _ticks(pid: int) -> list[int]:
 def run(command: list[str], file: Path) -> int:
     """Run a command, write the CPU time of its tree into the file, and return its exit code, or end by its signal."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    group = join_group(CPUACCT, f"epochlog-{os.getpid()}")
+    environment = {**os.environ, **({GROUP_VARIABLE: str(group)} if group else {})}
     try:
-        child = subprocess.Popen(command, env={**os.environ, ROOT_VARIABLE: str(os.getpid())})
-    except OSError as error:
+        code = _wait(subprocess.Popen(command, env=environment))
+        spent = group_cpu(group) if group else tree_cpu(os.getpid())  # with orphans that live on
+        file.write_text(json.dumps({"user": spent.user, "system": spent.system}), "utf-8")
+    except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return NOT_FOUND
+    finally:
+        if group is not None:
+            leave_group(group)
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """Wait for a child, and for orphans that end before it; return the child's exit code, or its signal as negative."""
     pid, status = os.wait()
-    while pid != child.pid:  # an orphan
+    while pid != child.pid:
         pid, status = os.wait()
     child.returncode = os.waitstatus_to_exitcode(status)
-    spent = tree_cpu(os.getpid())  # with orphans that live on
-    file.write_text(json.dumps({"user": spent.user, "system": spent.system}), "utf-8")
-    if child.returncode < 0:
-        os.kill(os.getpid(), -child.returncode)
     return child.returncode
+
+
+def leave_group(group: Path) -> None:
+    """Move the processes of a control group and of those below it into the group above, and remove them."""
+    for inner in group.glob("*/"):
+        leave_group(inner)
+    for pid in (group / "cgroup.procs").read_text().split():
+        with contextlib.suppress(OSError):  # it has ended
+            (group.parent / "cgroup.procs").write_text(pid)
+    with contextlib.suppress(OSError):  # a process that was forked meanwhile keeps the group, and nothing else
+        group.rmdir()
 
 
 def table(folder: Path) -> str:

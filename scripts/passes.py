@@ -80,6 +80,7 @@ def check(spread: Sequence[str]) -> list[Pass]:
         Pass("lint", (str(BIN / "ruff"), "check", "--quiet", ".")),
         Pass("types of the library", (str(BIN / "basedpyright"), *users_code()), beside=True),
         Pass("quick tests", (*PYTEST, "-m", QUICK, *spread, "--dist", "worksteal"), brief),
+        Pass("CPU time of core operations", (sys.executable, "bench/core_cost.py")),
     ]
 
 

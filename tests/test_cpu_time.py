@@ -46,6 +46,12 @@ def cpu_of(code: str, folder: Path) -> float:
     return sum(json.loads(file.read_text()).values())
 
 
+def test_a_control_group_is_left_and_removed(tmp_path: Path) -> None:
+    before = set(cpu_time.CPUACCT.glob("epochlog-*"))
+    cpu_of(LIVING, tmp_path)
+    assert set(cpu_time.CPUACCT.glob("epochlog-*")) <= before
+
+
 @pytest.mark.parametrize("code", [BURN, CHILD, ORPHAN], ids=["itself", "child", "orphan"])
 def test_each_process_of_the_tree_counts(code: str, tmp_path: Path) -> None:
     assert cpu_of(code, tmp_path) >= 0.29
