@@ -210,6 +210,7 @@ def test_a_snapshot_in_chunks_has_the_columns_of_the_job(lab: Lab) -> None:
 # ---- planted bugs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.planted
 def test_a_job_that_reads_todays_columns_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     from epochlog.checkpoint.job import refresh_plan
 
@@ -218,6 +219,7 @@ def test_a_job_that_reads_todays_columns_is_found(lab: Lab, monkeypatch: pytest.
         test_a_job_keeps_its_columns_through_adds_and_renames(lab)
 
 
+@pytest.mark.planted
 def test_an_alter_that_asks_no_job_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_ddl, "refuse_bound", lambda *_: None)
     with pytest.raises(pytest.fail.Exception):

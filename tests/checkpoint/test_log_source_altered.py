@@ -121,6 +121,7 @@ def test_columns_by_name_are_those_of_the_first_change_to_read(lab: Lab) -> None
         assert values([new.poll()], "w") == [("r", 2)]
 
 
+@pytest.mark.planted
 @pytest.mark.rule("7.8")
 def test_readers_with_other_columns_share_no_decoded_rows(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that began before an add, and one that began after it, read one epoch of the log."""

@@ -302,6 +302,7 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_are_there() -> None:
         assert re.search(r"\n +summary: .+\n +action: .+", rule), rule
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("wrong", [
     "rate(epochlog_commit_total[5m])",
     "rate(epochlog_table_lag_seconds[5m])",

@@ -200,6 +200,7 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bugs_are_found(attached: Attached, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     PLANTED[bug](monkeypatch)
@@ -207,6 +208,7 @@ def test_planted_bugs_are_found(attached: Attached, monkeypatch: pytest.MonkeyPa
     assert attached.rows() != LARGE_ROWS or attached.recorded or attached.failures
 
 
+@pytest.mark.planted
 def test_segments_that_a_part_repeats_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted bug: the outbox of a part keeps the segments of the barrier before."""
     with driven(tmp_path, monkeypatch, attempt_ms=1000) as attached:

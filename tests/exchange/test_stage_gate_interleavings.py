@@ -339,6 +339,7 @@ CAUGHT: list[tuple[Mutant, Callable[[], None]]] = [
 ]
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "mutant, check", CAUGHT, ids=[f"{mutant.__name__}-{check.__name__}" for mutant, check in CAUGHT]
 )

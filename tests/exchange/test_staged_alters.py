@@ -227,6 +227,7 @@ def test_what_lies_before_an_alter_is_delivered_in_its_columns_and_then_schema_c
 # ---- planted bugs ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.planted
 def test_an_attempt_that_reads_in_other_columns_is_refused(tmp_path: Path) -> None:
     """A range without its end takes in columns that were added after the first attempt: its batches are others."""
     rng = random.Random(3)

@@ -428,6 +428,7 @@ CAUGHT: list[tuple[Mutant, Callable[[], None]]] = [
 ]
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mutant, space", CAUGHT, ids=[mutant.__name__ for mutant, _ in CAUGHT])
 def test_a_mutant_is_caught(mutant: Mutant, space: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)

@@ -94,6 +94,7 @@ def with_late_changes(base: Path) -> None:
     look(base, ledger, Ticks())
 
 
+@pytest.mark.planted
 def test_a_clone_without_the_kept_deletes_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULT_EVOLUTION", str(CLONED))
     with_late_changes(tmp_path / "right")

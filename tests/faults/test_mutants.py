@@ -257,6 +257,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_mutant_is_caught(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)

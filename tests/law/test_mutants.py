@@ -162,6 +162,7 @@ MUTANTS: dict[str, tuple[Mutant, str]] = {
 DAMAGING = {"empty-entries-block"}  # `verify` sees this one, too
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.damages_store] if name in DAMAGING else []) for name in MUTANTS]
 )

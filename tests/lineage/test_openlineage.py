@@ -300,6 +300,7 @@ def test_a_backend_that_hangs_holds_up_no_commit_and_no_close(
             released.set()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("planted", ["emits within the step", "keeps no bound", "ends at an error"])
 def test_a_sender_that_a_backend_breaks_is_noticed(
     planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -353,6 +354,7 @@ def test_facts_that_cannot_be_read_fail_no_commit(
     assert len(logged(caplog, "lineage_failed")) == 1 and "outputFacets" in read(path)[1]["outputs"][0]
 
 
+@pytest.mark.planted
 def test_an_event_that_breaks_the_schema_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with lake(tmp_path, to_file(path)) as store:

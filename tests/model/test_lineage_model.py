@@ -208,6 +208,7 @@ def campaign_of_snapshots(policy: Policy) -> None:
         check_snapshot(seed, history, policy)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mutant", [complete_for_valid, not_transitive])
 def test_mutants_break_the_law(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
@@ -215,6 +216,7 @@ def test_mutants_break_the_law(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) 
         campaign_of_the_law()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mutant", [complete_for_valid, not_transitive])
 def test_mutants_differ_from_the_definitions(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
@@ -222,6 +224,7 @@ def test_mutants_differ_from_the_definitions(mutant: Mutant, monkeypatch: pytest
         campaign_of_the_definitions()
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mutant", [complete_for_valid, not_transitive])
 def test_mutants_spoil_snapshots(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
@@ -229,11 +232,13 @@ def test_mutants_spoil_snapshots(mutant: Mutant, monkeypatch: pytest.MonkeyPatch
         campaign_of_snapshots(Aligned())
 
 
+@pytest.mark.planted
 def test_latest_in_place_of_aligned_is_caught() -> None:
     with pytest.raises(AssertionError, match="snapshot"):
         campaign_of_snapshots(Latest())
 
 
+@pytest.mark.planted
 @pytest.mark.rule("2.1")
 def test_empty_entries_that_block_are_caught() -> None:
     with pytest.raises(AssertionError, match="complete|valid|barrier|lag"):

@@ -228,6 +228,7 @@ def as_of_is_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsOf, "until", lambda self: until(self) - 1)
 
 
+@pytest.mark.planted
 @pytest.mark.medium
 @pytest.mark.parametrize(
     "mutant",

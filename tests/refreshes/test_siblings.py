@@ -57,6 +57,7 @@ def forgets_the_days_before(ctx: Any) -> None:
     ctx.recompute("revenue", by="day", touched=days, from_=sums.rename_columns(["day", "cents"]))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("wrong", [forgets_vanished_days, forgets_the_days_before])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_wrong_refresh_is_noticed(wrong: Any, seed: int, tmp_path: Path) -> None:

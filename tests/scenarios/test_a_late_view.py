@@ -77,6 +77,7 @@ def test_a_week_beside_views_that_fail(tmp_path: Path) -> None:
     assert together > 3 and parked == {"bad"}
 
 
+@pytest.mark.planted
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", ["no bound", "no mark", "none"])
 def test_a_view_that_is_catching_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:

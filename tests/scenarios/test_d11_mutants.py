@@ -24,6 +24,7 @@ MUTANTS: dict[str, tuple[str, Work, Serve]] = {
 """How each is found: by the result, or by a join that is refused, or has nothing to join with."""
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_found(mutant: str, tmp_path: Path) -> None:
     sign, *processes = MUTANTS[mutant]

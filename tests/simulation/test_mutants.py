@@ -356,6 +356,7 @@ MUTANTS: list[Mutant] = [
 ]
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_mutants_are_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
@@ -369,6 +370,7 @@ def test_mutants_are_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> N
     raise AssertionError(f"{SEEDS} seeds do not find it")
 
 
+@pytest.mark.planted
 def test_a_failure_is_told_with_its_seed_and_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     duplicate_report_counted_twice(monkeypatch)
     with pytest.raises(SeedFailed) as error:

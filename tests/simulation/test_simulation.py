@@ -70,6 +70,7 @@ class Stands(CheckpointManager):
         return None
 
 
+@pytest.mark.planted
 def test_an_own_manager_is_run_in_place_of_ours() -> None:
     with pytest.raises(Violation):
         World(1, manager=Stands).run()

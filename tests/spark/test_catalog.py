@@ -235,6 +235,7 @@ def test_a_query_chooses_its_epochs_once_for_each_time_that_spark_loads_its_tabl
     assert len(choices) == 2, "one in analysis, one before the optimiser"
 
 
+@pytest.mark.planted
 @pytest.mark.usefixtures("restless")
 def test_changes_that_do_not_take_in_the_tables_are_noticed(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
@@ -243,6 +244,7 @@ def test_changes_that_do_not_take_in_the_tables_are_noticed(
     assert torn(rows(spark, FORMS["changes in a subquery"]))
 
 
+@pytest.mark.planted
 @pytest.mark.usefixtures("restless")
 def test_a_load_that_chooses_its_own_epoch_is_noticed(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueryGroups, "epochs", lambda self, _: self._choose())

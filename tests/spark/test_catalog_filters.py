@@ -154,6 +154,7 @@ def test_scans_of_one_query_with_other_filters_are_not_taken_for_each_other(
     )
 
 
+@pytest.mark.planted
 def test_scans_that_are_taken_for_each_other_are_found(
     lake: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +186,7 @@ def test_a_frame_with_two_filters_has_the_rows_of_each(lake: el.Store, spark: Sp
     assert cached.count() == 10 and frame.where("id < 20").select("n").count() == 20
 
 
+@pytest.mark.planted
 def test_a_filter_that_a_bug_makes_too_narrow_is_found(
     lake: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

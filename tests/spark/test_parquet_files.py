@@ -270,6 +270,7 @@ def test_a_page_that_is_damaged_later_fails_the_query(store: el.Store, spark: Sp
         assert wrong_sums(snapshot.spark("t", spark), only_file(store)) == 0
 
 
+@pytest.mark.planted
 def test_without_checksums_of_pages_damage_is_a_wrong_sum(
     store: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

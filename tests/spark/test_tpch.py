@@ -151,6 +151,7 @@ MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_caught(store: el.Store, spark: SparkSession, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it, name = MUTANTS[mutant]

@@ -37,6 +37,7 @@ def test_spark_judges_a_view_that_only_spark_may_refresh(lake: Lake, spark: Spar
     assert view.check(spark).ok
 
 
+@pytest.mark.planted
 def test_spark_finds_a_wrong_row(lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     table = lake.store.create_table("t", ROWS, ["id"])
     table.upsert(pa.table([[1, 2], ["a", "b"], [0.5, 1.5]], schema=ROWS))

@@ -139,13 +139,15 @@ def test_an_alter_that_reuses_a_name_is_not_repeated_later(
     assert table.to_arrow() == before
 
 
-@pytest.mark.parametrize("change", REUSING)
+@pytest.mark.planted
+@pytest.mark.parametrize("change", REUSING, ids=["+".join(change) for change in REUSING])
 def test_a_repetition_that_is_made_is_found(table: el.Table, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     monkeypatch.setattr(SchemaChange, "_refuse_repetition", lambda *_: None)
     with pytest.raises((AssertionError, el.EpochlogError, pytest.fail.Exception)):
         test_an_alter_that_reuses_a_name_is_not_repeated_later(table, change, "both")
 
 
+@pytest.mark.planted
 def test_a_second_alter_that_is_ignored_is_found(table: el.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     real = SchemaChange.applied
     monkeypatch.setattr(SchemaChange, "applied", lambda self, schema, *_: real(self, schema, 0, schema.version))

@@ -154,6 +154,7 @@ MUTANTS: list[Any] = [
 ]
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(("plant", "case"), MUTANTS, ids=lambda value: getattr(value, "__name__", value))
 def test_a_planted_bug_is_found(
     plant: Callable[[Patch], None], case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -266,6 +266,7 @@ SWAPPED: Steps = [
 ]
 
 
+@pytest.mark.planted
 @pytest.mark.local_only  # one of them damages its store, whose folder goes with the test
 @pytest.mark.parametrize("plant", [kept_by_name, the_sequence_keeps_its_name])
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -421,6 +421,7 @@ def test_a_clone_of_a_past_epoch_stays_as_it_was(lab: Lab) -> None:
     past_clones(lab)
 
 
+@pytest.mark.planted
 @pytest.mark.medium
 @pytest.mark.local_only
 @pytest.mark.parametrize("bug, check", MUTANTS, ids=[bug.__name__ for bug, _ in MUTANTS])

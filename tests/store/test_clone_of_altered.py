@@ -232,6 +232,7 @@ def no_later_versions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(clone_module, "schema_of_clone", schema)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "plant", [the_present_columns, pytest.param(no_later_versions, marks=pytest.mark.damages_store)]
 )
@@ -243,6 +244,7 @@ def test_a_clone_with_other_versions_is_found(
         clone_before(lab, ALTERS["drop, then add of its name"], "after")
 
 
+@pytest.mark.planted
 def test_a_swap_that_is_taken_for_a_retry_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     real = SchemaChange.applied
     monkeypatch.setattr(SchemaChange, "applied", lambda self, schema, _, newest: real(self, schema, 0, newest))

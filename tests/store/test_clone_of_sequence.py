@@ -343,6 +343,7 @@ def kept_files_are_not_shared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(clone_module, "_paths", lambda runs, entries, kept: real(runs, entries, ()))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("plant", "check"),
     [
@@ -361,6 +362,7 @@ def test_a_planted_bug_is_found(
         check(lab)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("plant", [nothing_kept, the_present_deletes])
 def test_a_planted_bug_is_found_by_replay(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -613,7 +613,8 @@ MUTANTS: tuple[Callable[..., bool], ...] = (
 )
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.planted
+@pytest.mark.parametrize("mutant", MUTANTS, ids=["holds nothing", "never lets go"])
 def test_the_model_is_not_blind(lab: Lab, monkeypatch: pytest.MonkeyPatch, mutant: Callable[..., bool]) -> None:
     """It sees a consumer that holds nothing, and one that never lets go."""
     monkeypatch.setattr(consumer_record.ConsumerRecord, "holds", mutant)

@@ -369,6 +369,7 @@ def outputs_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(root_commit, "refuse_unwritable", lambda view, table: get_table(view, table.id, table.name))
 
 
+@pytest.mark.planted
 @pytest.mark.local_only
 @pytest.mark.medium
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_many_keys_are_found_in_many_segments(tmp_path: Path, monkeypatch: pytes
     assert len(asked) >= 10
 
 
+@pytest.mark.planted
 def test_a_sieve_that_stops_its_own_keys_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sieve, "may_hold", lambda _, hashes: np.arange(len(hashes)) % 100 > 0)
     ids, expected = found_in_ten_commits(tmp_path)

@@ -61,6 +61,7 @@ def test_any_values_come_back_from_one_line(values: list[str]) -> None:
     check(values)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("planted", ["no escapes", "no quotes", "unprintable as is"])
 def test_a_line_that_is_not_escaped_is_noticed(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bugs = {
@@ -110,6 +111,7 @@ def test_a_disabled_event_makes_no_record_and_no_line(monkeypatch: pytest.Monkey
     RUNNER_WAITS.log(store="s", job="j", reason="r")
 
 
+@pytest.mark.planted
 def test_a_missing_event_and_a_wrong_field_are_noticed() -> None:
     with recorded_events() as records:
         RUNNER_WAITS.log(store="s", job="j", reason="r")

@@ -344,6 +344,7 @@ def renamed_to_another_column(lab: Lab) -> None:
     test_rows_expire_by_the_column_of_the_ttl_whatever_its_name(lab, SWAP, by_compact)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("plant", "check"),
     [
@@ -361,6 +362,7 @@ def test_a_planted_bug_is_found(
         check(lab)
 
 
+@pytest.mark.planted
 def test_an_expiry_that_is_compared_by_name_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     the_ttl_is_that_of_a_name(monkeypatch)
     with pytest.raises(AssertionError):

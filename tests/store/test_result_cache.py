@@ -295,6 +295,7 @@ def without_epoch(run: SortedRun, epoch: int) -> result_cache.RunRows:
     return result_cache.RunRows(None, tuple((file.path, file.bytes, file.crc32) for file in run.files_at(epoch)))
 
 
+@pytest.mark.planted
 def test_a_key_without_history_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a bug: of a run, the key has the epoch and the live parts only."""
     monkeypatch.setattr(result_cache, "_rows_of", without_history)
@@ -302,6 +303,7 @@ def test_a_key_without_history_is_found(tmp_path: Path, monkeypatch: pytest.Monk
         check_clones_of_one_name(tmp_path / "s")
 
 
+@pytest.mark.planted
 def test_a_key_without_history_and_name_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a bug that was once made: the key has neither the history nor the table's name."""
     real = scan_plan.result_key
@@ -317,6 +319,7 @@ def test_a_key_without_history_and_name_is_found(tmp_path: Path, monkeypatch: py
         check_a_table_and_its_clone(tmp_path / "wrong")
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("shape", ["int", "both"])
 def test_a_key_without_the_epoch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
     """Plant a bug: of a run, the key has the files only."""

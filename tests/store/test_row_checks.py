@@ -228,6 +228,7 @@ def test_only_tables_with_checks_have_the_new_format(lab: Lab) -> None:
         lab.store.create_table("t", SCHEMA, ["k"], checks={"positive": "cents > 0"}, exist_ok=True)
 
 
+@pytest.mark.planted
 def test_a_planted_bug_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows as written are tested in place of those that a commit leaves."""
     real = preparation.check_committed

@@ -483,6 +483,7 @@ def stale_verdict(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(preparation, "_touched_since", lambda *args: pa.array([], pa.int64()))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", [arrival_wins, decided_against_nothing, nothing_kept])
 def test_planted_bugs_are_found_by_orders(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -499,6 +500,7 @@ def test_planted_bugs_are_found_by_orders(
         any_order(steps)
 
 
+@pytest.mark.planted
 def test_labels_in_another_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [(by_labels, [CdcEvent(1, 3), CdcEvent(2, 5), CdcEvent(1, 5), CdcEvent(2, 3)])]
     any_order(steps)
@@ -507,18 +509,21 @@ def test_labels_in_another_order_are_found(monkeypatch: pytest.MonkeyPatch) -> N
         any_order(steps)
 
 
+@pytest.mark.planted
 def test_a_race_that_is_not_decided_again_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     stale_verdict(monkeypatch)
     with pytest.raises(AssertionError):
         test_what_lands_meanwhile_is_compared_too(lab, monkeypatch, "upsert")
 
 
+@pytest.mark.planted
 def test_a_restore_that_leaves_the_kept_deletes_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edits, "kept_deletes", lambda view, table_id, epoch=None: kept_deletes(view, table_id))
     with pytest.raises(AssertionError):
         test_a_restore_bypasses_the_sequence_and_restores_kept_deletes(lab)
 
 
+@pytest.mark.planted
 def test_a_verdict_that_forgets_the_time_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict.Verdict, "stands_at", lambda self, expired: True)
     with pytest.raises(AssertionError):

@@ -130,6 +130,7 @@ def test_dropped_at_any_moment_nobody_notices_for_longer(lab: Lab, seed: int) ->
     by_chance(lab, seed, 100)
 
 
+@pytest.mark.planted
 @pytest.mark.medium
 def test_the_comparison_is_not_blind(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sees a tail that gives what is of another epoch."""

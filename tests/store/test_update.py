@@ -294,6 +294,7 @@ def nulls_overwrite(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", [stale_rows, nulls_overwrite])
 def test_planted_bugs_are_found(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     in_order(STEPS)

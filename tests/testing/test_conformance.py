@@ -59,6 +59,7 @@ def asks_each_time_anew(real: Any, body: Callable[[Any], Any]) -> Any:
     return body(Apart())
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("methods, case", [
     ({"transact": keeps_writes_of_a_failed_body}, "a_body_that_raises_has_no_effect"),
     ({"read": asks_each_time_anew}, "a_body_sees_one_state_however_often_it_asks"),
@@ -72,6 +73,7 @@ def test_a_catalog_that_breaks_a_promise_fails(methods: dict[str, Any], case: st
             getattr(catalog_conformance, case)(lambda clock=None: Swapped(maker.open(clock), **methods))
 
 
+@pytest.mark.planted
 def test_a_scan_out_of_order_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan = LmdbView.scan
     monkeypatch.setattr(
@@ -98,6 +100,7 @@ class CutsOff(ArrowFiles):
         return data.slice(0, min(data.size, 1 << 16))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("kind, failing", [
     (ArrowFiles, set()),
     (WritesOver, {"nothing_is_written_over"}),

@@ -78,6 +78,7 @@ def test_no_touched_value_is_missing(engine: DuckDBEngine) -> None:
         play(plan, seed, 8, engine, engine.judge)
 
 
+@pytest.mark.planted
 def test_an_equality_of_an_outer_join_would_be_found(monkeypatch: pytest.MonkeyPatch, engine: DuckDBEngine) -> None:
     original = changed_keys.settled
 

@@ -216,6 +216,7 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = {
 }
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("error", PLANTED)
 def test_a_planted_error_is_found(error: str, monkeypatch: pytest.MonkeyPatch, engine: DuckDBEngine) -> None:
     plant, cases = PLANTED[error]

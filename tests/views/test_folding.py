@@ -196,6 +196,7 @@ PLANTED = (
 )
 
 
+@pytest.mark.planted
 @pytest.mark.medium
 @pytest.mark.parametrize("plant", PLANTED)
 def test_a_planted_error_is_found(
@@ -206,6 +207,7 @@ def test_a_planted_error_is_found(
         play_sums(range(200), engine)
 
 
+@pytest.mark.planted
 @pytest.mark.medium
 def test_an_outer_join_that_is_folded_is_found(monkeypatch: pytest.MonkeyPatch, engine: DuckDBEngine) -> None:
     sql = "SELECT r.a, COUNT(*) AS n FROM r LEFT JOIN t ON t.b = r.a GROUP BY r.a"

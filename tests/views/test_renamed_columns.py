@@ -222,6 +222,7 @@ def test_random_texts_in_present_names_have_the_rows_of_the_given_ones(seeds: ra
     assert seen > 30 and seen > wrapped, (seen, wrapped)
 
 
+@pytest.mark.planted
 @pytest.mark.medium
 def test_a_name_that_is_not_compared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts are compared with the wanted normal form: without that, a name gets another meaning."""

@@ -65,6 +65,7 @@ def _one_side_of_a_join_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ViewPlan, "touched_query", lambda plan, changed, scope: original(plan, sorted(changed)[:1], scope))
 
 
+@pytest.mark.planted
 @pytest.mark.medium
 @pytest.mark.parametrize(("plant", "first"), [(_old_images_are_ignored, 0), (_one_side_of_a_join_is_forgotten, 28)])
 def test_a_planted_error_of_a_refresh_is_found(
@@ -88,6 +89,7 @@ def _an_alter_asks_for_no_views_columns(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(table_ddl, "refuse_bound", lambda *_: None)
 
 
+@pytest.mark.planted
 @pytest.mark.medium
 @pytest.mark.parametrize("plant", [_one_column_is_not_bound, _an_alter_asks_for_no_views_columns])
 def test_a_view_that_binds_too_few_columns_is_found(
