@@ -53,6 +53,14 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Tests of a pass: those below its places (folders or files; without any, all tests) that its markers choose."""
+
+    places: tuple[str, ...]
+    markers: str
+
+
+@dataclass(frozen=True)
 class Outcome:
     """Outcome of a pass. failed: the ids of its failed tests, or its other errors."""
 
@@ -143,6 +151,30 @@ def campaign(spread: Sequence[str]) -> list[Pass]:
         Pass("simulation", (*PYTEST, "tests/simulation", *spread, "--dist", "worksteal")),
         Pass("the law and the models, long", (*PYTEST, *places, "-m", "not spark"), long),
     ]
+
+
+def selections(target: str) -> list[Selection]:
+    """Return the selections of a target's passes, without those that repeat tests with their stores elsewhere."""
+    return [
+        selection_of(pass_.command)
+        for pass_ in TARGETS[target](())
+        if pass_.counts_tests and "EPOCHLOG_TEST_STORE" not in pass_.environment
+    ]
+
+
+def selection_of(command: Sequence[str]) -> Selection:
+    """Read the selection of a pytest command. Raises ValueError for an option that may leave out tests otherwise."""
+    places, markers, arguments = list[str](), "", iter(command[len(PYTEST) :])
+    for argument in arguments:
+        if argument == "-m":
+            markers = next(arguments)
+        elif argument in ("-n", "--dist"):
+            next(arguments)
+        elif argument.startswith("-"):
+            raise ValueError(f"{argument}: selection_of does not know whether this option leaves out tests")
+        else:
+            places.append(argument)
+    return Selection(tuple(places), markers)
 
 
 def run(pass_: Pass, report: Path) -> Outcome:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from shown import COLLECTED
 
 from epochlog.store.scan.result_cache import set_result_cache_bytes
 from logged_events import missing_events, recorded_events
@@ -54,6 +55,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On Redis and S3 only those tests run again that differ there, and of several seeds the first."""
+    config.stash[COLLECTED] = tuple(items)
     if STORE == "lmdb":
         return
     local = {item for item in items if _is_local(item)}
