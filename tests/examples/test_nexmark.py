@@ -30,6 +30,7 @@ def test_all_eight_views_are_duckdbs_answers_at_one_epoch(tmp_path: Path) -> Non
         assert all(view.explain().startswith("incremental by") for view in run.views.values())
 
 
+@pytest.mark.planted
 @pytest.mark.medium
 def test_a_view_that_was_not_stepped_differs(tmp_path: Path) -> None:
     run = nexmark.Nexmark(tmp_path / "store", durability="os")

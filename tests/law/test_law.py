@@ -56,6 +56,7 @@ def test_the_load_has_everything_in_it(tmp_path: Path) -> None:
     assert not missing, (missing, seen)
 
 
+@pytest.mark.planted
 def test_a_failure_names_its_seed(tmp_path: Path) -> None:
     world = LawWorld(7, tmp_path / "store")
     with pytest.raises(AssertionError, match="seed 7"):
