@@ -15,12 +15,16 @@ from epochlog.store.scan.result_cache import set_result_cache_bytes
 from logged_events import missing_events, recorded_events
 from redis_server import redis_executable, touched
 from s3_server import S3Server
+from spark_limits import SPARK_LIMITS
 from stores import STORE, servers, watch
 
 pytest.register_assert_rewrite("epochlog.testing")
 # Processes that tests start find the helpers of tests/support, as this one does by `pythonpath` in pyproject.toml.
 SUPPORT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
+
+# Options of each JVM that tests start, also in processes of their own.
+os.environ["SPARK_SUBMIT_OPTS"] = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {SPARK_LIMITS}".strip()
 
 # A shell ignores SIGINT in what it starts in the background, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

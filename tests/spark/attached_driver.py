@@ -13,6 +13,7 @@ from pyspark.sql.functions import sum as total
 
 import epochlog as el
 from control_fixture import TOKEN
+from spark_limits import raise_connect_limit
 
 
 def add_changes(ctx: Any, output: str) -> None:
@@ -24,6 +25,7 @@ def add_changes(ctx: Any, output: str) -> None:
 
 def main(root: str, location: str, job: str) -> None:
     spark = el.spark("driver", master="local[1]", spark__sql__shuffle__partitions="1")
+    raise_connect_limit(spark)
     spark.sparkContext.setLogLevel("OFF")
     with (
         el.open(root, create=False, durability="os") as store,

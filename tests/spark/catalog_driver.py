@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pyspark.sql import SparkSession
 
 import epochlog as el
+from spark_limits import raise_connect_limit
 
 
 def main(root: str) -> None:
     with el.open(root, create=False) as store:
         for _ in range(2):
             spark = el.spark("notebook", master="local[1]")
+            raise_connect_limit(spark)
             spark.sparkContext.setLogLevel("OFF")
             if os.environ.get("PYSPARK_PIN_THREAD") == "false":
                 try:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 
 import epochlog as el
+from spark_limits import raise_connect_limit
 
 
 def main(root: str, events: str, checkpoint: str) -> None:
     spark = el.spark("cdc", master="local[2]", spark__sql__shuffle__partitions="2")
+    raise_connect_limit(spark)
     spark.sparkContext.setLogLevel("OFF")
     rows = (
         spark.readStream.schema("k BIGINT, v STRING, at BIGINT, op STRING").option("maxFilesPerTrigger", 1).json(events)

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import epochlog as el
+from spark_limits import raise_connect_limit
 
 
 def main(root: str, catalog: str, token: str) -> None:
@@ -20,6 +21,7 @@ def main(root: str, catalog: str, token: str) -> None:
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "600s",
     }
     spark = el.spark("cluster", master="local-cluster[2,1,1024]", **both)  # no task before both executors are there
+    raise_connect_limit(spark)
     spark.sparkContext.setLogLevel("OFF")
     place = {"path": root, **({"catalog": catalog} if catalog else {})}
 

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import epochlog as el
+from spark_limits import raise_connect_limit
 
 
 def say(*words: object) -> None:
@@ -44,6 +45,7 @@ def step(job: el.Job, spark: Any, refresh: Any) -> None:
 
 def main(root: str, catalog: str, *names: str) -> None:
     spark = el.spark("driver", master="local[1]")
+    raise_connect_limit(spark)
     spark.sparkContext.setLogLevel("OFF")
     with el.open(root, catalog, create=False) as store:
         jobs = {name: store.job(name) for name in names}

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import epochlog as el
+from spark_limits import raise_connect_limit
 
 FORMAT = "epochlog.exchange"
 JOINED = "flight BIGINT, name STRING"
@@ -101,6 +102,7 @@ def main(role: str, settings: dict[str, Any]) -> None:
     conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": 250, "master": settings["master"]}
     conf["spark.executorEnv.PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
     spark = el.spark(role, **conf)
+    raise_connect_limit(spark)
     spark.sparkContext.setLogLevel("OFF")
     {"push": push, "join": join}[role](spark, settings)
     spark.stop()

@@ -27,6 +27,7 @@ from epochlog.spark import compaction, frames
 from epochlog.spark.session import EpochlogSource, register
 from epochlog.spark.sink import BatchSink, Written, resolve_save
 from epochlog.store.compaction import executor, task_pieces
+from spark_limits import raise_connect_limit
 
 SICK = 1
 """The partition of which something happens to the first attempt that has written; `sick` among the notes names it."""
@@ -217,6 +218,7 @@ def main(settings: dict[str, str]) -> None:
     if settings["master"] == "two hosts":
         settings = {**settings, "master": two_hosts()}
     spark = el.spark("sink driver", **settings)
+    raise_connect_limit(spark)
     spark.sparkContext.setLogLevel("OFF")
     spark.dataSource.register(MoodySource)
     register(spark)

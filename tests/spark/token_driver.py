@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 
 import epochlog as el
+from spark_limits import raise_connect_limit
 
 
 def main(root: str) -> None:
     spark = el.spark("the driver that holds", master="local[1]")
+    raise_connect_limit(spark)
     spark.sparkContext.setLogLevel("OFF")
     with el.open(root, create=False) as store, store.snapshot(["orders", "copy"], consistency="aligned") as snapshot:
         print("token", snapshot.token, flush=True)

@@ -16,6 +16,7 @@ from typing import Any
 from tpch_views import VIEWS
 
 import epochlog as el
+from spark_limits import raise_connect_limit
 
 
 class RequestedFailure(Exception):
@@ -53,6 +54,7 @@ def listen(orders: dict[str, str]) -> None:
 
 def main(root: str, *names: str) -> None:
     spark = el.spark("tpch", master="local[2]", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+    raise_connect_limit(spark)
     spark.sparkContext.setLogLevel("OFF")
     orders: dict[str, str] = {}
     with el.open(root, create=False, durability="os") as store:
