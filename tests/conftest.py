@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 from shown import COLLECTED
 
+import epochlog as el
 from epochlog.store.scan.result_cache import set_result_cache_bytes
 from logged_events import missing_events, recorded_events
+from python_fork import forking_python
 from redis_server import redis_executable, touched
 from s3_server import S3Server
-from spark_limits import SPARK_LIMITS
+from spark_limits import SPARK_LIMITS, raise_connect_limit
 from stores import STORE, servers, watch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytest.register_assert_rewrite("epochlog.testing")
 # Processes that tests start find the helpers of tests/support, as this one does by `pythonpath` in pyproject.toml.
@@ -24,7 +32,8 @@ SUPPORT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
 
 # Options of each JVM that tests start, also in processes of their own.
-os.environ["SPARK_SUBMIT_OPTS"] = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {SPARK_LIMITS}".strip()
+if SPARK_LIMITS not in (options := os.environ.get("SPARK_SUBMIT_OPTS", "")):
+    os.environ["SPARK_SUBMIT_OPTS"] = f"{options} {SPARK_LIMITS}".strip()
 
 # A shell ignores SIGINT in what it starts in the background, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -82,6 +91,26 @@ def pytest_sessionfinish() -> None:
 def s3() -> S3Server:
     """The S3 server of this test process, started when the first test asks for it."""
     return servers.s3
+
+
+@pytest.fixture(scope="session")
+def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the JVM of `spark` begins. Spark resolves relative paths there."""
+    return tmp_path_factory.mktemp("jvm")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One Spark session for all tests of a process."""
+    with forking_python(tmp_path_factory.mktemp("python")) as program, pytest.MonkeyPatch.context() as patched:
+        patched.chdir(spark_folder)
+        patched.setattr(sys, "executable", program)  # the library names this process's interpreter to Spark
+        session = el.spark("epochlog tests", master="local[2]", spark__sql__session__timeZone="Europe/Berlin")
+        patched.undo()
+        session.sparkContext.setLogLevel("OFF")
+        raise_connect_limit(session)
+        yield session
+        session.stop()
 
 
 @pytest.fixture

@@ -12,6 +12,10 @@ import sys
 from pathlib import Path
 
 import pages
+import spark_guest
+
+if spark_guest.PORT in os.environ:
+    spark_guest.enter()
 
 PATH = Path(os.environ["PAGE"])
 TEXT = PATH.read_text("utf-8")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -179,28 +180,39 @@ def needs_redis(path: Path) -> bool:
     return REDIS in path.read_text("utf-8")
 
 
-def follow(path: Path, folder: Path, *, write: bool = False) -> str:
+@dataclass(frozen=True)
+class Host:
+    """Spark session whose JVM a page uses. folder: that in which the JVM began. invitation: environment of a guest."""
+
+    folder: Path
+    invitation: Mapping[str, str]
+
+
+def follow(path: Path, folder: Path, *, host: Host | None = None, write: bool = False) -> str:
     """Runs a page in an empty folder. Returns what is wrong with it, as text; nothing when all is as it says.
 
-    A page that speaks of a Redis server has one of its own. write: put what came out into the page.
+    A page that speaks of a Redis server has one of its own. host: take its JVM, where the page would start one, and its
+    folder, which is emptied first. write: put what came out into the page.
     """
     if not needs_redis(path):
-        return _follow(path, folder, {}, write=write)
+        return _follow(path, folder, {}, host, write=write)
     from redis_server import RedisProcess  # not loaded by pages that need none
 
     server = RedisProcess(folder / "redis")
     try:
-        return _follow(path, folder, {REDIS: server.url().removeprefix("redis://")}, write=write)
+        return _follow(path, folder, {REDIS: server.url().removeprefix("redis://")}, host, write=write)
     finally:
         server.stop()
 
 
-def _follow(path: Path, folder: Path, replace: Mapping[str, str], *, write: bool) -> str:
+def _follow(path: Path, folder: Path, replace: Mapping[str, str], host: Host | None, *, write: bool) -> str:
     """replace: what the page says, and what to take for it here."""
     text = path.read_text("utf-8")
-    tools, here = folder / "tools", folder / "here"
-    for made in (tools, here):
-        made.mkdir()
+    tools, here = folder / "tools", host.folder if host else folder / "here"
+    tools.mkdir()
+    here.mkdir(exist_ok=True)
+    for entry in here.iterdir():  # of the page before; the folder itself stays, for the JVM is in it
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     pipelines = Path(sys.executable).parent / PIPELINES
     commands = {
         "python": f'"{sys.executable}"',
@@ -221,6 +233,7 @@ def _follow(path: Path, folder: Path, replace: Mapping[str, str], *, write: bool
         "PAGE": str(path),
         "PAGE_REPLACE": "\n".join(f"{old}\t{new}" for old, new in replace.items()),
         "PAGE_WRITE": "1" if write else "",
+        **(host.invitation if host else {}),
     }
     done = subprocess.run(
         [sys.executable, story], cwd=here, env=environment, capture_output=True, text=True, check=False

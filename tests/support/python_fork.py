@@ -96,8 +96,10 @@ def become(connection: socket.socket) -> int:
     """Run what a program was started for, in its environment, folder and standard streams, and return the exit code."""
     header, streams, _, _ = socket.recv_fds(connection, 8, 3)
     size, request = int.from_bytes(header, "big"), b""
-    while len(request) < size:
-        request += connection.recv(size - len(request))
+    while len(request) < size and (part := connection.recv(size - len(request))):
+        request += part
+    if not header or len(request) < size:  # the program was killed
+        return KILLED
     arguments, environment, folder = json.loads(request)
     assert arguments[0] == "-m", arguments
     os.setpgid(0, 0)
