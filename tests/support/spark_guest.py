@@ -11,7 +11,7 @@ import atexit
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,9 +27,10 @@ def invite(host: SparkSession) -> Mapping[str, str]:
 
 def come_back(host: SparkSession) -> None:
     """Make the host's session the default one again, and have the JVM call functions in the host's process."""
-    jvm: Any = host._jvm
-    for choose in (jvm.SparkSession.setDefaultSession, jvm.SparkSession.setActiveSession):
-        choose(host._jsparkSession)
+    inner: Any = host
+    sessions = inner._get_j_spark_session_class(inner._jvm)
+    sessions.setDefaultSession(inner._jsparkSession)
+    sessions.setActiveSession(inner._jsparkSession)
     gateway: Any = host.sparkContext._gateway
     if gateway.__dict__.get("_callback_server") is not None:
         _call_back(gateway)
@@ -39,7 +40,7 @@ def _call_back(gateway: Any) -> None:
     """Name this process's callback server to the JVM, as pyspark.java_gateway does when it starts the server."""
     from py4j.java_gateway import JavaObject
 
-    server = JavaObject("GATEWAY_SERVER", gateway._gateway_client)
+    server = cast("Any", JavaObject("GATEWAY_SERVER", gateway._gateway_client))
     server.resetCallbackClient(server.getCallbackClient().getAddress(), gateway._python_proxy_port)
 
 
@@ -60,8 +61,8 @@ def enter() -> None:
         session = SparkSession(context, root.newSession())
         session.conf.set("spark.sql.session.timeZone", os.environ.get("TZ") or time.tzname[0])
 
-    def stop(session: SparkSession) -> None:
-        for query in session.streams.active:
+    def stop(self: SparkSession) -> None:
+        for query in self.streams.active:
             query.stop()
         begin()
 
