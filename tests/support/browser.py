@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 
@@ -75,9 +76,17 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """Click an element as a mouse does, or fail if another one covers it."""
-        element = self.driver.find_element("css selector", selector)
-        self.run("arguments[0].scrollIntoView({block: 'center'})", element)
-        element.click()
+
+        def clicked() -> bool:
+            element = self.driver.find_element("css selector", selector)
+            try:
+                self.run("arguments[0].scrollIntoView({block: 'center'})", element)
+                element.click()
+            except StaleElementReferenceException:  # the page has drawn it anew meanwhile
+                return False
+            return True
+
+        wait_until(clicked)
 
     def type_into(self, selector: str, text: str) -> None:
         """Replace the value of a field by typing."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from epochlog.store.env.clock import Deadline
 
-WAIT_LIMIT_S = 30.0
-"""Longest wait of a test for a condition; it is generous, so that a busy machine is no failure."""
+WAIT_LIMIT_S = 600.0
+"""Longest wait of a test for a condition. A machine that is busy with other work must not reach it."""
 
 
 def wait_until(condition: Callable[[], Any], *polled: Any) -> None:
