@@ -13,6 +13,7 @@ import pyarrow.dataset as ds
 from epochlog.errors import InvalidInput
 from epochlog.store.scan.pruning import binds, check_filter, needed_columns
 from epochlog.store.scan.scan_plan import ScanPlan
+from epochlog.store.types.retyping import as_schema
 
 BATCH_ROWS = 1 << 17
 """Most rows of a batch by default, as in pyarrow."""
@@ -144,12 +145,12 @@ class TableDataset(ds.UnionDataset):
             check_filter(filter)
         if filter is None or binds(self._plain, filter):
             batches = self._table.scan(columns=schema.names, filter=filter)
-            return (batch.cast(schema) if schema.names else batch for batch in batches)
+            return (as_schema(batch, schema) for batch in batches)
         needed = pa.schema(
             [self.schema.field(name) for name in needed_columns(self._name, self.schema, schema.names, filter)]
         )
         batches = self._table.scan(columns=needed.names)
-        return (batch.cast(needed).filter(filter).select(schema.names) for batch in batches)
+        return (as_schema(batch, needed).filter(filter).select(schema.names) for batch in batches)
 
     def filter(self, expression: pc.Expression) -> Self:
         """Return the dataset of the rows that pass this filter and the earlier ones."""

@@ -14,6 +14,7 @@ from polars.io.plugins import register_io_source
 from epochlog.errors import InvalidInput
 from epochlog.store.scan.pruning import filter_columns
 from epochlog.store.types.column_types import has_fixed_size_lists
+from epochlog.store.types.retyping import as_schema
 
 from .arrow_compat import compatible_schema, in_polars
 from .dataset import ReadableTable
@@ -21,7 +22,7 @@ from .dataset import ReadableTable
 
 def frame_of(table: pa.Table) -> pl.DataFrame:
     """Return the rows as a polars DataFrame; decimals of more than 38 digits, which polars lacks, become text."""
-    table = table.cast(compatible_schema(table.schema, in_polars))
+    table = as_schema(table, compatible_schema(table.schema, in_polars))
     if any(has_fixed_size_lists(kind) for kind in table.schema.types):
         table = pa.Table.from_batches(map(_without_sliced_lists, table.to_batches()), table.schema)
     frame = pl.from_arrow(table)

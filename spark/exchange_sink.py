@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from epochlog.errors import InvalidInput
 from epochlog.exchange.staged.messages import MAX_BATCH
+from epochlog.store.types.retyping import as_schema
 
 from .exchange_layout import PushTarget
 from .exchange_rows import STAGE_COLUMNS
@@ -76,7 +77,7 @@ class ExchangeSink(DataSourceArrowWriter):
         pushed, rows = [0] * layout.consumers, [0] * layout.consumers
         with layout.connect() as client:
             for batch in iterator:
-                for consumer, part in enumerate(self._split(batch.cast(self._schema))):
+                for consumer, part in enumerate(self._split(as_schema(batch, self._schema))):
                     for piece in _pieces(part):
                         channel = layout.channel(stage, producer, consumer)
                         client.push(channel, stage, pushed[consumer], piece, wait=False)

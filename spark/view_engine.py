@@ -25,6 +25,7 @@ from epochlog.store.env.log_events import VIEW_RECOMPUTED
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.derivation import NotCovered, Query, ViewPlan, render
 from epochlog.views.folding import FOLDED, MOST_GROUPS, Fold, Folded, folded, groups_of_changes
@@ -156,7 +157,7 @@ def _fold(
     rows = [table.schema.empty_table()]
     for query, frames in parts:
         with queries.named(frames) as run:
-            rows.append(from_spark(table, _cast(run(query), target).toArrow()).cast(table.schema))
+            rows.append(as_schema(from_spark(table, _cast(run(query), target).toArrow()), table.schema))
     _write(ctx, output, pa.concat_tables(rows), before, result)
     return True
 

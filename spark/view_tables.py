@@ -18,6 +18,7 @@ from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.changelog.plan_ranges import bytes_to_read
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.derivation import Query, ViewPlan
 from epochlog.views.local_engine import touched_keys
@@ -137,7 +138,7 @@ class ViewTables:
         if read.prefix != EITHER or not self._ctx._plan.upstream(read.table).changes.rows:
             return rows
         old = self._old_rows(read.table, columns)
-        return None if old is None else pa.concat_tables([rows, old.cast(rows.schema)])
+        return None if old is None else pa.concat_tables([rows, as_schema(old, rows.schema)])
 
     def _rows_of(self, read: TableRead) -> ScanPlan:
         upstream = self._ctx._plan.upstream(read.table)

@@ -17,6 +17,7 @@ from epochlog.checkpoint.job.row_groups import belonging, distinct, groups_of, s
 from epochlog.errors import DependencyMissing, InvalidInput
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.env.log_events import ENGINE_RESET, VIEW_RECOMPUTED
+from epochlog.store.types.retyping import as_schema, as_type
 from epochlog.store.types.schema import TableSchema
 
 from .derivation import NotCovered, Query, ViewPlan, render
@@ -89,7 +90,7 @@ def touched_keys(
             require_local(query, {alias: table}, plan.schemas)
             with _connected() as connection:
                 connection.register(CHANGED + table, _plain(changes[alias]))
-                values.append(_run(connection, query).cast(types))
+                values.append(as_schema(_run(connection, query), types))
     except (InvalidInput, DependencyMissing, pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     return distinct(pa.concat_tables(values), types.names)
@@ -224,7 +225,7 @@ class _Tables:
             return rows
         changes = self._changes(table, columns)
         old = changes.filter(pc.is_in(changes.column(CHANGE_TYPE), _OLD_IMAGES)).drop_columns([CHANGE_TYPE])
-        return pa.concat_tables([rows, old.cast(rows.schema)])
+        return pa.concat_tables([rows, as_schema(old, rows.schema)])
 
     def _changes(self, table: str, columns: Sequence[str]) -> pa.Table:
         changes = self.ctx.changes(table, pre_images=True, columns=columns)
@@ -240,7 +241,7 @@ def _conformed(ctx: LocalRefreshContext, output: str, rows: pa.Table) -> pa.Tabl
     """
     schema = ctx._plan.output(output).table.schema.schema
     try:
-        columns = [rows.column(field.name).cast(field.type, safe=True) for field in schema]
+        columns = [as_type(rows.column(field.name), field.type) for field in schema]
     except pa.ArrowInvalid as error:
         raise InvalidInput(f"a row of the view {output!r} does not fit its columns: {error}") from error
     return pa.Table.from_arrays(columns, names=schema.names)
@@ -256,7 +257,7 @@ def _as_in_spark(field: pa.Field) -> pa.Field:
 def _plain(rows: pa.Table) -> pa.Table:
     """Return the rows in types that DuckDB has."""
     schema = compatible_schema(rows.schema, in_duckdb)
-    return rows if schema.equals(rows.schema) else rows.cast(schema)
+    return rows if schema.equals(rows.schema) else as_schema(rows, schema)
 
 
 def _run(connection: duckdb.DuckDBPyConnection, query: Query) -> pa.Table:

@@ -14,6 +14,7 @@ from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import SegmentWriter
 from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.retyping import as_schema
 
 from .refresh_context import RefreshContext
 from .refresh_plan import RefreshPlan
@@ -73,7 +74,7 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
         if key not in self._touched:
             images = not is_key(schema, names)
             groups = distinct(self.changes(upstream, pre_images=images, columns=names), names)
-            self._touched[key] = groups.cast(pa.schema([schema.schema.field(name) for name in names]))
+            self._touched[key] = as_schema(groups, pa.schema([schema.schema.field(name) for name in names]))
         return self._touched[key]
 
     def upsert(self, output: str, data: object) -> None:
@@ -153,5 +154,4 @@ def read_by_key(files: Files, plan: ScanPlan, columns: Sequence[str], groups: pa
     """Return the rows whose primary keys are the groups, in key order. Drop null groups: no key is null."""
     keys = plan.table.conform_keys(groups.drop_null())
     _, rows = plan.find(files, plan.codec.encode(keys), columns or plan.table.primary_key[:1])
-    table = rows.data.select(list(columns))
-    return table.cast(plan.schema(columns)) if columns else table  # a cast of no columns loses the number of rows
+    return as_schema(rows.data.select(list(columns)), plan.schema(columns))

@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochlog.store.types.casting import map_entries
+
 _T = pa.types
 _DAY = r"^(-?\d+-\d\d-\d\d) "
 SLICE_ROWS = 4096
@@ -70,8 +72,7 @@ def _nested_values(array: pa.Array) -> list[Any]:
         rows = [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
         return [row if present else None for row, present in zip(rows, array.is_valid().to_pylist(), strict=True)]
     if _T.is_map(array.type):
-        entries = pa.struct([pa.field("key", array.type.key_type), pa.field("value", array.type.item_type)])
-        array = array.cast(pa.list_(entries))
+        array = map_entries(array)
     flat = iter(plain_values(array.flatten()))
     lengths = pc.list_value_length(array).to_pylist()
     return [None if length is None else list(islice(flat, length)) for length in lengths]

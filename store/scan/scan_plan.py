@@ -30,6 +30,7 @@ from epochlog.store.types.epoch import as_epoch, show_epoch
 from epochlog.store.types.key_codec import Key, KeyCodec, last_of_each, sort_indices
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.read_options import ALL_ROWS, ReadOptions
+from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 
 from .key_ranges import split_by_weight
@@ -218,8 +219,7 @@ class ScanPlan:
         in_order = len(existing) == len(rows) and (existing[1:] > existing[:-1]).all()
         data = rows.data if in_order else rows.data.take(pa.array(existing))
         data = data.select(schema.names)
-        # with metadata: without, the names inside of nested types are passed over
-        return data if data.schema.equals(schema, check_metadata=True) else data.cast(schema)
+        return as_schema(data, schema)
 
     def find(self, files: Files, needles: pa.Array, columns: Sequence[str]) -> tuple[np.ndarray, Rows]:
         """Return for each encoded key (in any order, repeats allowed) its position in the returned rows, or -1.
@@ -289,8 +289,7 @@ def require_complete(name: str, epoch: int | None, complete_through: int) -> Non
 
 def _projected(data: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the columns of the schema, in its types."""
-    chosen = data.select(schema.names)
-    return chosen.cast(schema) if schema.names else chosen  # a cast of no columns would forget the number of rows
+    return as_schema(data.select(schema.names), schema)
 
 
 def _batches_of(

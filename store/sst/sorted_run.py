@@ -18,9 +18,11 @@ from epochlog.store.env.files import Files, inside_root
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.env.os_refusals import undecodable
 from epochlog.store.env.parallel import parallel_map
+from epochlog.store.types.column_types import parquet_type, same_layout
 from epochlog.store.types.key_codec import Key, KeyCodec, contiguous
 from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.read_options import ALL_ROWS, ReadOptions
+from epochlog.store.types.retyping import as_schema, as_type
 from epochlog.store.types.row_size import Sizes, block_sizes
 from epochlog.store.types.schema import TableSchema
 
@@ -199,7 +201,7 @@ def write_part(
         "write_statistics": [field.name for field in table.schema if not _may_hold_nan(field.type)],
     }
     fixed: dict[str, Any] = {"version": "2.6", "write_page_checksum": True}
-    pq.write_table(table, sink, row_group_size=group_rows, **fixed, **per_column)
+    pq.write_table(_in_parquet_types(table), sink, row_group_size=group_rows, **fixed, **per_column)
     data = sink.getvalue()
     starts = np.arange(0, len(rows), group_rows)
     part = RunFile(
@@ -222,6 +224,10 @@ def write_part(
     )
     files.write(path, data)
     return part
+
+
+def _in_parquet_types(table: pa.Table) -> pa.Table:
+    return as_schema(table, pa.schema([field.with_type(parquet_type(field.type)) for field in table.schema]))
 
 
 def row_group_rows(columns: int) -> int:
@@ -356,10 +362,20 @@ def _footer(files: Files, part: RunFile, data: pa.Buffer) -> Footer:
     name = files.place, part.path, part.bytes, part.crc32
     footer = _footers.get(name)
     if footer is None:
-        file = pq.ParquetFile(pa.BufferReader(data))
-        footer = Footer(file.metadata, file.schema_arrow.names)
+        schema = (file := pq.ParquetFile(pa.BufferReader(data))).schema_arrow
+        sound = all(same_layout(kind, parquet_type(kind)) for kind in schema.types)
+        footer = Footer(file.metadata if sound else _metadata_without_arrow_types(data), schema.names)
         _footers.put(name, footer)
     return footer
+
+
+def _metadata_without_arrow_types(data: pa.Buffer) -> pq.FileMetaData:
+    """Return the footer of a file of version 0.2 or earlier without Arrow's types, by which it cannot be decoded: lists
+    are then of any size.
+    """
+    size = int.from_bytes(data[-8:-4].to_pybytes(), "little")
+    footer = data[-8 - size :].to_pybytes().replace(b"ARROW:schema", b"ARROW:unused")
+    return pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
 
 
 def _decode(
@@ -461,10 +477,10 @@ def _visible_at(table: pa.Table, at: int) -> np.ndarray:
 
 
 def _cast_to_schema(table: pa.Table, schema: TableSchema) -> pa.Table:
-    """Cast columns back to the table's types: Parquet stores seconds as milliseconds and date64 as date32."""
+    """Cast columns back to the table's types: Parquet stores seconds as milliseconds, and some types as others."""
     for place, name in enumerate(table.column_names):
         if name in schema.schema.names and table.column(place).type != schema.schema.field(name).type:
             field = schema.schema.field(name)
-            column = table.column(place).cast(field.type)
+            column = as_type(table.column(place), field.type)
             table = table.set_column(place, field.with_nullable(table.schema.field(place).nullable), column)
     return table

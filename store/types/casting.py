@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .column_types import children, fits_always
+from .column_types import children, same_layout
 
 _T = pa.types
 _DIGITS_OF_INTEGERS = 20
@@ -39,9 +39,11 @@ def cast_values(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray
     """Cast a column exactly to `target`, which it fits (`column_types.fits`). Raise Unfit if a value would change."""
     if _T.is_dictionary(column.type):
         column = _decode_dictionary(column)
-    if column.type.equals(target):
+    if column.type.equals(target, check_metadata=True):
         return column
-    if children(target) and not fits_always(column.type, target):
+    if _T.is_null(column.type):
+        return pa.chunked_array([pa.nulls(len(column), target)])
+    if children(target):
         return _cast_nested(column, target)
     if _is_wide_float(column.type) and _is_wide_float(target):
         return _cast_checked(column, target, _is_rounded)
@@ -152,7 +154,20 @@ def _floats_to_decimals(column: pa.ChunkedArray, target: pa.DataType) -> pa.Chun
         raise Unfit(unfit.row, column[unfit.row], target) from None
 
 
-# ---- numbers inside of nested values ---------------------------------------------------------------------------------
+# ---- nested values -------------------------------------------------------------------------------------------------
+#
+# Arrow's own cast of nested values fails for a null above a required field, because the field's slot is null too.
+
+
+def relabelled(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return the values under another type with the same buffers, without a copy: other names or nullability inside."""
+    _, array = values.__arrow_c_array__()
+    return pa.Array._import_from_c_capsule(target.__arrow_c_schema__(), array)
+
+
+def map_entries(values: pa.Array) -> pa.Array:
+    """Return maps as lists of their entries, structs of key and value."""
+    return relabelled(values, pa.list_(pa.struct([values.type.key_field, values.type.item_field])))
 
 
 def _cast_nested(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
@@ -160,51 +175,67 @@ def _cast_nested(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArra
     chunks, offset = [], 0
     for chunk in column.chunks:
         try:
-            chunks += (_cast_struct if _T.is_struct(target) else _cast_items)(chunk, target).chunks
+            if same_layout(chunk.type, target):
+                chunks.append(relabelled(chunk, target))
+            else:
+                chunks.append((_cast_struct if _T.is_struct(target) else _cast_items)(chunk, target))
         except Unfit as unfit:
             raise unfit.at(offset + unfit.row) from None
         offset += len(chunk)
     return pa.chunked_array(chunks, target)
 
 
-def _cast_struct(values: pa.StructArray, target: pa.StructType) -> pa.ChunkedArray:
-    valid = values.is_valid().to_numpy(zero_copy_only=False)
-    present = values.drop_null()  # bytes beneath a null are no value
-    try:
-        parts = [
-            _cast_part(part, field.type, f", field {field.name!r}")
-            for part, field in zip(present.flatten(), children(target), strict=True)
-        ]
-    except Unfit as unfit:
-        raise unfit.at(int(np.flatnonzero(valid)[unfit.row])) from None
-    array = pa.Array.from_buffers(
-        target, len(present), [None], children=parts
-    )  # `conform` looks for nulls in its fields
-    if len(present) < len(values):
-        indices = np.where(valid, np.cumsum(valid) - 1, len(present))
-        array = pa.concat_arrays([array, pa.array([None], target)]).take(pa.array(indices))
-    return pa.chunked_array([array])
+def _cast_struct(values: pa.StructArray, target: pa.StructType) -> pa.Array:
+    parts = [
+        _cast_part(part, field.type, f", field {field.name!r}")
+        for part, field in zip(values.flatten(), children(target), strict=True)  # bytes beneath a null are no value
+    ]
+    return pa.Array.from_buffers(target, len(values), [validity(values)], children=parts)
 
 
-def _cast_items(values: pa.Array, target: pa.DataType) -> pa.ChunkedArray:
+def _cast_items(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Cast the items of lists, and the keys and values of maps."""
-    if _T.is_map(target):
-        values = values.cast(pa.list_(pa.struct([values.type.key_field, values.type.item_field])))
-    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
+    values = map_entries(values) if _T.is_map(values.type) else values
+    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy().astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    flat, nulls = values.flatten(), values.is_null()
+    flat = values.flatten()
     try:
         if _T.is_map(target):
+            entries = pa.struct([target.key_field, target.item_field])
             keys = _cast_part(pc.struct_field(flat, [0]), target.key_type, ", key")
             items = _cast_part(pc.struct_field(flat, [1]), target.item_type, ", value")
-            array = pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, items, target, mask=nulls)
-            return pa.chunked_array([array])
-        items = _cast_part(flat, target.value_type, ", item")
+            flat = pa.Array.from_buffers(entries, len(flat), [None], children=[keys, items])
+        else:
+            flat = _cast_part(flat, target.value_type, ", item")
     except Unfit as unfit:
         raise unfit.at(int(np.searchsorted(offsets, unfit.row, "right")) - 1) from None
-    lists = pa.large_list(target.value_field)
-    array = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), items, lists, mask=nulls)
-    return _cast_or_raise_unfit(pa.chunked_array([array]), target)
+    if _T.is_fixed_size_list(target):
+        return _fixed_size(values, lengths, flat, target)
+    width = np.int64 if _T.is_large_list(target) else np.int32
+    if offsets[-1] > np.iinfo(width).max:
+        row = int(np.searchsorted(offsets, np.iinfo(width).max, "right")) - 1
+        raise Unfit(row, values[row], target)
+    buffers = [validity(values), pa.py_buffer(offsets.astype(width))]
+    return pa.Array.from_buffers(target, len(values), buffers, children=[flat])
+
+
+def _fixed_size(values: pa.Array, lengths: np.ndarray, items: pa.Array, target: Any) -> pa.Array:
+    """Return lists as lists of a fixed size. A null has items too, which are null."""
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(valid & (lengths != target.list_size))
+    if len(wrong):
+        raise Unfit(int(wrong[0]), values[int(wrong[0])], target)
+    if not valid.all():
+        present = np.repeat(valid, target.list_size)
+        items = items.take(pa.array(np.where(present, np.cumsum(present) - 1, 0), mask=~present))
+    return pa.Array.from_buffers(target, len(values), [validity(values)], children=[items])
+
+
+def validity(values: pa.Array) -> pa.Buffer | None:
+    """Return the validity bitmap of an array, from bit 0 on; None without a null."""
+    if not values.null_count:
+        return None
+    return pa.py_buffer(np.packbits(values.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
 
 
 def _cast_part(values: pa.Array, target: pa.DataType, inside: str) -> pa.Array:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from epochlog.errors import InvalidInput, LimitExceeded, SchemaMismatch
 
-from .casting import Unfit, cast_values
+from .casting import Unfit, cast_values, map_entries
 from .column_types import children, fits, has_required_children, parquet_is_narrower
 from .python_rows import from_keys, from_rows
 
@@ -171,7 +171,7 @@ def _child_values(array: pa.Array) -> list[tuple[pa.Field, pa.Array]]:
         parts = [pc.struct_field(array.drop_null(), [i]) for i in range(kind.num_fields)]
     elif _T.is_map(kind):
         valid = array.drop_null()
-        items = pc.list_flatten(valid.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))))
+        items = pc.list_flatten(map_entries(valid))
         parts = [pc.struct_field(items, [0]), pc.struct_field(items, [1])]
     elif children(kind):
         parts = [pc.list_flatten(array.drop_null())]

@@ -121,6 +121,36 @@ def has_fixed_size_lists(kind: pa.DataType) -> bool:
     return _T.is_fixed_size_list(kind) or any(has_fixed_size_lists(child.type) for child in children(kind))
 
 
+def same_layout(kind: pa.DataType, other: pa.DataType) -> bool:
+    """Return True if arrays of the two types have the same buffers: the types differ in names and nullability only."""
+    if kind.equals(other):
+        return True
+    inside, other_inside = children(kind), children(other)
+    return (
+        kind.id == other.id
+        and len(inside) == len(other_inside) > 0
+        and (not _T.is_fixed_size_list(kind) or kind.list_size == other.list_size)
+        and all(same_layout(field.type, part.type) for field, part in zip(inside, other_inside, strict=True))
+    )
+
+
+def parquet_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which run files keep a column: where Parquet's reader cannot return fixed sizes, varying ones.
+
+    It fails for a size of 0, and for a list of a fixed size that a struct requires if the struct is null in a row.
+    """
+    if _T.is_fixed_size_binary(kind) and kind.byte_width == 0:
+        return pa.binary()
+    kind = map_inner_types(kind, parquet_type)
+    if _T.is_struct(kind):
+        return pa.struct([field if field.nullable else field.with_type(_of_any_size(field.type)) for field in kind])
+    return _of_any_size(kind) if _T.is_fixed_size_list(kind) and kind.list_size == 0 else kind
+
+
+def _of_any_size(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(kind.value_field) if _T.is_fixed_size_list(kind) else kind
+
+
 def parquet_is_narrower(kind: pa.DataType) -> bool:
     """Return True if Parquet has a smaller range for the type or a type inside it: timestamp[s] and date64."""
     seconds = _T.is_timestamp(kind) and kind.unit == "s"

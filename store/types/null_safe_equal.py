@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .casting import map_entries
 from .key_codec import contiguous
 
 
@@ -47,12 +48,9 @@ def _equal(left: pa.Array, right: pa.Array) -> np.ndarray:
             equal &= same_values(a, b)
         return equal
     if pa.types.is_map(kind):
-        entries = pa.list_(pa.struct([kind.key_field, kind.item_field]))
-        return _equal(left.cast(entries), right.cast(entries))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _equal_lists(map_entries(left), map_entries(right))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _equal_lists(left, right)
-    if pa.types.is_fixed_size_list(kind):
-        return _equal(*(values.cast(pa.list_(kind.value_field)) for values in (left, right)))
     if pa.types.is_floating(kind):
         return same_values(pc.fill_null(left, 0), pc.fill_null(right, 0))
     return _mask(pc.equal(left, right))

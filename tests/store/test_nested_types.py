@@ -1,0 +1,190 @@
+"""Types that the store takes return every value: nulls at each level, empty lists, required fields below nulls."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import epochlog as el
+from random_types import random_type, random_value
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[el.Store]:
+    with el.open(tmp_path / "s", durability="os") as opened:
+        yield opened
+
+
+def required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+VECTOR = pa.list_(pa.field("item", pa.float32()), 2)
+LITERAL: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "a required vector in a null struct": (
+        pa.struct([required("p", VECTOR), ("d", pa.duration("us"))]),
+        [{"p": [1, 2], "d": None}, None, {"p": [3, None], "d": None}],
+    ),
+    "a vector of required items, and a null": (
+        pa.list_(required("item", pa.float32()), 2),
+        [[1, 2], None, [3, 4]],
+    ),
+    "a vector of length 0": (pa.list_(pa.float32(), 0), [[], None, []]),
+    "a vector of no texts": (pa.list_(pa.string(), 0), [[], None, []]),
+    "bytes of width 0": (pa.binary(0), [b"", None, b""]),
+    "a required field": (pa.struct([required("carrier", pa.string())]), [{"carrier": "x"}, None, {"carrier": ""}]),
+    "a required field of a required struct": (
+        pa.struct([required("s", pa.struct([required("c", pa.int32())]))]),
+        [{"s": {"c": 1}}, None, {"s": {"c": 2}}],
+    ),
+    "vectors of required items in a list": (
+        pa.list_(pa.list_(required("item", pa.int32()), 2)),
+        [[[1, 2], None], [], None],
+    ),
+    "a vector of structs": (
+        pa.list_(pa.struct([required("c", pa.int32())]), 1),
+        [[{"c": 1}], None, [None]],
+    ),
+    "required vectors in a map": (
+        pa.map_(pa.string(), required("value", pa.struct([required("v", VECTOR)]))),
+        [[("a", {"v": [1, 2]})], None, []],
+    ),
+}
+
+
+def check(store: el.Store, name: str, wanted: list[Any]) -> None:
+    """All doors return the values of column `v`, in the order of the ids, and Arrow can use what they return."""
+    table = store.table(name)
+    rows = table.to_arrow()
+    assert rows.column("v").to_pylist() == wanted
+    rows.validate(full=True)
+    assert rows.schema.equals(table.schema, check_metadata=True)
+    rows.cast(pa.schema([field.with_nullable(True) for field in rows.schema]))
+    assert table.get(pa.table({"id": [2]})).column("v").to_pylist() == wanted[2:3]
+    assert pa.Table.from_batches(table.scan(columns=["v"])).column("v").to_pylist() == wanted
+    changes = table.changes(0, mode="net").read_all().sort_by("id")
+    assert changes.column("v").to_pylist() == wanted
+
+
+@pytest.mark.parametrize("kind, values", LITERAL.values(), ids=list(LITERAL))
+def test_a_type_returns_its_values(store: el.Store, kind: pa.DataType, values: list[Any]) -> None:
+    schema = pa.schema([("id", pa.int64()), ("v", kind)])
+    table = store.create_table("t", schema, ["id"])
+    table.upsert(pa.table([pa.array([0, 1, 2]), pa.array(values, kind)], schema=schema))
+    check(store, "t", values)
+    store.compact("t", full=True)
+    check(store, "t", values)
+    table.update(pa.table([pa.array([0, 1]), pa.array(values[1::-1], kind)], schema=schema))
+    check(store, "t", [values[1], values[0], values[2]])
+    store.compact("t", full=True)
+    check(store, "t", [values[1], values[0], values[2]])
+
+
+@pytest.mark.parametrize("kind, values", LITERAL.values(), ids=list(LITERAL))
+def test_an_added_column_returns_its_values(store: el.Store, kind: pa.DataType, values: list[Any]) -> None:
+    table = store.create_table("t", pa.schema([("id", pa.int64())]), ["id"])
+    table.upsert(pa.table({"id": [0, 1, 2]}))
+    table.alter(add=[pa.field("v", kind)])
+    check(store, "t", [None] * 3)
+    table.update(pa.table([pa.array([0]), pa.array(values[:1], kind)], names=["id", "v"]))
+    check(store, "t", [values[0], None, None])
+    store.compact("t", full=True)
+    check(store, "t", [values[0], None, None])
+
+
+class NestedRows:
+    """A table of columns of random types, some of them added later, beside its rows as Python values."""
+
+    def __init__(self, store: el.Store, rng: random.Random) -> None:
+        self.store, self.rng = store, rng
+        self.fields = [self._field(f"v{i}", 3) for i in range(10)]
+        self.added = [self._field(f"w{i}", 3, nullable=True) for i in range(4)]
+        self.rows: dict[int, dict[str, Any]] = {}
+        schema = pa.schema([("id", pa.int64()), *self.fields])
+        self.table = store.create_table("t", schema, ["id"], changelog=rng.choice(["upsert", "full"]))
+        self.past: list[tuple[int, dict[int, dict[str, Any]]]] = []
+
+    def _field(self, name: str, depth: int, *, nullable: bool | None = None) -> pa.Field:
+        nullable = self.rng.random() < 0.7 if nullable is None else nullable
+        return pa.field(name, random_type(self.rng, depth), nullable=nullable)
+
+    def step(self) -> None:
+        choice = self.rng.random()
+        ids = self.rng.sample(range(8), 4)
+        if choice < 0.4:
+            self._write(self.table.upsert, ids, self.fields)
+        elif choice < 0.6:
+            known = [i for i in ids if i in self.rows]
+            some = self.rng.sample(self.fields, 3)
+            self._write(self.table.update, known, some)
+        elif choice < 0.7:
+            self._delete(ids[:1])
+        elif choice < 0.85:
+            self.store.compact("t", full=self.rng.random() < 0.5)
+        elif self.added:
+            field = self.added.pop()
+            self.table.alter(add=[field])
+            self.fields.append(field)
+            self.rows = {id_: {**row, field.name: None} for id_, row in self.rows.items()}
+
+    def _write(self, write: Any, ids: list[int], fields: list[pa.Field]) -> None:
+        if not ids:
+            return
+        values = {f.name: [random_value(self.rng, f.type, f.nullable) for _ in ids] for f in fields}
+        columns = [pa.array(ids), *(pa.array(values[f.name], f.type) for f in fields)]
+        data = pa.table(columns, names=["id", *values])
+        epoch = write(data)
+        for id_, row in zip(ids, data.drop_columns(["id"]).to_pylist(), strict=True):
+            self.rows = {**self.rows, id_: {**self.rows.get(id_, {}), **row}}
+        self.past.append((epoch, self.rows))
+
+    def _delete(self, ids: list[int]) -> None:
+        epoch = self.table.delete(pa.table({"id": ids}))
+        self.rows = {id_: row for id_, row in self.rows.items() if id_ not in ids}
+        self.past.append((epoch, self.rows))
+
+    def check(self) -> None:
+        for epoch, rows in self.past[-3:]:
+            assert self._as_rows(self.table.to_arrow(epoch=epoch)) == rows
+        if self.past:
+            self._check_doors()
+
+    def _check_doors(self) -> None:
+        newest = self.table.to_arrow()
+        newest.validate(full=True)
+        assert newest.schema.equals(self.table.schema, check_metadata=True)
+        assert self._as_rows(newest) == self.rows
+        for door in (lambda: self.table.get(pa.table({"id": [0, 5, 7]})), lambda: self._fed(0)):
+            rows = door()
+            rows.validate(full=True)
+            assert self._as_rows(rows).items() <= self.rows.items() or self._as_rows(rows) == self.rows
+        assert self._as_rows(self._fed(0)) == self.rows
+
+    def _fed(self, after: int) -> pa.Table:
+        changes = self.table.changes(after, mode="net").read_all()
+        live = changes.filter(pc.not_equal(changes["_change_type"], "delete"))
+        return live.select(self.table.schema.names)
+
+    @staticmethod
+    def _as_rows(rows: pa.Table) -> dict[int, dict[str, Any]]:
+        return {row.pop("id"): row for row in rows.to_pylist()}
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_random_types_return_random_rows(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    rng = random.Random(seed)
+    with el.open(tmp_path_factory.mktemp("random"), durability="os") as store:
+        rows = NestedRows(store, rng)
+        for _ in range(12):
+            rows.step()
+        rows.check()
+        store.compact("t", full=True)
+        rows.check()
