@@ -27,6 +27,7 @@ from epochlog.store.scan.scan_plan import READ_BYTES, ScanPlan, plan_scan
 from epochlog.store.types.epoch import MAX_EPOCH, as_epoch, show_epoch
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.read_options import ALL_ROWS, ReadOptions
+from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 
 from .change_reader import ChangeReader
@@ -99,7 +100,7 @@ class LogPlan:
         for table in tables:
             rows = passed(self.table.name, table, filter).select(schema.names)
             del table
-            batches = pa.Table.from_arrays(rows.columns, schema=schema).to_batches(max_chunksize=BATCH_ROWS)[::-1]
+            batches = as_schema(rows, schema).to_batches(max_chunksize=BATCH_ROWS)[::-1]
             del rows
             while batches:
                 yield batches.pop()

@@ -9,11 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import epochlog as el
+from epochlog.store.types.column_types import parquet_type
 from random_types import random_type, random_value
 
 
@@ -67,7 +69,11 @@ def check(store: el.Store, name: str, wanted: list[Any]) -> None:
     assert rows.column("v").to_pylist() == wanted
     rows.validate(full=True)
     assert rows.schema.equals(table.schema, check_metadata=True)
-    rows.cast(pa.schema([field.with_nullable(True) for field in rows.schema]))
+    for foreign in (rows, table.changes(0, pre_images=True).read_all()):  # Arrow's own code takes what the store returns
+        kind = foreign.schema.field("v").type
+        if kind.equals(parquet_type(kind)):  # of the others Arrow has no Parquet
+            pq.write_table(foreign, pa.BufferOutputStream())
+        assert foreign.cast(foreign.schema).equals(foreign)
     assert table.get(pa.table({"id": [2]})).column("v").to_pylist() == wanted[2:3]
     assert pa.Table.from_batches(table.scan(columns=["v"])).column("v").to_pylist() == wanted
     changes = table.changes(0, mode="net").read_all().sort_by("id")
