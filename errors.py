@@ -205,6 +205,10 @@ class Corrupt(EpochlogError):
         return type(self), (self.path, self.what)
 
 
+class ReadBackFailed(EpochlogError):
+    """A compaction could not read back the rows that it had just written. It deleted the new file; its inputs stay."""
+
+
 class WriteFailed(EpochlogError):
     """The file system refused a write or a sync; no reader sees any of the data."""
 

@@ -25,7 +25,7 @@ from epochlog.store.metadata.table_settings import Settings, show_option
 from epochlog.store.retention.holds import holds_of
 
 _SPANS = ("history_retention", "log_retention", "tombstone_retention")
-_OPTIONS = (*_SPANS, "compact_segments", "max_segments", "ttl", "ttl_column")
+_OPTIONS = (*_SPANS, "compact_segments", "max_segments", "compaction_check", "ttl", "ttl_column")
 
 
 def alter(session: CommandSession) -> None:
@@ -106,6 +106,7 @@ def _alter_table(session: CommandSession) -> None:
                 for option in asdict(altered.options)
                 if (value := getattr(altered.options, option)) is not None
                 and (option != "tombstone_retention" or altered.schema.sequence_by is not None)
+                and (option, value) != ("compaction_check", "sample")
             )
             + unchanged_text(drops_unchanged)
         )

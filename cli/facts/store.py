@@ -281,6 +281,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             "ttl_column": table.options.ttl_column,
             "compact_segments": table.options.compact_segments,
             "max_segments": table.options.max_segments,
+            "compaction_check": table.options.compaction_check,
             "schema": list(columns(table)),
             "run_list": [run_facts(run) for run in get_runs(view, table.id)],
             "log": log_facts(view, table, look.version),

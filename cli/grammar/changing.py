@@ -91,6 +91,11 @@ def _alter(commands: argparse._SubParsersAction) -> None:
     table.add_argument(
         "--max-segments", type=positive, metavar="N", help="from N L0 segments on, a commit compacts before it returns"
     )
+    table.add_argument(
+        "--compaction-check",
+        choices=("sample", "all", "off"),
+        help="the rows of its new files that a compaction reads back",
+    )
     table.add_argument("--ttl", type=seconds, metavar="TIME", help="delete rows of this age; 0: never")
     table.add_argument("--ttl-column", metavar="COLUMN", help="the column with the time of a row, for --ttl")
     table.add_argument("--changelog", choices=("upsert", "full"), help="full: store the replaced rows too")
@@ -103,7 +108,7 @@ ALTER_OPTIONS = {
     "job": ("interval", "max_lag"),
     "table": (
         *("history_retention", "log_retention", "tombstone_retention", "compact_segments", "max_segments"),
-        *("ttl", "ttl_column"),
+        *("compaction_check", "ttl", "ttl_column"),
         *("changelog", "drop_unchanged"),
     ),
 }

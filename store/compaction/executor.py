@@ -1,8 +1,9 @@
 """Compaction of a table: pick a task, merge its pieces, put the new run in the place of its inputs.
 
-The strategy (strategy.py), the pieces (task_pieces.py) and the merge (rewriter.py, piece_rewriter.py) know no catalog;
-claims and records of work under way are in claim.py and work.py. Commits go on meanwhile: they only add entries above
-the task's epoch. The run takes effect in one transaction, if its inputs are still there.
+The strategy (strategy.py), the pieces (task_pieces.py), the merge (rewriter.py, piece_rewriter.py) and the read-back of
+new files (read_back.py) know no catalog; claims and records of work under way are in claim.py and work.py. Commits go
+on meanwhile: they only add entries above the task's epoch. The run takes effect in one transaction, if its inputs are
+still there.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epochlog.errors import EpochlogError, TableDropped
+from epochlog.errors import EpochlogError, ReadBackFailed, TableDropped
 from epochlog.store.catalog.keys import compact_key, head_key, log_key, runs_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.log_events import COMPACTION
-from epochlog.store.env.metrics import COMPACTION_SECONDS, COMPACTION_WRITTEN_BYTES, COMPACTIONS
+from epochlog.store.env.metrics import (
+    COMPACTION_CHECK_FAILURES,
+    COMPACTION_CHECKED_ROWS,
+    COMPACTION_SECONDS,
+    COMPACTION_WRITTEN_BYTES,
+    COMPACTIONS,
+)
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import get_runs, get_table, get_version
@@ -31,6 +38,7 @@ from epochlog.store.sst.sorted_run import RunFile, SortedRun
 
 from .claim import CLAIM_MS, claim_work, may_take, record_piece, release_claim
 from .piece_rewriter import PieceRewriter, RewritePieces, delete_parts, rewrite_in_threads
+from .read_back import sampled_rows
 from .strategy import CompactionStrategy, CompactionTask
 from .trace import put_trace, trace_of
 from .universal import UniversalStrategy
@@ -67,7 +75,11 @@ def compact_table(
     if not isinstance(work, Work):
         return work
     began_s = monotonic_s()
-    outcome = _run_task(handle, table, work, budget, progress, rewrite)
+    try:
+        outcome = _run_task(handle, table, work, budget, progress, rewrite)
+    except ReadBackFailed:
+        handle.recorder.add(COMPACTION_CHECK_FAILURES, table.name)
+        raise
     handle.recorder.add(COMPACTIONS, table.name, outcome.value)
     took_s = monotonic_s() - began_s
     handle.recorder.observe(COMPACTION_SECONDS, seconds=took_s)
@@ -135,8 +147,7 @@ def _run_pieces(
             work = replace(work, done={**work.done, number: parts})
             hit("compact:range-written")
             if work.pieces[number].reused is None:
-                written = sum(part.bytes for part in (*parts[0], *parts[1]))
-                handle.recorder.add(COMPACTION_WRITTEN_BYTES, table.name, by=written)
+                _count_written(handle, current, parts)
             if claimed and not record_piece(handle, table, work, number):
                 return _abandon(handle, table, work, claimed=False, only=parts)
             hit("compact:range-recorded")
@@ -152,6 +163,15 @@ def _run_pieces(
         return _abandon(handle, table, work, claimed=claimed)
     hit("compact:after-finish")
     return CompactionOutcome.DONE
+
+
+def _count_written(handle: Handle, table: TableDef, parts: Parts) -> None:
+    """Count the bytes of new parts, and the rows of them that were read back."""
+    new_parts, check = (*parts[0], *parts[1]), table.options.compaction_check
+    columns = [len(table.schema.schema) + len(part.dropped) for part in new_parts]
+    checked = sum(sampled_rows(part, check, count) for part, count in zip(new_parts, columns, strict=True))
+    handle.recorder.add(COMPACTION_WRITTEN_BYTES, table.name, by=sum(part.bytes for part in new_parts))
+    handle.recorder.add(COMPACTION_CHECKED_ROWS, table.name, by=checked)
 
 
 def _todo(work: Work, budget: int | None) -> list[int]:

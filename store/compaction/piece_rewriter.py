@@ -40,10 +40,12 @@ class PieceRewriter:
     entries: tuple[LogEntry, ...]
 
     def rewrite(self, number: int, new_path: Callable[[], str]) -> Parts:
-        """Write the files of a piece, at these paths, and return its parts. Raises FileGone, Corrupt, WriteFailed."""
+        """Write the files of a piece, at these paths, and return its parts. Raises FileGone, Corrupt, WriteFailed,
+        ReadBackFailed."""
         task, piece = self.work.task, self.work.pieces[number]
         schema = compaction_schema(self.table.schema, min((task.safe_epoch, *task.kept_epochs)))
-        rewriter = Rewriter(self.files, schema, new_path, task.safe_epoch, task.kept_epochs)
+        check = self.table.options.compaction_check
+        rewriter = Rewriter(self.files, schema, new_path, task.safe_epoch, task.kept_epochs, check)
         if task.past_only:
             return (), tuple(rewriter.copy_past(self.runs[0], piece.key_range, frozenset(task.rewritten)))
         live, history = rewriter.rewrite(

@@ -7,12 +7,14 @@ Sources are merged from the oldest up: each upper source looks up its keys in th
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochlog.errors import ReadBackFailed, WriteFailed
 from epochlog.store.env.files import Files
 from epochlog.store.metadata.version import LogEntry
 from epochlog.store.sst.merge import Rows, joined, lookup, merge, newest_wins
@@ -22,6 +24,8 @@ from epochlog.store.types.key_codec import KeyCodec, sort_indices
 from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
+
+from .read_back import read_back
 
 PART_ROWS = 1 << 20
 
@@ -42,7 +46,7 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Rewriter:
     """Reads inputs of one table and writes parts. safe_epoch, kept: the epochs that can be read, as in
-    CompactionTask.
+    CompactionTask. check: the rows of new parts to read back, as in TableOptions.
     """
 
     files: Files
@@ -50,6 +54,7 @@ class Rewriter:
     new_path: Callable[[], str]
     safe_epoch: int
     kept: tuple[int, ...] = ()
+    check: str = "sample"
 
     @property
     def codec(self) -> KeyCodec:
@@ -153,9 +158,14 @@ class Rewriter:
             piece = Rows(rows.keys.slice(at, end - at), rows.data.slice(at, end - at), deleted)
             since, kept = self._visibility(piece) if history and self.kept else (0, ())
             path = self.new_path()
-            parts.append(
-                write_part(self.files, path, self.table, self.codec, piece, history=history, since=since, kept=kept)
-            )
+            part = write_part(self.files, path, self.table, self.codec, piece, history=history, since=since, kept=kept)
+            try:
+                read_back(self.files, part, self.table, self.codec, piece, self.check)
+            except ReadBackFailed:
+                with suppress(WriteFailed):
+                    self.files.delete(path)
+                raise
+            parts.append(part)
             at = end
         return parts
 

@@ -116,6 +116,18 @@ COMPACTION_SECONDS = Metric("epochlog_compaction_seconds", "histogram", "Duratio
 COMPACTION_WRITTEN_BYTES = Metric(
     "epochlog_compaction_written_bytes_total", "counter", "Bytes of the files that compactions wrote.", ("table",)
 )
+COMPACTION_CHECKED_ROWS = Metric(
+    "epochlog_compaction_checked_rows_total",
+    "counter",
+    "Rows of new files that compactions read back and compared with the rows that they had written.",
+    ("table",),
+)
+COMPACTION_CHECK_FAILURES = Metric(
+    "epochlog_compaction_check_failures_total",
+    "counter",
+    "Compactions that ended because a new file did not return the rows that were written to it.",
+    ("table",),
+)
 VACUUM_SECONDS = Metric("epochlog_vacuum_seconds", "histogram", "Duration of a vacuum.")
 VACUUMED_FILES = Metric("epochlog_vacuumed_files_total", "counter", "Files that vacuums deleted.")
 VACUUMED_BYTES = Metric("epochlog_vacuumed_bytes_total", "counter", "Bytes of the files that vacuums deleted.")
@@ -141,6 +153,8 @@ RECORDED = (
     COMPACTIONS,
     COMPACTION_SECONDS,
     COMPACTION_WRITTEN_BYTES,
+    COMPACTION_CHECKED_ROWS,
+    COMPACTION_CHECK_FAILURES,
     VACUUM_SECONDS,
     VACUUMED_FILES,
     VACUUMED_BYTES,

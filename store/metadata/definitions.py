@@ -23,6 +23,7 @@ from .lag_bound import GLOBAL_MAX_LAG_MS, least_global_max_lag_ms
 FORMAT_VERSION = 1
 MOST_SEGMENTS = 1_000_000
 TOMBSTONE_RETENTION = timedelta(days=7)
+COMPACTION_CHECKS = ("sample", "all", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class TableOptions:
     a run. max_segments: the number of L0 segments at which a commit compacts them itself before it returns.
     tombstone_retention: of a table with a sequence, the age up to which a delete wins over older changes that arrive
     after it. ttl: the age, by the time or date in the column `ttl_column`, from which on rows are deleted; None: never.
-    Only of a root table.
+    Only of a root table. compaction_check: the rows of a new run file that a compaction reads back before its inputs
+    go: "sample" (all of a small file; of others the first, the last and two random row groups), "all" or "off".
     """
 
     history_retention: timedelta = timedelta(hours=1)
@@ -84,8 +86,11 @@ class TableOptions:
     tombstone_retention: timedelta = TOMBSTONE_RETENTION
     ttl: timedelta | None = None
     ttl_column: str | None = None
+    compaction_check: str = "sample"
 
     def __post_init__(self) -> None:
+        if self.compaction_check not in COMPACTION_CHECKS:
+            raise InvalidInput(f"compaction_check must be one of {COMPACTION_CHECKS}, not {self.compaction_check!r}")
         if (self.ttl is None) != (self.ttl_column is None):
             raise InvalidInput("ttl and ttl_column go together: the age of a row is that of a column's time")
         if self.ttl is not None and (not isinstance(self.ttl, timedelta) or _whole_ms(self.ttl) < 1):
@@ -106,8 +111,8 @@ class TableOptions:
             )
 
     def to_record(self) -> Record:
-        """Return the catalog's record; it has no tombstone_ms for the default, and only options with a ttl have its two
-        fields.
+        """Return the catalog's record; it has no tombstone_ms and no compaction_check for their defaults, and only
+        options with a ttl have its two fields.
         """
         ttl = {} if self.ttl is None else {"ttl_ms": _whole_ms(self.ttl), "ttl_column": self.ttl_column}
         record = {
@@ -119,6 +124,8 @@ class TableOptions:
         }
         if self.tombstone_retention != TOMBSTONE_RETENTION:
             record["tombstone_ms"] = _whole_ms(self.tombstone_retention)
+        if self.compaction_check != "sample":
+            record["compaction_check"] = self.compaction_check
         return record
 
     @classmethod
@@ -132,6 +139,7 @@ class TableOptions:
             timedelta(milliseconds=record["tombstone_ms"]) if "tombstone_ms" in record else TOMBSTONE_RETENTION,
             timedelta(milliseconds=record["ttl_ms"]) if "ttl_ms" in record else None,
             record.get("ttl_column"),
+            record.get("compaction_check", "sample"),
         )
 
 

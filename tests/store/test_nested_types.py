@@ -69,7 +69,10 @@ def check(store: el.Store, name: str, wanted: list[Any]) -> None:
     assert rows.column("v").to_pylist() == wanted
     rows.validate(full=True)
     assert rows.schema.equals(table.schema, check_metadata=True)
-    for foreign in (rows, table.changes(0, pre_images=True).read_all()):  # Arrow's own code takes what the store returns
+    for foreign in (
+        rows,
+        table.changes(0, pre_images=True).read_all(),
+    ):  # Arrow's own code can use them
         kind = foreign.schema.field("v").type
         if kind.equals(parquet_type(kind)):  # of the others Arrow has no Parquet
             pq.write_table(foreign, pa.BufferOutputStream())
