@@ -13,6 +13,7 @@ from epochlog.errors import InvalidInput, JobCycle, JobExists, OutputOwned, Tabl
 from epochlog.store.catalog.keys import HEAD, job_key, job_name_key, name_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.table_ddl import add_table, altered, of_earlier_query, remove_table
+from epochlog.store.commit.type_trial import require_returnable
 from epochlog.store.env.log_events import JOB_ALTERED, JOB_CREATED, JOB_DROPPED, JOB_OUTSIDE
 from epochlog.store.epochs.global_membership import outside_by_interval
 from epochlog.store.epochs.view import EpochView
@@ -451,6 +452,7 @@ def _checked_outputs(
         output = declaration if isinstance(declaration, Output) else Output(*declaration)
         output.settings.check(table, derived=True)
         schema = TableSchema(table, output.schema, output.primary_key)  # pyright: ignore[reportArgumentType]: it checks, and makes a tuple
+        require_returnable(table, schema.schema)
         declared.append((schema, output.settings))
     return declared
 

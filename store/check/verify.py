@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from epochlog.errors import CatalogUnavailable, Corrupt, EpochlogError, ReadFailed, StoreClosed, TableDropped
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.commit.type_trial import unreturned
 from epochlog.store.env.os_refusals import undecodable
 from epochlog.store.env.paths import ship_folder
 from epochlog.store.metadata.definitions import TableDef
@@ -112,6 +113,8 @@ def _check_table(
     if files is None:
         return
     yield from (Problem(location, problem) for location, problem in files.problems)
+    for column, reason in unreturned(table.schema.schema):
+        yield Problem(f"table {table.name}", f"column {column!r}: {reason}")
     lost = contents.unreachable & files.sizes.keys()
     yield from (Problem(path, "is noted as unreachable, but the catalog reaches it") for path in sorted(lost))
     checked = len(reached)

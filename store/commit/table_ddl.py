@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import pyarrow as pa
+
 from epochlog.errors import InvalidInput, LogHeld, NotWritable, SchemaInUse, TableExists, TableInUse
 from epochlog.store.catalog.keys import (
     HEAD,
@@ -41,6 +43,7 @@ from epochlog.store.types.schema import TableSchema
 from .boundaries import force_within
 from .edits import TableEdit, append_entry
 from .loads import all_loads
+from .type_trial import require_returnable
 
 
 def create_table(
@@ -59,6 +62,7 @@ def create_table(
     settings = Settings(options, changelog, checks=checks)
     settings.check(schema.name, derived=False, schema=schema)
     settings.check_columns(schema)
+    require_returnable(schema.name, schema.schema)
 
     def body(tx: Txn) -> tuple[TableDef, bool]:
         if exist_ok and tx.get(name_key(schema.name)) is not None:
@@ -125,8 +129,9 @@ def alter_schema(handle: Handle, table: TableDef, change: SchemaChange, settings
     """Change a root table's columns and settings in one transaction, at an epoch of its own; return the table.
 
     A change that the table has already has no effect. Raises TableDropped, NotWritable, TableFinished, InvalidInput,
-    SchemaInUse, ClockSkew.
+    SchemaInUse, ClockSkew, InvalidSchema for a type whose rows would not come back.
     """
+    require_returnable(table.name, (*change.add, *(pa.field(name, kind) for name, kind in change.widen)))
     after = handle.catalog.transact(lambda tx: _alter_columns(tx, handle, table, change, settings))
     note_altered(handle, table.name)
     return after

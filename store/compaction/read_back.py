@@ -18,7 +18,7 @@ from epochlog.store.types.schema import TableSchema
 SMALL_GROUPS = 4
 """Row groups up to which a sample has all of a file."""
 RANDOM_GROUPS = 2
-"""Row groups between the first and the last one of a larger file that a sample has."""
+"""Row groups, at most, between the first and the last one of a larger file that a sample has."""
 
 
 def sampled_groups(part: RunFile, check: str) -> list[int]:
@@ -31,8 +31,8 @@ def sampled_groups(part: RunFile, check: str) -> list[int]:
         return []
     if check == "all" or groups <= SMALL_GROUPS:
         return list(range(groups))
-    rng = np.random.default_rng(zlib.crc32(part.path.encode()))
-    return [0, *sorted((1 + rng.choice(groups - 2, RANDOM_GROUPS, replace=False)).tolist()), groups - 1]
+    inner = (1 + zlib.crc32(f"{part.path} {number}".encode()) % (groups - 2) for number in range(RANDOM_GROUPS))
+    return sorted({0, *inner, groups - 1})
 
 
 def sampled_rows(part: RunFile, check: str, columns: int) -> int:
@@ -49,13 +49,13 @@ def read_back(files: Files, part: RunFile, table: TableSchema, codec: KeyCodec, 
     if not groups:
         return
     try:
-        found = read_blocks(files, part, table, codec, rows.data.column_names, groups)
+        blocks = read_blocks(files, part, table, codec, rows.data.column_names, groups)
     except FileGone:
         raise  # vacuum has deleted it, because the write intent was revoked
     except Corrupt as error:
         raise _failed(table, f"cannot be decoded ({error.what})") from error
     size = row_group_rows(len(table.schema))
-    for group, back in zip(groups, found, strict=True):
+    for group, back in zip(groups, blocks, strict=True):
         _compare(table, rows, back, group * size, min(size, part.rows - group * size))
 
 

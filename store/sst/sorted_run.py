@@ -478,9 +478,10 @@ def _visible_at(table: pa.Table, at: int) -> np.ndarray:
 
 def _cast_to_schema(table: pa.Table, schema: TableSchema) -> pa.Table:
     """Cast columns back to the table's types: Parquet stores seconds as milliseconds, and some types as others."""
-    for place, name in enumerate(table.column_names):
-        if name in schema.schema.names and table.column(place).type != schema.schema.field(name).type:
-            field = schema.schema.field(name)
-            column = as_type(table.column(place), field.type)
-            table = table.set_column(place, field.with_nullable(table.schema.field(place).nullable), column)
-    return table
+    known = dict(zip(schema.schema.names, schema.schema.types, strict=True))
+    kinds = [known.get(field.name, field.type) for field in table.schema]
+    if table.schema.types == kinds:
+        return table
+    fields = [field.with_type(kind) for field, kind in zip(table.schema, kinds, strict=True)]
+    columns = [as_type(column, kind) for column, kind in zip(table.columns, kinds, strict=True)]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))

@@ -93,8 +93,11 @@ def test_of_a_large_file_a_sample_or_all_is_read(store: el.Store, monkeypatch: p
             store.compact("t", full=True)
     assert table.to_arrow().equals(rows)
     store.compact("t", full=True)
-    read = (2 + RANDOM_GROUPS if check == "sample" else groups) * ROW_GROUP_ROWS
-    assert f'epochlog_compaction_checked_rows_total{{table="t"}} {read}' in store.metrics()
+    line = next(
+        line for line in store.metrics().splitlines() if line.startswith("epochlog_compaction_checked_rows_total{")
+    )
+    read = float(line.split()[1]) / ROW_GROUP_ROWS
+    assert read == groups if check == "all" else 3 <= read <= 2 + RANDOM_GROUPS
 
 
 def test_the_sample_follows_from_the_path() -> None:
@@ -103,7 +106,8 @@ def test_the_sample_follows_from_the_path() -> None:
 
     assert sampled_groups(part("a", SMALL_GROUPS), "sample") == list(range(SMALL_GROUPS))
     chosen = [sampled_groups(part(f"t/{i}.parquet", 100), "sample") for i in range(50)]
-    assert all(groups[0] == 0 and groups[-1] == 99 and len(set(groups)) == 2 + RANDOM_GROUPS for groups in chosen)
+    assert all(groups[0] == 0 and groups[-1] == 99 and groups == sorted(set(groups)) for groups in chosen)
+    assert max(map(len, chosen)) == 2 + RANDOM_GROUPS
     assert chosen == [sampled_groups(part(f"t/{i}.parquet", 100), "sample") for i in range(50)]
     assert len({group for groups in chosen for group in groups}) > 40
     assert sampled_groups(part("a", 100), "off") == []

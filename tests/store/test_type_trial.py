@@ -1,0 +1,149 @@
+"""A table takes a type only if rows of it come back, tried when the table is created or altered."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import epochlog as el
+from epochlog.store.commit import type_trial
+from epochlog.store.env import memory_files
+from epochlog.store.sst import file_columns, sorted_run
+from epochlog.store.sst.merge import Rows
+from epochlog.store.types.column_types import stored_type
+from epochlog.store.types.sample_values import sample_column, shape_of
+from random_types import LEAVES, random_type
+
+ID = pa.field("id", pa.int64())
+VECTOR = pa.struct([pa.field("p", pa.list_(pa.float32(), 2), nullable=False)])
+REFUSED = r"table t, column 'v': rows of type struct<p: fixed_size_list<item: float>\[2\] not null> do not come back"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[el.Store]:
+    with el.open(tmp_path / "s", durability="os") as opened:
+        yield opened
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run files keep vectors as Arrow does, and Arrow's reader fails for the required ones below a null struct."""
+    monkeypatch.setattr(sorted_run, "parquet_type", lambda kind: kind)
+    monkeypatch.setattr(type_trial, "_returned", set())
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_type_that_would_not_come_back_is_refused_at_every_door(store: el.Store) -> None:
+    fields = [ID, pa.field("good", pa.list_(pa.int8())), pa.field("v", VECTOR)]
+    with pytest.raises(el.InvalidSchema, match=REFUSED):
+        store.create_table("t", pa.schema(fields), ["id"])
+    store.create_table("u", pa.schema([ID]), ["id"])
+    with pytest.raises(el.InvalidSchema, match=r"table u, column 'v': rows of type .*Write its fields nullable"):
+        store.table("u").alter(add=fields[1:])
+    with pytest.raises(el.InvalidSchema, match=REFUSED):
+        store.create_job("j", ["u"], {"t": el.Output(pa.schema(fields), ["id"])})
+    assert [table.name for table in store.tables()] == ["u"]
+    assert store.table("u").schema.names == ["id"]
+
+
+def test_verify_names_the_columns_of_tables_that_have_such_types(
+    store: el.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_table("t", pa.schema([ID, pa.field("v", VECTOR)]), ["id"])
+    assert store.verify().ok
+    monkeypatch.setattr(sorted_run, "parquet_type", lambda kind: kind)
+    monkeypatch.setattr(type_trial, "_returned", set())
+    (problem,) = store.verify().problems
+    assert problem.where == "table t"
+    assert problem.what.startswith("column 'v': rows of type struct")
+
+
+def _without_first(rows: Rows) -> Rows:
+    return Rows(rows.keys.slice(1), rows.data.slice(1), rows.deleted)
+
+
+def _lost(table: pa.Table) -> pa.Table:
+    """The table without the values of its last nested column."""
+    at = max(place for place, kind in enumerate(table.schema.types) if pa.types.is_nested(kind))
+    field = table.schema.field(at)
+    return table.set_column(at, field, pa.nulls(len(table), field.type))
+
+
+def _lost_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield from _lost(pa.Table.from_batches([batch])).to_batches()
+
+
+PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "segment": (type_trial, "write_segment", lambda real, *args: real(*args[:5], _without_first(args[5]))),
+    "run file": (sorted_run, "_in_parquet_types", lambda real, table: _lost(real(table))),
+    "added column": (
+        file_columns.ColumnMap,
+        "_column",
+        lambda real, self, data, field, visible: (
+            real(self, data, field, visible)
+            if self.sources[field.name] is not None
+            else (pa.array([[]] * data.num_rows, field.type), True)
+        ),
+    ),
+    "update": (type_trial.UpdateMerge, "merge", lambda real, *args: [[]]),
+    "feed of changes": (type_trial.LogPlan, "batches", lambda real, *args, **how: _lost_batches(real(*args, **how))),
+}
+
+
+@pytest.mark.parametrize("place", PLANTED)
+def test_a_bug_on_each_way_of_the_rows_is_found(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder, name, lossy = PLANTED[place]
+    real = getattr(holder, name)
+    monkeypatch.setattr(holder, name, lambda *args, **how: lossy(real, *args, **how))
+    monkeypatch.setattr(type_trial, "_returned", set())
+    kind = pa.list_(pa.field("item", pa.int8(), nullable=False))
+    ((column, reason),) = type_trial.unreturned([pa.field("v", kind)])
+    assert column == "v"
+    assert place in reason
+
+
+def test_a_shape_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    real = memory_files.InMemoryFiles
+    monkeypatch.setattr(type_trial, "InMemoryFiles", lambda: made.append(1) or real())
+    monkeypatch.setattr(type_trial, "_returned", set())
+    plain = [pa.field("a", pa.int64()), pa.field("b", pa.timestamp("us", "UTC"))]
+    assert not list(type_trial.unreturned(plain))
+    assert not made
+    for name in ("x", "y"):
+        kind = pa.struct([(name, pa.int8()), ("z", pa.int8())])
+        wide = pa.list_(pa.float32(), 8 if name == "x" else 768)
+        assert not list(type_trial.unreturned([pa.field(name, kind), pa.field("w", wide)]))
+    assert made == [1]
+
+
+def test_samples_have_nulls_at_every_level() -> None:
+    inner = pa.struct([("c", pa.int8()), pa.field("d", pa.list_(pa.string()), nullable=False)])
+    values = sample_column(pa.list_(inner)).to_pylist()
+    assert values[-1] is None
+    assert [] in values
+    assert [None] in values
+    flat = [item for value in values if value for item in value if item]
+    assert {item["c"] for item in flat} == {1, None}
+    assert [] in [item["d"] for item in flat]
+    assert [None] in [item["d"] for item in flat]
+    for kind in LEAVES:
+        assert sample_column(stored_type(kind)).null_count == 1
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_shape_has_the_structure_of_its_type(seed: int) -> None:
+    kind = stored_type(random_type(random.Random(seed), 3))
+    shape = shape_of(kind)
+    assert shape_of(shape) == shape
+    assert shape.id == kind.id
+    sample_column(kind).validate(full=True)
+    sample_column(shape).validate(full=True)
