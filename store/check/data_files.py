@@ -15,6 +15,7 @@ from epochlog.store.env.files import Files
 from epochlog.store.sst.data_file import Stats, key_stats, verified
 from epochlog.store.sst.file_columns import file_schema
 from epochlog.store.sst.merge import Rows, lookup
+from epochlog.store.sst.parquet_options import flat_columns
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import EPOCH, UNTIL, RunFile, SortedRun, read_part
 from epochlog.store.types.key_codec import Key, KeyCodec, contiguous, last_of_each
@@ -201,7 +202,7 @@ def _check_epochs(run: SortedRun, part: RunFile, rows: Rows) -> Iterator[str]:
 def _check_parquet_statistics(data: pa.Buffer) -> Iterator[str]:
     """Check the statistics by which readers prune row groups."""
     file = pq.ParquetFile(pa.BufferReader(data))
-    places = {file.schema.column(at).path: at for at in range(len(file.schema))}
+    places = flat_columns(file.schema_arrow)
     for group in range(file.metadata.num_row_groups):
         metadata = file.metadata.row_group(group)
         for name in file.schema_arrow.names:

@@ -29,6 +29,10 @@ Stats = dict[str, tuple[Any, Any]]
 KEY = "_key"
 OP = "_op"
 UPSERT, DELETE = 0, 1
+EPOCH, UNTIL = "_epoch", "_until"
+"""Hidden int64 columns of run files: the first epoch that sees a row, and (in history) the first that no longer sees
+it.
+"""
 
 _VERIFIED_LIMIT = 100_000
 _verified: OrderedDict[tuple[object, ...], None] = OrderedDict()

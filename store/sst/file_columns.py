@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.errors import SchemaChanged
-from epochlog.store.types.retyping import as_type
+from epochlog.store.types.retyping import from_parquet
 from epochlog.store.types.schema import TableSchema
 
 Columns = TypeVar("Columns", pa.Table, pa.RecordBatch)
@@ -85,7 +85,7 @@ class ColumnMap:
         widened = not source.type.equals(field.type)
         if widened and visible is not None and not visible.all():
             column, nullable = pc.if_else(pa.array(visible), column, pa.scalar(None, column.type)), True
-        return as_type(column, field.type), nullable
+        return from_parquet(column, field.type), nullable
 
 
 def column_map(schema: TableSchema, file: Described) -> ColumnMap | None:

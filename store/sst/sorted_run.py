@@ -14,20 +14,22 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from epochlog.store.catalog.records import checked
-from epochlog.store.env.files import Files, inside_root
+from epochlog.store.env.files import Files, inside_root, write_failed
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.env.os_refusals import undecodable
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.types.column_types import parquet_type, same_layout
-from epochlog.store.types.key_codec import Key, KeyCodec, contiguous
+from epochlog.store.types.key_codec import Key, KeyCodec
 from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.read_options import ALL_ROWS, ReadOptions
-from epochlog.store.types.retyping import as_schema, as_type
+from epochlog.store.types.retyping import as_schema, from_parquet
 from epochlog.store.types.row_size import Sizes, block_sizes
 from epochlog.store.types.schema import TableSchema
 
 from .data_file import (
+    EPOCH,
     OP,
+    UNTIL,
     Stats,
     block_fields,
     block_pieces,
@@ -45,6 +47,7 @@ from .data_file import (
 from .file_columns import ColumnMap, column_map, dropped_ids
 from .guarantees import passing_guarantees
 from .merge import Rows
+from .parquet_options import column_options, flat_columns, is_text
 
 ROW_GROUP_ROWS = 8_192
 """Rows of a row group of a narrow table: the unit that a point lookup decodes."""
@@ -53,12 +56,8 @@ ROW_GROUP_COLUMNS = 8
 chunks, which its footer lists."""
 MOST_ROW_GROUP_ROWS = SCAN_ROWS = 65_536
 """Rows of a row group of a wide table; and of the row groups that a thread decodes at a time."""
-EPOCH, UNTIL = "_epoch", "_until"
-"""Hidden int64 columns: the first epoch that sees a row, and (in history) the first that no longer sees it."""
 
-_SAMPLE_ROWS = 8_192
 _FOOTER_BYTES = 32 << 20
-_WORTH_COMPRESSING = 0.85
 _T = pa.types
 
 
@@ -190,18 +189,18 @@ def write_part(
     table = file_table(schema, codec, rows, (EPOCH, UNTIL) if history else (EPOCH,))
     group_rows = row_group_rows(len(schema.schema))
     sink, codec_name = pa.BufferOutputStream(), compression(files, seldom_read=history)
-    per_column: dict[str, Any] = {
-        "use_dictionary": [field.name for field in table.schema if _has_few_values(table, field)],
-        "column_encoding": {
-            f.name: encoding
-            for f in table.schema
-            if (encoding := _choose_encoding(table, codec, f, packed=codec_name == "zstd"))
-        },
-        "compression": _choose_compression(table, codec, codec_name),
-        "write_statistics": [field.name for field in table.schema if not _may_hold_nan(field.type)],
-    }
-    fixed: dict[str, Any] = {"version": "2.6", "write_page_checksum": True}
-    pq.write_table(_in_parquet_types(table), sink, row_group_size=group_rows, **fixed, **per_column)
+    options = column_options(table, codec, codec_name)
+    try:
+        pq.write_table(
+            _in_parquet_types(table),
+            sink,
+            row_group_size=group_rows,
+            version="2.6",
+            write_page_checksum=True,
+            **options,
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise write_failed(path, error) from error
     data = sink.getvalue()
     starts = np.arange(0, len(rows), group_rows)
     part = RunFile(
@@ -234,63 +233,6 @@ def row_group_rows(columns: int) -> int:
     """Return the rows of a row group in files of a table with that many columns."""
     factor = 1 << max(0, -(-columns // ROW_GROUP_COLUMNS) - 1).bit_length()
     return min(factor * ROW_GROUP_ROWS, MOST_ROW_GROUP_ROWS)
-
-
-def _choose_encoding(table: pa.Table, codec: KeyCodec, field: pa.Field, *, packed: bool) -> str | None:
-    """Return the Parquet encoding of a column; None for the default (plain, or a dictionary).
-
-    packed: store the lengths of strings apart from their bytes. The file is smaller by a tenth, and slower to read.
-    """
-    if _has_few_values(table, field):
-        return None
-    if field.name in (EPOCH, UNTIL):
-        return "DELTA_BINARY_PACKED"
-    if field.name in codec.primary_key and (_T.is_integer(field.type) or _T.is_temporal(field.type)):
-        return "DELTA_BINARY_PACKED"
-    return "DELTA_LENGTH_BYTE_ARRAY" if packed and _is_text(field.type) else None
-
-
-def _has_few_values(table: pa.Table, field: pa.Field) -> bool:
-    """Return True if a dictionary pays: the column has texts or epochs, and a sample has few distinct values."""
-    if not (_is_text(field.type) or field.name in (EPOCH, UNTIL)):
-        return False
-    sample = _sample(table, field)
-    return pc.count_distinct(sample).as_py() * 8 < len(sample)
-
-
-def _choose_compression(table: pa.Table, codec: KeyCodec, codec_name: str) -> str | dict[str, str]:
-    """Return the compression, per column if some are better uncompressed: delta-encoded keys, random numbers."""
-    if any(_T.is_nested(field.type) for field in table.schema):
-        return codec_name  # Parquet sets compression by leaf columns, which have other names
-    return {
-        field.name: "none"
-        if _choose_encoding(table, codec, field, packed=False) == "DELTA_BINARY_PACKED"
-        or _is_incompressible(table, field, codec_name)
-        else codec_name
-        for field in table.schema
-    }
-
-
-def _is_incompressible(table: pa.Table, field: pa.Field, codec_name: str) -> bool:
-    """Return True if a sample of a column of numbers hardly shrinks under the compression."""
-    if not (_T.is_floating(field.type) or _T.is_integer(field.type)):
-        return False
-    values = contiguous(_sample(table, field).drop_null())
-    raw = values.to_numpy(zero_copy_only=False).tobytes()
-    return len(pa.compress(raw, codec_name, asbytes=True)) > _WORTH_COMPRESSING * len(raw)
-
-
-def _sample(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    return table.column(field.name).slice(table.num_rows // 2, _SAMPLE_ROWS)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return _T.is_string(kind) or _T.is_large_string(kind)
-
-
-def _may_hold_nan(kind: pa.DataType) -> bool:
-    """Return True if a column may have NaN. Statistics ignore NaN, so a reader would wrongly prune `not (x > 5)`."""
-    return _T.is_floating(kind) or _T.is_nested(kind)
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -343,10 +285,13 @@ def read_blocks(
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Parsed footer of a Parquet file, and the names of its columns in the file's order."""
+    """Parsed footer of a Parquet file, the names of its columns in the file's order, and the number of the Parquet
+    column of each that is not nested.
+    """
 
     metadata: pq.FileMetaData
     names: list[str]
+    places: dict[str, int]
 
     def read(self, data: pa.Buffer, groups: Sequence[int], names: list[str]) -> pa.Table:
         """Read these columns of these row groups, with a reader of its own: a reader is not thread-safe."""
@@ -364,7 +309,8 @@ def _footer(files: Files, part: RunFile, data: pa.Buffer) -> Footer:
     if footer is None:
         schema = (file := pq.ParquetFile(pa.BufferReader(data))).schema_arrow
         sound = all(same_layout(kind, parquet_type(kind)) for kind in schema.types)
-        footer = Footer(file.metadata if sound else _metadata_without_arrow_types(data), schema.names)
+        metadata = file.metadata if sound else _metadata_without_arrow_types(data)
+        footer = Footer(metadata, schema.names, flat_columns(schema))
         _footers.put(name, footer)
     return footer
 
@@ -409,7 +355,7 @@ def _decode(
             passing = (
                 _passing_row_groups(data, filter, schema)
                 if mapped is None
-                else _passing_of_mapped(footer.metadata, groups, filter, mapped, needed)
+                else _passing_of_mapped(footer, groups, filter, mapped, needed)
             )
             groups = [group for group in groups if group in passing]
         names = [name for name in footer.names if name in physical | if_present]
@@ -435,18 +381,18 @@ def _passing_row_groups(data: pa.Buffer, filter: pc.Expression, schema: TableSch
 
 
 def _passing_of_mapped(
-    metadata: pq.FileMetaData, groups: Sequence[int], filter: pc.Expression, mapped: ColumnMap, names: set[str]
+    footer: Footer, groups: Sequence[int], filter: pc.Expression, mapped: ColumnMap, names: set[str]
 ) -> set[int]:
     """Return those of the row groups of a file with other names or types that may pass the filter. The file's
     statistics are cast to the reader's types, and found by the columns' ids.
     """
     text, schema = str(filter), mapped.schema.schema
-    paths = {metadata.schema.column(place).path: place for place in range(len(metadata.schema))}
     sources = {name: mapped.sources.get(name) for name in names if name in text}
-    places = {name: paths[source.name] for name, source in sources.items() if source and source.name in paths}
+    known = footer.places
+    places = {name: known[source.name] for name, source in sources.items() if source and source.name in known}
     guarantees = []
     for group in groups:
-        row_group, guarantee = metadata.row_group(group), pc.scalar(True)
+        row_group, guarantee = footer.metadata.row_group(group), pc.scalar(True)
         for name, place in places.items():
             bounds = _bounds(row_group.column(place).statistics, schema.field(name).type)
             if bounds is not None:
@@ -459,7 +405,7 @@ def _bounds(statistics: pq.Statistics | None, kind: pa.DataType) -> tuple[pa.Sca
     """Return the least and greatest value of a row group as scalars of this type; None if they are not known, or if it
     has nulls, for which they say nothing.
     """
-    plain = _T.is_integer(kind) or _T.is_decimal(kind) or _is_text(kind) or _T.is_date32(kind)
+    plain = _T.is_integer(kind) or _T.is_decimal(kind) or is_text(kind) or _T.is_date32(kind)
     if not plain or statistics is None or not statistics.has_min_max or not statistics.has_null_count:
         return None
     if statistics.null_count:
@@ -483,5 +429,5 @@ def _cast_to_schema(table: pa.Table, schema: TableSchema) -> pa.Table:
     if table.schema.types == kinds:
         return table
     fields = [field.with_type(kind) for field, kind in zip(table.schema, kinds, strict=True)]
-    columns = [as_type(column, kind) for column, kind in zip(table.columns, kinds, strict=True)]
+    columns = [from_parquet(column, kind) for column, kind in zip(table.columns, kinds, strict=True)]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))

@@ -47,6 +47,16 @@ def as_type(column: Any, target: pa.DataType) -> Any:
     return column if chunked or isinstance(column, pa.Array) else column.combine_chunks()
 
 
+def from_parquet(column: Any, target: pa.DataType) -> Any:
+    """Return a column of a run file in a table's type. Raises ArrowInvalid for a value that does not fit."""
+    if _T.is_fixed_size_list(target) and target.list_size == 0 and isinstance(column, pa.ChunkedArray):
+        # Version 0.2 and earlier wrote such a column by Arrow, which gives each list an item that it does not have.
+        items = pa.array([], target.value_type)
+        chunks = [pa.Array.from_buffers(target, len(c), [validity(c)], children=[items]) for c in column.chunks]
+        return pa.chunked_array(chunks, target)
+    return as_type(column, target)
+
+
 def _without_hidden_nulls(values: pa.Array, *, required: bool = False) -> pa.Array:
     """Return the values with no null slot in a required field. Those beneath a null get any value.
 
