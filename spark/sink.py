@@ -35,6 +35,7 @@ from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.epoch import MAX_EPOCH
 from epochlog.store.types.schema import TableSchema
 
+from .catalog.sql_columns import check_types
 from .event_options import check_event_options, parse_event_shape
 from .frames import FrameWriter, check_frame
 from .options import (
@@ -135,8 +136,9 @@ def _add_columns(
     """
     known = (*columns.schema.names, CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
     written = shape.written(schema.names)
-    fields = (field for field in arrow_schema(schema) if field.name in written)
-    added = [field.with_nullable(True) for field in fields if field.name not in known]
+    new_columns = StructType([field for field in schema if field.name in written and field.name not in known])
+    check_types(table.name, new_columns)
+    added = [field.with_nullable(True) for field in arrow_schema(new_columns)]
     by_lower_case = {name.lower(): name for name in known}
     for field in added:
         if field.name.lower() in by_lower_case:

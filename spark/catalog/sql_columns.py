@@ -25,8 +25,9 @@ def stored_columns(table: str, schema: kinds.StructType) -> pa.Schema:
     """Return the Arrow schema of a table with these columns. Raises InvalidSchema, which names the column and the type
     to write instead, for a type or a comment that the table could not keep.
     """
+    check_types(table, schema)
     for field in schema:
-        _check_type(table, field.name, field.dataType)
+        _refuse_inner_comments(table, field.name, field.dataType)
         if _CHAR_OR_VARCHAR in field.metadata:
             _refuse(table, field.name, field.metadata[_CHAR_OR_VARCHAR], "STRING; a table checks no lengths")
     comments = {field.name: field.metadata.get("comment") for field in schema}
@@ -38,6 +39,14 @@ def stored_columns(table: str, schema: kinds.StructType) -> pa.Schema:
     return pa.schema([commented(field) for field in arrow_schema(schema)])
 
 
+def check_types(table: str, schema: kinds.StructType) -> None:
+    """Raise InvalidSchema, which names the column and the type to write instead, for a type that a table could not
+    keep.
+    """
+    for field in schema:
+        _check_type(table, field.name, field.dataType)
+
+
 def _check_type(table: str, column: str, kind: kinds.DataType) -> None:
     match kind:
         case kinds.ArrayType():
@@ -47,17 +56,29 @@ def _check_type(table: str, column: str, kind: kinds.DataType) -> None:
             _check_type(table, f"{column}.value", kind.valueType)
         case kinds.StructType():
             for field in kind:
+                _check_type(table, f"{column}.{field.name}", field.dataType)
+        case _:
+            advice = _instead(kind)
+            if advice is not None:
+                _refuse(table, column, kind.simpleString(), advice)
+
+
+def _refuse_inner_comments(table: str, column: str, kind: kinds.DataType) -> None:
+    match kind:
+        case kinds.ArrayType():
+            _refuse_inner_comments(table, f"{column}.element", kind.elementType)
+        case kinds.MapType():
+            _refuse_inner_comments(table, f"{column}.key", kind.keyType)
+            _refuse_inner_comments(table, f"{column}.value", kind.valueType)
+        case kinds.StructType():
+            for field in kind:
                 name = f"{column}.{field.name}"
                 if "comment" in field.metadata:
                     raise InvalidSchema(
                         f"table {table}, column {name!r}: only columns have a comment, fields within them have none; "
                         "leave out its COMMENT"
                     )
-                _check_type(table, name, field.dataType)
-        case _:
-            advice = _instead(kind)
-            if advice is not None:
-                _refuse(table, column, kind.simpleString(), advice)
+                _refuse_inner_comments(table, name, field.dataType)
 
 
 def _instead(kind: kinds.DataType) -> str | None:

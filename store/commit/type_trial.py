@@ -24,7 +24,7 @@ from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.merge import Rows, sorted_unique
 from epochlog.store.sst.segment import Segment, write_segment
 from epochlog.store.sst.sorted_run import EPOCH, SortedRun, write_part
-from epochlog.store.types.column_types import is_key_type, stored_type
+from epochlog.store.types.column_types import is_key_type, refusal, stored_type
 from epochlog.store.types.key_codec import KeyCodec, contiguous
 from epochlog.store.types.null_safe_equal import same_values
 from epochlog.store.types.sample_values import sample_column, shape_of
@@ -45,8 +45,10 @@ def require_returnable(table: str, fields: Iterable[pa.Field]) -> None:
 
 
 def unreturned(fields: Iterable[pa.Field]) -> Iterator[tuple[str, str]]:
-    """Yield the columns whose rows would not come back, each with the reason and what to write."""
-    kinds = {field.name: stored_type(field.type) for field in fields}
+    """Yield the columns whose rows would not come back, each with the reason and what to write. Types that no schema of
+    a table has are left out.
+    """
+    kinds = {field.name: stored_type(field.type) for field in fields if refusal(field.type) is None}
     shapes = {name: shape_of(kind) for name, kind in kinds.items()}
     untried = {shape for shape in shapes.values() if not is_key_type(shape) and shape not in _returned}
     if not untried:

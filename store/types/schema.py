@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from dataclasses import field as dataclass_field
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import msgpack
 import pyarrow as pa
@@ -80,6 +80,14 @@ class TableSchema:
         if len(ids) != len(self.schema) or len(set(ids)) != len(ids):
             raise InvalidSchema(f"table {self.name}: {len(self.schema)} columns have the field ids {ids}")
         object.__setattr__(self, "ids", ids)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the columns as an IPC message: pyarrow's own pickles lose the nullability of vectors' items."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return _unpickled, ({**values, "schema": self.schema.serialize().to_pybytes()},)
+
+    def __copy__(self) -> TableSchema:
+        return _made({field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -179,6 +187,18 @@ class TableSchema:
         schema = pa.ipc.read_schema(pa.py_buffer(record["schema"]))
         ids, version = tuple(record.get("ids", ())), record.get("version", 0)
         return cls(record["name"], schema, tuple(record["primary_key"]), record.get("sequence_by"), ids, version)
+
+
+def _unpickled(values: dict[str, Any]) -> TableSchema:
+    return _made({**values, "schema": pa.ipc.read_schema(pa.py_buffer(values["schema"]))})
+
+
+def _made(values: dict[str, Any]) -> TableSchema:
+    """Return a schema of these attributes, which are valid."""
+    schema = object.__new__(TableSchema)
+    for name, value in values.items():
+        object.__setattr__(schema, name, value)
+    return schema
 
 
 def _type_name(value: object) -> str:

@@ -197,6 +197,19 @@ def test_an_added_column_keeps_its_comment(spark: SparkSession, store: el.Store)
     assert not described["m"]
 
 
+def test_an_added_column_has_required_fields_below_its_nulls(spark: SparkSession, store: el.Store) -> None:
+    table = store.create_table("t", pa.schema([("id", pa.int64())]), ["id"])
+    table.upsert([{"id": 1}])
+    spark.sql("ALTER TABLE lake.t ADD COLUMNS (s STRUCT<carrier: STRING NOT NULL, sizes: ARRAY<INT>>)")
+    spark.sql("INSERT INTO lake.t VALUES (2, named_struct('carrier', 'dhl', 'sizes', array(1, NULL))), (3, NULL)")
+    wanted = [None, {"carrier": "dhl", "sizes": [1, None]}, None]
+    for _ in range(2):
+        assert store.table("t").to_arrow().column("s").to_pylist() == wanted
+        read = spark.sql("SELECT s FROM lake.t ORDER BY id").collect()
+        assert [row.s and row.s.asDict() for row in read] == wanted
+        store.compact("t", full=True)
+
+
 def test_an_alter_of_a_table_that_is_read_is_refused_by_its_own_error(spark: SparkSession, store: el.Store) -> None:
     store.create_table("t", pa.schema([("id", pa.int64()), ("n", pa.int32())]), ["id"]).upsert([{"id": 1, "n": 1}])
     view = store.create_view("v", "SELECT id, n FROM t", ["id"])

@@ -16,6 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 import epochlog as el
+import lossy_writer
 from epochlog.spark import compaction
 from epochlog.store.compaction import rewriter, task_pieces
 from epochlog.store.compaction.claim import CLAIM_MS
@@ -24,6 +25,7 @@ from epochlog.store.compaction.work import Work, read_work
 from epochlog.store.metadata.lookups import find_table, get_runs
 from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.sst.sorted_run import SortedRun
+from lossy_writer import NESTED, nested_rows
 from s3_server import S3Server
 from sink_simulation import DAY_MS, GRACE_MS, Later, spark_intents
 from spark_driver import SPECULATIVE, driver, vacuumed
@@ -153,6 +155,24 @@ def test_a_damaged_input_is_named_and_the_next_compaction_works(store: el.Store,
     away.rename(path)
     store.compact("t", spark=spark)
     assert store.table("t").info.runs == 1 and store.table("t").to_arrow(epoch=epoch) == expected
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_task_whose_file_lost_a_value_is_named_and_the_inputs_stay(
+    store: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = store.create_table("t", NESTED, ["id"], options=FOREVER)
+    table.upsert(nested_rows(2_000))
+    expected = table.to_arrow()
+    with monkeypatch.context() as patch:
+        patch.setattr(compaction, "_rewrite_task", lossy_writer.rewrite_task)
+        with pytest.raises(el.ReadBackFailed, match="table 't'.*row 7 of column 'v'"):
+            store.compact("t", spark=spark)
+    assert table.info.runs == 0 and table.to_arrow() == expected
+    assert 'epochlog_compaction_check_failures_total{table="t"} 1' in store.metrics()
+    store.compact("t", spark=spark)
+    assert table.info.runs == 1 and table.to_arrow() == expected
+    assert 'epochlog_compaction_checked_rows_total{table="t"} 2000' in store.metrics()
 
 
 # ---- two compactors --------------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import epochlog as el
+from nested_values import LITERAL
 
 pytestmark = pytest.mark.spark
 
@@ -137,3 +139,43 @@ def test_arrow_casts_are_lossless_without_spark() -> None:
     wired = to_spark("t", stored, arrow_schema(spark_schema("t", table.schema, ("id",))))
     assert table.conform(from_spark(table, wired)).equals(stored)
     assert isinstance(el.SchemaMismatch("x"), el.InvalidInput)
+
+
+def test_nested_types_that_arrow_loses_come_back(lake) -> None:
+    """Required fields below nulls, vectors, empty ones: through Spark's sink, compaction and source."""
+    fields = [pa.field(f"v{place}", kind) for place, (kind, _) in enumerate(LITERAL.values())]
+    schema = pa.schema([("id", pa.int64()), *fields])
+    columns = [pa.array([*values, None], kind) for kind, values in LITERAL.values()]
+    source = lake.store.create_table("source", schema, ["id"])
+    target = lake.store.create_table("target", schema, ["id"])
+    source.upsert(pa.Table.from_arrays([pa.array([0, 1, 2, 3]), *columns], schema=schema))
+    lake.write(lake.read("source"), "target")
+    lake.store.compact(full=True)
+    lake.write(lake.read("target").where("id > 1"), "target")
+    for name in schema.names:
+        assert target.to_arrow(columns=[name]).equals(source.to_arrow(columns=[name])), name
+
+
+def test_required_fields_of_added_columns_are_below_nulls(lake) -> None:
+    """Those of before, and of rows without a value."""
+    lake.orders.upsert([{"id": 1, "day": "d", "amount": 1.0}])
+    inner = StructType([StructField("carrier", StringType(), nullable=False)])
+    merged = StructType([StructField("id", LongType()), StructField("m", inner)])
+    lake.write(lake.spark.createDataFrame([(2, ("dhl",)), (3, None)], merged), mergeSchema="true")
+    wanted = {1: None, 2: {"carrier": "dhl"}, 3: None}
+    for _ in range(2):
+        rows = lake.orders.to_arrow(columns=["id", "m"])
+        assert {row["id"]: row["m"] for row in rows.to_pylist()} == wanted
+        read = lake.read().select("id", "m").collect()
+        assert {row.id: row.m and row.m.asDict() for row in read} == wanted
+        lake.store.compact(full=True)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_merge_schema_refuses_a_variant(lake, wrapped: bool) -> None:
+    variant = "parse_json('{\"a\": 1}')"
+    frame = lake.spark.sql(f"SELECT 1L AS id, {f'array({variant})' if wrapped else variant} AS v")
+    column = "v.element" if wrapped else "v"
+    with pytest.raises(Exception, match=rf"InvalidSchema: table orders, column '{column}': type variant.*to_json"):
+        lake.write(frame, mergeSchema="true")
+    assert lake.orders.schema.names == ["id", "day", "amount"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
+from copy import copy
 from decimal import Decimal
 
 import numpy as np
@@ -118,10 +119,27 @@ def test_dictionaries_and_views_are_stored_plain_at_any_depth() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.field("item", pa.float32(), nullable=False), 2),
+        pa.struct([pa.field("a", pa.list_(pa.field("x", pa.int8(), nullable=False), 3), nullable=False)]),
+        pa.map_(pa.string(), pa.field("value", pa.int8(), nullable=False), keys_sorted=True),
+    ],
+    ids=str,
+)
+def test_pickles_keep_types_that_pickles_of_arrow_change(kind: pa.DataType) -> None:
+    schema = schema_of(("id", pa.int64()), ("v", kind))
+    for made in (pickle.loads(pickle.dumps(schema)), TableSchema.from_bytes(schema.to_bytes()), copy(schema)):
+        assert made.schema.equals(schema.schema, check_metadata=True)
+        assert made == schema
+        assert made.lineage == ()
+
+
 def test_bytes_and_pickle_round_trips() -> None:
-    for copy in (TableSchema.from_bytes(ORDERS.to_bytes()), pickle.loads(pickle.dumps(ORDERS))):
-        assert copy == ORDERS
-        assert copy.schema.equals(ORDERS.schema)
+    for made in (TableSchema.from_bytes(ORDERS.to_bytes()), pickle.loads(pickle.dumps(ORDERS))):
+        assert made == ORDERS
+        assert made.schema.equals(ORDERS.schema)
 
 
 # ---- data in ---------------------------------------------------------------------------------------------------
