@@ -24,7 +24,7 @@ from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.merge import Rows, sorted_unique
 from epochlog.store.sst.segment import Segment, write_segment
 from epochlog.store.sst.sorted_run import EPOCH, SortedRun, write_part
-from epochlog.store.types.column_types import is_key_type, refusal, stored_type
+from epochlog.store.types.column_types import has_size_zero, is_key_type, refusal, stored_type
 from epochlog.store.types.key_codec import KeyCodec, contiguous
 from epochlog.store.types.null_safe_equal import same_values
 from epochlog.store.types.sample_values import sample_column, shape_of
@@ -49,6 +49,9 @@ def unreturned(fields: Iterable[pa.Field]) -> Iterator[tuple[str, str]]:
     a table has are left out.
     """
     kinds = {field.name: stored_type(field.type) for field in fields if refusal(field.type) is None}
+    for name in [name for name, kind in kinds.items() if has_size_zero(kind)]:
+        what = f"type {kinds.pop(name)} has a size of 0, so it holds no values, and DuckDB and polars fail at it"
+        yield name, f"{what}. Write a list, or a size of 1 or more"
     shapes = {name: shape_of(kind) for name, kind in kinds.items()}
     untried = {shape for shape in shapes.values() if not is_key_type(shape) and shape not in _returned}
     if not untried:

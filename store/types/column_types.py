@@ -121,6 +121,12 @@ def has_fixed_size_lists(kind: pa.DataType) -> bool:
     return _T.is_fixed_size_list(kind) or any(has_fixed_size_lists(child.type) for child in children(kind))
 
 
+def has_size_zero(kind: pa.DataType) -> bool:
+    """Return True if the type, or a type inside it, is a list or bytes of the fixed size 0."""
+    size = kind.list_size if _T.is_fixed_size_list(kind) else kind.byte_width if _T.is_fixed_size_binary(kind) else 1
+    return size == 0 or any(has_size_zero(child.type) for child in children(kind))
+
+
 def same_layout(kind: pa.DataType, other: pa.DataType) -> bool:
     """Return True if arrays of the two types have the same buffers: the types differ in names and nullability only."""
     if kind.equals(other):
