@@ -52,6 +52,7 @@ def check(store: el.Store, name: str, wanted: list[Any]) -> None:
     assert changes.column("v").to_pylist() == wanted
 
 
+@pytest.mark.rule("1.28")
 @pytest.mark.parametrize("kind, values", LITERAL.values(), ids=list(LITERAL))
 def test_a_type_returns_its_values(store: el.Store, kind: pa.DataType, values: list[Any]) -> None:
     schema = pa.schema([("id", pa.int64()), ("v", kind)])
@@ -66,6 +67,7 @@ def test_a_type_returns_its_values(store: el.Store, kind: pa.DataType, values: l
     check(store, "t", [values[1], values[0], values[2]])
 
 
+@pytest.mark.rule("1.28")
 @pytest.mark.parametrize("kind, values", LITERAL.values(), ids=list(LITERAL))
 def test_an_added_column_returns_its_values(store: el.Store, kind: pa.DataType, values: list[Any]) -> None:
     table = store.create_table("t", pa.schema([("id", pa.int64())]), ["id"])
@@ -78,6 +80,7 @@ def test_an_added_column_returns_its_values(store: el.Store, kind: pa.DataType, 
     check(store, "t", [values[0], None, None])
 
 
+@pytest.mark.rule("1.28")
 @pytest.mark.parametrize("kind, values", SIZE_ZERO.values(), ids=list(SIZE_ZERO))
 def test_a_size_of_zero_is_refused_by_name(store: el.Store, kind: pa.DataType, values: list[Any]) -> None:
     message = r"table t, column 'v': type .* has a size of 0.*Write a list, or a size of 1 or more"
@@ -239,7 +242,7 @@ class NestedRows:
 
 
 @pytest.mark.medium
-@settings(max_examples=settings.default.max_examples // 4)
+@settings(max_examples=settings().max_examples // 4)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_random_types_return_random_rows(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = random.Random(seed)

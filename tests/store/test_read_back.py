@@ -30,6 +30,7 @@ def filled(store: el.Store, count: int, **options: Any) -> el.Table:
     return table
 
 
+@pytest.mark.rule("1.29")
 @pytest.mark.parametrize("row", [0, 1, 9])
 def test_one_lost_nested_value_keeps_the_inputs(store: el.Store, row: int) -> None:
     table = filled(store, 10)
@@ -64,6 +65,7 @@ def test_without_the_check_the_value_is_lost(store: el.Store) -> None:
     assert table.to_arrow().column("v")[3].as_py() == {"l": [None, None]}
 
 
+@pytest.mark.rule("1.29")
 @pytest.mark.medium
 @pytest.mark.parametrize("check", ["sample", "all"])
 def test_of_a_large_file_a_sample_or_all_is_read(store: el.Store, check: str) -> None:
@@ -81,6 +83,7 @@ def test_of_a_large_file_a_sample_or_all_is_read(store: el.Store, check: str) ->
     assert read == groups if check == "all" else 3 <= read <= 2 + RANDOM_GROUPS
 
 
+@pytest.mark.rule("1.29")
 def test_the_sample_follows_from_the_path() -> None:
     def part(path: str, groups: int) -> RunFile:
         return RunFile(path, 0, 0, 0, 0, 0, blocks=tuple(range(groups)))
