@@ -157,6 +157,7 @@ def test_a_damaged_input_is_named_and_the_next_compaction_works(store: el.Store,
     assert store.table("t").info.runs == 1 and store.table("t").to_arrow(epoch=epoch) == expected
 
 
+@pytest.mark.planted
 @pytest.mark.usefixtures("small_pieces")
 def test_a_task_whose_file_lost_a_value_is_named_and_the_inputs_stay(
     store: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ def filled(store: el.Store, count: int, **options: Any) -> el.Table:
 
 
 @pytest.mark.rule("1.29")
+@pytest.mark.planted
 @pytest.mark.parametrize("row", [0, 1, 9])
 def test_one_lost_nested_value_keeps_the_inputs(store: el.Store, row: int) -> None:
     table = filled(store, 10)
@@ -48,6 +49,7 @@ def test_one_lost_nested_value_keeps_the_inputs(store: el.Store, row: int) -> No
     assert 'epochlog_compaction_checked_rows_total{table="t"} 10' in store.metrics()
 
 
+@pytest.mark.planted
 def test_a_file_that_cannot_be_decoded_keeps_the_inputs(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = filled(store, 10)
     rows = table.to_arrow()

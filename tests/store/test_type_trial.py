@@ -40,6 +40,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.rule("1.28")
+@pytest.mark.planted
 @pytest.mark.usefixtures("broken")
 def test_a_type_that_would_not_come_back_is_refused_at_every_door(store: el.Store) -> None:
     fields = [ID, pa.field("good", pa.list_(pa.int8())), pa.field("v", VECTOR)]
@@ -100,6 +101,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 
 
 @pytest.mark.rule("1.28")
+@pytest.mark.planted
 @pytest.mark.parametrize("place", PLANTED)
 def test_a_bug_on_each_way_of_the_rows_is_found(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     holder, name, lossy = PLANTED[place]
