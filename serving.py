@@ -56,10 +56,10 @@ def serve(
     without one, every user of this machine may read and write, and a warning is logged. read_token: a second token,
     whose clients may only read. coordinator: a Redis server, "redis://…", that keeps a copy of the end marks of staged
     queries, and their stage counters; it may be unavailable, or lose them. control: times of heartbeats and
-    checkpoints. metrics: an address such as "127.0.0.1:0" that serves Prometheus text over HTTP at /metrics; only this
-    machine can reach it. ui: an address such as "127.0.0.1:8321" that shows the store on a page for browsers, which
-    sign in with one of the tokens; an address that other hosts can reach needs tls= and a token. Raises
-    InsecureServer, InvalidInput, WriteFailed (the port is taken).
+    checkpoints. metrics: an address such as "127.0.0.1:0" that serves Prometheus text over HTTP at /metrics, one text
+    for all requests within a second; only this machine can reach it. ui: an address such as "127.0.0.1:8321" that shows
+    the store on a page for browsers, which sign in with one of the tokens; an address that other hosts can reach needs
+    tls= and a token. Raises InsecureServer, InvalidInput, WriteFailed (the port is taken).
     """
     if control is not None and not isinstance(control, CoordinatorSettings):
         raise InvalidInput(f"control= takes epochlog.CoordinatorSettings, not {control!r}")

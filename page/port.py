@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from epochlog.errors import EpochlogError, InsecureServer, InvalidInput, TableNotFound
 from epochlog.exchange.transport.duplex import check_token, is_loopback
 from epochlog.exchange.transport.http_port import HttpHandler, HttpPort, host_and_port
+from epochlog.exchange.transport.shared_answers import SharedAnswers
 from epochlog.exchange.transport.tokens import check_strength
 from epochlog.store.session.handle import Handle
 
@@ -37,12 +38,13 @@ HEADERS = {
 MAX_LISTENERS = 32
 """Open streams of events of one port."""
 MAX_READING = 2
-"""Documents that are made at a time; further requests wait."""
+"""Documents that are made at a time; further requests wait. One document serves all who ask for it within a second."""
 BEAT_S = 5.0
 """Time after which a stream without a change sends a comment, so that a closed connection is noticed."""
 MAX_FORM = 1024
 """Bytes of the form to sign in."""
 JSON = "application/json; charset=utf-8"
+DOCUMENTS = ("/status.json", "/curves.json", "/table.json", "/agreement.json", "/lanes.json")
 KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -93,7 +95,7 @@ class PagePort:
         Handler.site = site
         self._site, self._feed = site, site.feed
         try:
-            self._port = HttpPort(address, Handler, "the page", certificate)
+            self._port = HttpPort(address, Handler, "the page", certificate, site.knows)
         except BaseException:
             self._feed.close()
             raise
@@ -116,11 +118,20 @@ class _Site:
         self.sessions: SignedIn | None = None
         self.ready = threading.Event()
         self.listeners = threading.BoundedSemaphore(MAX_LISTENERS)
-        self.reading = threading.BoundedSemaphore(MAX_READING)
+        self.answers = SharedAnswers(MAX_READING)
         self.static = _static_files()
 
+    def knows(self, head: bytes) -> bool:
+        """Return True if the head of a request has a session."""
+        return self.sessions is not None and self.sessions.is_named_in(head)
+
+    def document_key(self, path: str, query: Mapping[str, list[str]]) -> Hashable:
+        """Return a key that changes with the catalog and the samples, so that no document hides a commit."""
+        version = self.handle.catalog.read(lambda view: view.version)
+        return path, tuple(query.get("table", [])), version, self.feed.curves.version
+
     def document(self, path: str, query: Mapping[str, list[str]]) -> Any:
-        """Return the document of a path; None if there is none."""
+        """Return the document of a path."""
         names = query.get("table", [])
         match path:
             case "/status.json":
@@ -133,10 +144,8 @@ class _Site:
                 return table_document(self.handle, names[0])
             case "/agreement.json":
                 return agreement_document(self.handle, names)
-            case "/lanes.json":
+            case _:  # /lanes.json
                 return lanes_document(self.handle, names)
-            case _:
-                return None
 
 
 def _static_files() -> dict[str, tuple[bytes, str]]:
@@ -170,14 +179,17 @@ class _PageHandler(HttpHandler):
             self._send_events()
         elif path in self.site.static:
             self.send_page(*self.site.static[path])
-        else:
+        elif path in DOCUMENTS:
             self._send_document(path, query)
+        else:
+            self.send_error(404)
 
     def _send_document(self, path: str, query: str) -> None:
+        site = self.site
         try:
             names = parse_qs(query, max_num_fields=64)
-            with self.site.reading:
-                document = self.site.document(path, names)
+            key = site.document_key(path, names)
+            content = self.made(site.answers, key, lambda: encoded(site.document(path, names)))
         except TableNotFound as error:
             self._send_json({"error": error_facts(error)}, 404)
         except (InvalidInput, ValueError) as error:
@@ -186,12 +198,9 @@ class _PageHandler(HttpHandler):
         except EpochlogError as error:
             self._send_json({"error": error_facts(error)}, 503)
         else:
-            if document is None:
-                self.send_error(404)
-            else:
-                self._send_json(document)
+            self.send_page(content, JSON)
 
-    def _send_json(self, document: Any, status: int = 200) -> None:
+    def _send_json(self, document: Any, status: int) -> None:
         self.send_page(encoded(document), JSON, status)
 
     # ---- events ----------------------------------------------------------------------------------------------------
@@ -205,7 +214,7 @@ class _PageHandler(HttpHandler):
             self.send_error(503)
             return
         try:
-            self.server.release(self.request)  # pyright: ignore[reportAttributeAccessIssue]: the listener of HttpPort
+            self.accepted.release()
             self.send_head("text/event-stream")
             self.site.feed.listen()
             try:

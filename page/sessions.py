@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 import threading
 from collections.abc import Collection
@@ -23,6 +24,7 @@ class SignedIn:
         """Create the sessions. tokens: each permits to sign in. secure: True for TLS."""
         self._tokens = [token.encode() for token in tokens]
         self._name = f"epochlog-{port}"  # cookies of a host are shared by all its ports
+        self._pattern = re.compile(rb"%s=([\w-]+)" % self._name.encode())
         self._secure = secure
         self._lock = threading.Lock()
         self._ends: dict[str, float] = {}  # oldest first
@@ -40,6 +42,11 @@ class SignedIn:
                 del self._ends[next(iter(self._ends))]
         secure = "; Secure" if self._secure else ""
         return f"{self._name}={name}; Path=/; Max-Age={int(SESSION_S)}; HttpOnly; SameSite=Strict{secure}"
+
+    def is_named_in(self, head: bytes) -> bool:
+        """Return True if the head of a request names a session, which may have ended."""
+        cookie = self._pattern.search(head)
+        return cookie is not None and cookie[1].decode() in self._ends
 
     def knows(self, cookies: str | None) -> bool:
         """Return True if the Cookie header has a session that has not ended."""

@@ -1,4 +1,4 @@
-"""Bounded HTTP port of the standard library: connections, times and methods have limits, and the `Host` is checked.
+"""HTTP port of bounded connections, threads and times, whose methods are limited and whose `Host` is checked.
 
 The metrics and the page of a store are served by it; Flight cannot serve either.
 """
@@ -9,59 +9,58 @@ import ipaddress
 import os
 import socket
 import ssl
-import sys
-import threading
-from collections.abc import Callable
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from collections.abc import Callable, Hashable
+from http.server import BaseHTTPRequestHandler
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from epochlog.errors import InvalidInput, WriteFailed
-from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.log_events import DEFECT
 
+from . import http_listener
 from .duplex import is_loopback
-
-REQUEST_S = 5.0
-"""Seconds within which a client sends its request and reads the answer."""
-MAX_CONNECTIONS = 64
-"""Open connections of the port."""
+from .http_listener import HttpConnection, HttpListener
+from .shared_answers import SharedAnswers
 
 
 class HttpPort:
-    """HTTP listener with a thread of its own, and one for each connection, until `close`."""
+    """HTTP port whose requests are answered by a class of handlers, until `close`."""
 
     def __init__(
-        self, address: str, handler: type[HttpHandler], purpose: str, certificate: tuple[bytes, bytes] | None = None
+        self,
+        address: str,
+        handler: type[HttpHandler],
+        purpose: str,
+        certificate: tuple[bytes, bytes] | None = None,
+        is_known: Callable[[bytes], bool] = lambda head: False,
     ) -> None:
         """Listen at `address`: host:port, port 0 for a free one. purpose: what is served, for messages and the name of
-        the thread. certificate: chain and key, PEM, for TLS. Raises InvalidInput, WriteFailed.
+        the thread. certificate: chain and key, PEM, for TLS. is_known: returns True for the head of a request that goes
+        before others; without TLS. Raises InvalidInput, WriteFailed.
         """
         host, port = host_and_port(address, purpose)
         bound_handler = type(handler.__name__, (handler,), {"purpose": purpose, "bound_host": host})
+
+        def respond(connection: HttpConnection) -> None:
+            if context is not None:
+                connection.start_tls(context)
+            bound_handler(connection)
+
         try:
             context = None if certificate is None else _tls_context(*certificate)
-            self.listener = _Listener(host, port, bound_handler, context)
+            self.listener = HttpListener(host, port, respond, purpose, tls=context is not None, is_known=is_known)
         except (OSError, ssl.SSLError) as error:
             pem = "" if certificate is None else ", and check that certificate and key are PEM and belong together"
             message = f"{purpose} cannot be served at {address}: {error}; choose another port{pem}"
             raise WriteFailed(message) from None
         scheme = "http" if certificate is None else "https"
         bracketed_host = f"[{host}]" if ":" in host else host
-        self.port = int(self.listener.server_address[1])
+        self.port = self.listener.port
         self.origin = f"{scheme}://{bracketed_host}:{self.port}"
-        self._thread = threading.Thread(
-            target=self.listener.serve_forever, args=(0.05,), name=f"epochlog-{purpose}", daemon=True
-        )
-        self._thread.start()
 
     def close(self) -> None:
         """Stop listening and end all connections; a second call does nothing."""
-        self.listener.shutdown()
-        self.listener.server_close()
-        self.listener.abort_all()
-        self._thread.join()
+        self.listener.close()
 
 
 def host_and_port(address: object, purpose: str) -> tuple[str, int]:
@@ -87,77 +86,6 @@ def _tls_context(chain: bytes, key: bytes) -> ssl.SSLContext:
     return context
 
 
-class _Listener(ThreadingHTTPServer):
-    """Listener with at most MAX_CONNECTIONS connections, each for at most REQUEST_S. A further connection aborts the
-    oldest one. A handler may exempt its connection from both (`release`).
-    """
-
-    daemon_threads = True
-    request_queue_size = MAX_CONNECTIONS
-
-    def __init__(self, host: str, port: int, handler: type[HttpHandler], tls: ssl.SSLContext | None) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._deadlines: dict[socket.socket, float] = {}  # oldest first
-        self._released: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._tls = tls
-        super().__init__((host, port), handler)
-
-    def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. The handshake of TLS is part of its first read, in the thread of the connection."""
-        request, address = super().get_request()
-        if self._tls is not None:
-            request = self._tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-        return request, address
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            self._deadlines[request] = monotonic_s() + REQUEST_S
-            oldest = next(iter(self._deadlines)) if len(self._deadlines) > MAX_CONNECTIONS else None
-        if oldest is not None:
-            self._abort(oldest)
-        super().process_request(request, client_address)
-
-    def release(self, request: socket.socket) -> None:
-        """Exempt a connection from the limits of number and time; its handler has limits of its own."""
-        with self._lock:
-            self._deadlines.pop(request, None)
-            self._released.add(request)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._deadlines.pop(request, None)
-            self._released.discard(request)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Abort connections past their deadline; the base class calls this at each of its polls."""
-        now = monotonic_s()
-        with self._lock:
-            late = [request for request, deadline in self._deadlines.items() if deadline <= now]
-        for request in late:
-            self._abort(request)
-
-    def abort_all(self) -> None:
-        """Abort all connections, released ones too."""
-        with self._lock:
-            requests = [*self._deadlines, *self._released]
-        for request in requests:
-            self._abort(request)
-
-    def _abort(self, request: socket.socket) -> None:
-        with self._lock:
-            self._deadlines.pop(request, None)
-        with suppress(OSError):  # the thread that reads the connection fails then, and closes it
-            socket.socket.shutdown(request, socket.SHUT_RDWR)  # an SSLSocket's own would change what that thread reads
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error unless its client has disconnected or was aborted."""
-        error = sys.exc_info()[1]
-        if error is not None and not isinstance(error, OSError):
-            DEFECT.log(what="a request to an HTTP port", error=error)
-
-
 class HttpHandler(BaseHTTPRequestHandler):
     """Handler of one request, after which the connection ends. A subclass answers GET in `answer`; HEAD is a GET whose
     body is not sent. Other methods are refused.
@@ -168,8 +96,12 @@ class HttpHandler(BaseHTTPRequestHandler):
     headers_of_all: ClassVar[dict[str, str]] = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
     protocol_version = "HTTP/1.1"
 
+    def __init__(self, accepted: HttpConnection) -> None:
+        self.accepted = accepted
+        super().__init__(accepted.socket, accepted.address, None)  # pyright: ignore[reportArgumentType]: it has no server
+
     def setup(self) -> None:
-        self.request.settimeout(REQUEST_S)
+        self.request.settimeout(http_listener.REQUEST_S)
         super().setup()
 
     def answer(self, path: str, query: str) -> None:
@@ -199,6 +131,11 @@ class HttpHandler(BaseHTTPRequestHandler):
         except Exception as error:  # noqa: BLE001 (a defect; it is logged)
             DEFECT.log(what=f"serving {self.purpose}", error=error)
             self.send_error(500)
+
+    def made(self, answers: SharedAnswers, key: Hashable, make: Callable[[], bytes]) -> bytes:
+        """Return the shared answer of the key."""
+        with self.accepted.working():
+            return answers.get(key, make, self.accepted.is_gone)
 
     def send_page(self, body: bytes, kind: str, status: int = 200, headers: dict[str, str] | None = None) -> None:
         """Send a whole answer."""

@@ -9,12 +9,13 @@ from epochlog.errors import InsecureServer
 
 from .duplex import is_loopback
 from .http_port import HttpHandler, HttpPort, host_and_port
+from .shared_answers import SharedAnswers
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsPort:
-    """HTTP server of the text that `render` returns for each request, until `close`."""
+    """HTTP server of the text that `render` returns, until `close`. One text answers all requests within a second."""
 
     def __init__(self, address: str, render: Callable[[], str]) -> None:
         """Listen at `address`: host:port, port 0 for a free one. Raises InsecureServer, InvalidInput, WriteFailed."""
@@ -24,6 +25,7 @@ class MetricsPort:
 
         class Handler(_Handler):
             render_page = staticmethod(render)
+            texts = SharedAnswers(makers=1)
 
         self._port = HttpPort(address, Handler, "metrics")
         self.location = f"{self._port.origin}/metrics"
@@ -35,9 +37,11 @@ class MetricsPort:
 
 class _Handler(HttpHandler):
     render_page: ClassVar[Callable[..., str]]
+    texts: ClassVar[SharedAnswers]
 
     def answer(self, path: str, query: str) -> None:
         if path != "/metrics":
             self.send_error(404)
         else:
-            self.send_page(type(self).render_page().encode(), PLAIN)
+            render = type(self).render_page
+            self.send_page(self.made(self.texts, path, lambda: render().encode()), PLAIN)

@@ -18,7 +18,7 @@ import plain_flight as plain
 from certificates import make_certificate
 from epochlog.errors import LimitExceeded
 from epochlog.exchange.server import Certificate, Server
-from epochlog.exchange.transport import connections, http_port
+from epochlog.exchange.transport import connections, http_listener
 from epochlog.exchange.transport.connections import Callers, ConnectionLimits, choose_excess, most_connections
 from epochlog.exchange.transport.duplex import ClientStream, connect
 from epochlog.exchange.transport.metrics_http import MetricsPort
@@ -218,7 +218,7 @@ def test_calls_are_bounded_by_who_may_write_and_by_connection() -> None:
 
 @pytest.fixture
 def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsPort]:
-    monkeypatch.setattr(http_port, "REQUEST_S", 0.5)
+    monkeypatch.setattr(http_listener, "REQUEST_S", 0.5)
     port = MetricsPort("127.0.0.1:0", lambda: "x 1\n")
     yield port
     port.close()
@@ -241,18 +241,18 @@ def test_requests_for_metrics_end_however_slowly_they_come(
                     if not slow.recv(1):
                         break
         assert ended(silent) and ended(half)
-        monkeypatch.setattr(http_port, "REQUEST_S", 60.0)
+        monkeypatch.setattr(http_listener, "REQUEST_S", 60.0)
         assert urllib.request.urlopen(metrics.location).read() == b"x 1\n"
 
 
 @pytest.mark.medium
 def test_connections_to_the_metrics_are_bounded(metrics: MetricsPort, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_port, "MAX_CONNECTIONS", 5)
-    monkeypatch.setattr(http_port, "REQUEST_S", 60.0)
+    monkeypatch.setattr(http_listener, "MAX_ARRIVING", 5)
+    monkeypatch.setattr(http_listener, "REQUEST_S", 60.0)
     port = int(metrics.location.split(":")[2].partition("/")[0])
     with ExitStack() as stack:
         silent = dialled(stack, port, 100)
         for _ in range(3):
             assert urllib.request.urlopen(metrics.location).read() == b"x 1\n"
         assert all(map(ended, silent[:90])), "the oldest are ended"
-        assert len(metrics._port.listener._deadlines) <= 5
+        assert len(metrics._port.listener._arriving) <= 5

@@ -20,7 +20,7 @@ import pytest
 
 import epochlog as el
 from certificates import make_certificate
-from epochlog.exchange.transport import http_port
+from epochlog.exchange.transport import http_listener
 from epochlog.page import feed, port
 from epochlog.page.changes import apply
 from epochlog.page.port import PagePort
@@ -182,8 +182,8 @@ def test_events_follow_a_commit_within_two_seconds(page: PagePort, lake: PageSto
 
 
 def test_listeners_are_bounded_and_end_with_the_port(lake: PageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_port, "MAX_CONNECTIONS", 4)
-    monkeypatch.setattr(http_port, "REQUEST_S", 1.0)
+    monkeypatch.setattr(http_listener, "MAX_HANDLERS", 4)
+    monkeypatch.setattr(http_listener, "REQUEST_S", 1.0)
     monkeypatch.setattr(port, "BEAT_S", 3600.0)
     page = PagePort(lake.store._handle, "127.0.0.1:0")
     with ExitStack() as stack:
@@ -210,11 +210,11 @@ def test_listeners_are_bounded_and_end_with_the_port(lake: PageStore, monkeypatc
 
 
 def test_the_port_ends_with_its_idle_connections(lake: PageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_port, "REQUEST_S", 3600.0)
+    monkeypatch.setattr(http_listener, "REQUEST_S", 3600.0)
     page = PagePort(lake.store._handle, "127.0.0.1:0")
     address = "127.0.0.1", urlsplit(page.location).port or 0
     with socket.create_connection(address, timeout=WAIT_LIMIT_S) as silent:
-        wait_until(lambda: page._port.listener._deadlines)
+        wait_until(lambda: page._port.listener._arriving)
         page.close()
         assert silent.recv(1) == b""
 

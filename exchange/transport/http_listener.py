@@ -1,0 +1,358 @@
+"""Listener of an HTTP port: one thread keeps connections until their requests have come, a bounded number of threads
+answers. A connection whose client has gone waits for no thread, and a request beyond the bounds gets 503.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from epochlog.store.env.clock import monotonic_s
+from epochlog.store.env.log_events import DEFECT
+
+REQUEST_S = 5.0
+"""Seconds within which a client sends its request and reads the answer."""
+MAX_ARRIVING = 32
+"""Connections whose requests have not come; a further one ends the oldest."""
+MAX_WAITING = 32
+"""Requests that wait for a thread, and as many of known clients; a further one gets 503."""
+MAX_HANDLERS = 16
+"""Threads that answer requests."""
+GRACE_S = 0.2
+"""Seconds that a thread waits for its client while requests wait for a thread."""
+MAX_PEEK = 1 << 14
+"""Bytes of a request that are awaited before a thread reads it."""
+BACKLOG = 1024
+"""Connections that the system keeps before they are accepted; it drops the first packet of a further one, which the
+client repeats a second later.
+"""
+_TICK_S = 0.05
+_MOST_ACCEPTED = 64
+"""Connections that are accepted between two looks at the others."""
+_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+_BUSY_TEXT = b"503 Service Unavailable\n"
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n"
+    b"X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\nRetry-After: 1\r\nConnection: close\r\n\r\n%s"
+) % (len(_BUSY_TEXT), _BUSY_TEXT)
+
+
+class HttpConnection:
+    """Accepted connection of an HTTP port."""
+
+    def __init__(self, listener: HttpListener, accepted: socket.socket, address: object) -> None:
+        self._listener = listener
+        self.socket = accepted
+        self.address = address
+        self.ends_s = monotonic_s() + REQUEST_S
+        self.waits_since_s: float | None = None  # the time since which a handler waits for the client
+        self.keeps_thread = False  # for a known client: no other request takes its thread
+        self.released = False
+        self.aborted = False
+
+    def is_gone(self) -> bool:
+        """Return True if the client has closed the connection or its sending half, or the connection was aborted."""
+        descriptor = self.socket.fileno()
+        if descriptor < 0:
+            return True
+        poll = select.poll()
+        poll.register(descriptor, _GONE)
+        return bool(poll.poll(0))
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Enter a context in which the handler does not wait for the client, so that aborting would free no thread."""
+        self.waits_since_s = None
+        try:
+            yield
+        finally:
+            self.waits_since_s = monotonic_s()
+
+    def release(self) -> None:
+        """Exempt the connection from the limits of number and time; its handler has limits of its own."""
+        self._listener.release(self)
+
+    def start_tls(self, context: ssl.SSLContext) -> None:
+        """Wrap the socket. The handshake is part of the first read."""
+        self._listener.replace_socket(
+            self, lambda: context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        )
+
+    def abort(self) -> None:
+        """End the connection at once; the thread that reads or writes it fails then, and closes it."""
+        self.aborted = True
+        with suppress(OSError):
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # an SSLSocket's own changes what the thread reads
+
+    def close(self) -> None:
+        """Send what was written, and close the connection."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+        self.socket.close()
+
+
+class HttpListener:
+    """Listener with a thread of its own, and at most MAX_HANDLERS threads that answer, until `close`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        respond: Callable[[HttpConnection], None],
+        purpose: str,
+        *,
+        tls: bool = False,
+        is_known: Callable[[bytes], bool] = lambda head: False,
+    ) -> None:
+        """Listen. respond: answers one request in a handler's thread. purpose: for messages and names of threads. tls:
+        the requests cannot be read here. is_known: returns True for the head of a request that goes before others.
+        Raises OSError.
+        """
+        self._respond = respond
+        self._purpose = purpose
+        self._tls = tls
+        self._is_known = is_known
+        self._lock = threading.Lock()
+        self._arriving: dict[int, HttpConnection] = {}  # by descriptor, oldest first; of the listener's thread alone
+        self._waiting: dict[bool, deque[HttpConnection]] = {True: deque(), False: deque()}  # by known
+        self._handled: set[HttpConnection] = set()
+        self._released: set[HttpConnection] = set()
+        self._closing = threading.Event()
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.listen(BACKLOG)
+            self._socket.setblocking(False)
+            self._poller = select.epoll()
+        except BaseException:
+            self._socket.close()
+            raise
+        self.port = int(self._socket.getsockname()[1])
+        self._poller.register(self._socket, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name=f"epochlog-{purpose}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and end all connections; a second call does nothing."""
+        self._closing.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join()
+        self._socket.close()
+        self._poller.close()
+        self.abort_all()
+
+    def abort_all(self) -> None:
+        """Abort all connections that were accepted, released ones too."""
+        for connection in [*self._arriving.values(), *self._all_waiting(), *self._handled, *self._released]:
+            connection.abort()
+
+    # ---- for connections -------------------------------------------------------------------------------------------
+
+    def release(self, connection: HttpConnection) -> None:
+        with self._lock:
+            self._handled.discard(connection)
+            self._released.add(connection)
+            connection.released = True
+
+    def replace_socket(self, connection: HttpConnection, wrap: Callable[[], socket.socket]) -> None:
+        with self._lock:
+            if connection.aborted:
+                raise ConnectionAbortedError("the connection was aborted")
+            connection.socket = wrap()
+
+    # ---- the listener's thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._poll()
+            except Exception as error:  # noqa: BLE001 (a defect, or a refusal of the system; the thread goes on)
+                DEFECT.log(what=f"the listener of {self._purpose}, which goes on", error=error)
+                self._closing.wait(_TICK_S)
+        for connection in [*self._arriving.values(), *self._all_waiting()]:
+            connection.close()
+
+    def _poll(self) -> None:
+        """Wait for connections, requests or the end of a tick, and do what is due."""
+        busy = self._arriving or self._handled or any(self._waiting.values())
+        for descriptor, _ in self._poller.poll(_TICK_S if busy else None):
+            if descriptor == self._socket.fileno():
+                self._accept()
+            elif descriptor in self._arriving:
+                self._look_at(self._arriving[descriptor])
+        self._end_late()
+        self._start_handlers()
+        self._free_handler()
+
+    def _accept(self) -> None:
+        for _ in range(_MOST_ACCEPTED):
+            try:
+                accepted, address = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # no file is left; the system keeps the connection
+                self._closing.wait(_TICK_S)
+                return
+            accepted.setblocking(False)
+            self._look_at(HttpConnection(self, accepted, address))
+
+    def _look_at(self, connection: HttpConnection) -> None:
+        """Let a connection wait for a thread if its request has come, else for its request."""
+        try:
+            self._place(connection)
+        except BaseException:
+            self._forget(connection)
+            connection.close()
+            raise
+
+    def _place(self, connection: HttpConnection) -> None:
+        descriptor = connection.socket.fileno()
+        head = _peek(connection.socket)
+        if head is None:
+            self._forget(connection)
+            connection.close()
+        elif head and (self._tls or len(head) == MAX_PEEK or _END_OF_HEAD.search(head) or connection.is_gone()):
+            self._forget(connection)
+            self._let_wait(connection, head)
+        elif descriptor not in self._arriving:
+            if len(self._arriving) >= MAX_ARRIVING:
+                oldest = next(iter(self._arriving.values()))
+                self._forget(oldest)
+                oldest.close()
+            self._arriving[descriptor] = connection
+            self._poller.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+
+    def _forget(self, connection: HttpConnection) -> None:
+        if self._arriving.pop(connection.socket.fileno(), None) is not None:
+            self._poller.unregister(connection.socket)
+
+    def _let_wait(self, connection: HttpConnection, head: bytes) -> None:
+        known = connection.keeps_thread = not self._tls and self._is_known(head)
+        if len(self._handled) < MAX_HANDLERS and not any(self._waiting.values()):
+            self._start(connection)
+            return
+        with self._lock:
+            waiting = self._waiting[known]
+            waiting.append(connection)
+            if len(waiting) > MAX_WAITING:
+                for gone in [other for other in waiting if other.is_gone()]:
+                    waiting.remove(gone)
+                    gone.close()
+            refused = waiting.pop() if len(waiting) > MAX_WAITING else None
+        if refused is not None:
+            self._refuse(refused)
+
+    def _refuse(self, connection: HttpConnection) -> None:
+        """Answer 503 without a thread, and read the request: the system resets a connection that is closed unread."""
+        if not self._tls:
+            with suppress(OSError):
+                connection.socket.setblocking(False)
+                connection.socket.send(_BUSY, socket.MSG_NOSIGNAL)
+                connection.socket.shutdown(socket.SHUT_WR)
+                connection.socket.recv(1 << 16)
+        connection.close()
+
+    def _end_late(self) -> None:
+        now_s = monotonic_s()
+        for connection in [late for late in self._arriving.values() if late.ends_s <= now_s]:
+            self._forget(connection)
+            connection.close()
+        with self._lock:
+            refused = [late for late in self._all_waiting() if late.ends_s <= now_s]
+            for connection in refused:
+                self._waiting[connection.keeps_thread].remove(connection)
+            aborted = [late for late in self._handled if late.ends_s <= now_s and not late.aborted]
+        for connection in refused:
+            self._refuse(connection)
+        for connection in aborted:
+            connection.abort()
+
+    def _free_handler(self) -> None:
+        """Abort the connection whose client has let its thread wait for longest, if requests wait for a thread. Abort
+        the next one when that thread is free.
+        """
+        with self._lock:
+            waits = [(each.waits_since_s, each) for each in self._handled if each.waits_since_s is not None]
+            idle = [
+                (since_s, each)
+                for since_s, each in waits
+                if since_s + GRACE_S <= monotonic_s() and not each.keeps_thread
+            ]
+            if not idle or not any(self._waiting.values()) or any(each.aborted for _, each in waits):
+                return
+        min(idle, key=lambda pair: pair[0])[1].abort()
+
+    def _start_handlers(self) -> None:
+        """Start threads for waiting requests, as far as handlers are free: a released connection has left its own."""
+        while len(self._handled) < MAX_HANDLERS:
+            with self._lock:
+                connection = self._next_waiting()
+            if connection is None:
+                return
+            self._start(connection)
+
+    # ---- handlers --------------------------------------------------------------------------------------------------
+
+    def _start(self, connection: HttpConnection) -> None:
+        with self._lock:
+            self._handled.add(connection)
+        try:
+            threading.Thread(
+                target=self._handle, args=(connection,), name=f"epochlog-{self._purpose}-request", daemon=True
+            ).start()
+        except RuntimeError:  # the system gives no thread
+            with self._lock:
+                self._handled.discard(connection)
+            self._refuse(connection)
+
+    def _handle(self, connection: HttpConnection | None) -> None:
+        """Answer the request, and then those that wait."""
+        while connection is not None:
+            connection.waits_since_s = monotonic_s()
+            try:
+                self._respond(connection)
+            except OSError:
+                pass  # the client has gone, or was aborted
+            except Exception as error:  # noqa: BLE001 (a defect; it is logged)
+                DEFECT.log(what=f"a request to {self._purpose}", error=error)
+            finally:
+                connection.close()
+            with self._lock:
+                was_released = connection.released
+                self._handled.discard(connection)
+                self._released.discard(connection)
+                connection = None if was_released or self._closing.is_set() else self._next_waiting()
+                if connection is not None:
+                    self._handled.add(connection)
+
+    def _next_waiting(self) -> HttpConnection | None:
+        """Remove and return the next waiting request whose client has not gone. The caller has the lock."""
+        for known in (True, False):
+            while self._waiting[known]:
+                connection = self._waiting[known].popleft()
+                if not connection.is_gone():
+                    return connection
+                connection.close()
+        return None
+
+    def _all_waiting(self) -> list[HttpConnection]:
+        return [*self._waiting[True], *self._waiting[False]]
+
+
+def _peek(connection: socket.socket) -> bytes | None:
+    """Return what the client has sent, without reading it; None if it has gone and sent nothing."""
+    try:
+        return connection.recv(MAX_PEEK, socket.MSG_PEEK) or None
+    except BlockingIOError:
+        return b""
+    except OSError:
+        return None
