@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -201,13 +201,13 @@ class StoreServer:
     def __repr__(self) -> str:
         return f"<epochlog server of {self._handle.files.place} at {self.location}>"
 
-    def _choose(self, table: str, consistency: str, options: Mapping[str, Any]) -> Chosen:
+    def _choose(self, table: str, consistency: str, options: Mapping[str, Any], check: Callable[[], None]) -> Chosen:
         policy = resolve_policy(consistency, **options)
         if timeout_of(policy) > MAX_WAIT_S:
             raise InvalidInput(
                 f"the server waits at most {MAX_WAIT_S:g} s for an epoch of {table!r}; read with a shorter timeout"
             )
-        snapshot = take_snapshot(self._handle, policy, [table])
+        snapshot = take_snapshot(self._handle, policy, [table], check=check)
         return Chosen(snapshot[table].plan, snapshot.close)
 
     def _checkpoint(self, body: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -165,11 +165,16 @@ S = TypeVar("S", bound=PinnedSnapshot)
 
 
 def take_snapshot(
-    handle: Handle, policy: Policy, tables: Sequence[str] | None = None, kind: type[S] = PinnedSnapshot
+    handle: Handle,
+    policy: Policy,
+    tables: Sequence[str] | None = None,
+    kind: type[S] = PinnedSnapshot,
+    check: Callable[[], None] | None = None,
 ) -> S:
     """Choose epochs by the policy and pin them in a snapshot of class `kind`.
 
-    A policy with a timeout is asked again when the catalog changes, until the timeout has passed.
+    A policy with a timeout is asked again when the catalog changes, until the timeout has passed. check: called during
+    that wait; it raises an error to end the wait.
     """
     if isinstance(tables, str):
         raise InvalidInput(f"tables must be a list of table names: write [{tables!r}]")
@@ -181,7 +186,7 @@ def take_snapshot(
         raise LimitExceeded(
             f"{MAX_OPEN_SNAPSHOTS} snapshots of this store are open; close some of them (or use `with`)"
         )
-    return until_chosen(handle, policy, lambda: _choose_and_pin(handle, policy, tables, kind))
+    return until_chosen(handle, policy, lambda: _choose_and_pin(handle, policy, tables, kind), check)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,13 @@ class Flights(Protocol):
     """Services for standard Flight clients. `put` requires Role.WRITE, all others Role.READ."""
 
     def list_flights(self, criteria: bytes) -> Iterable[flight.FlightInfo]: ...
-    def info(self, descriptor: flight.FlightDescriptor, *, may_write: bool) -> flight.FlightInfo: ...
+    def info(self, descriptor: flight.FlightDescriptor, call: Call) -> flight.FlightInfo: ...
     def schema(self, descriptor: flight.FlightDescriptor) -> pa.Schema: ...
     def get(self, ticket: bytes, call: Call) -> flight.FlightDataStream: ...
     def put(self, descriptor: flight.FlightDescriptor, reader: Any, writer: Any, call: Call) -> None: ...
+    def end_waits(self) -> None:
+        """End every call that waits for an epoch. Called when the shutdown begins."""
+
     def end(self) -> None:
         """End every call that moves rows. Called during shutdown, after half of its time."""
 
@@ -111,9 +114,11 @@ class Server:
         return f"<epochlog server at {self.location}>"
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
-        """Stop listening and end every call within `timeout` seconds: streams at once, other calls at half of the time.
+        """Stop listening and end every call within `timeout` seconds: streams and waits for epochs at once, other calls
+        at half of the time. A second call does nothing.
 
-        A second call does nothing.
+        A call that does not end, as one that waits for the catalog, keeps the process until it does: the interpreter
+        aborts a process that ends while a call of gRPC runs Python.
         """
         with self._lock:
             already_ending, self._ending = self._ending, True
@@ -122,8 +127,10 @@ class Server:
             return
         self._connection_limiter.close()
         deadline = Deadline.after(timeout)
-        shutdown_thread = threading.Thread(target=self._flight_server.shutdown, name="epochlog-shutdown", daemon=True)
+        shutdown_thread = threading.Thread(target=self._flight_server.shutdown, name="epochlog-shutdown", daemon=False)
         shutdown_thread.start()
+        if self._flights is not None:
+            self._flights.end_waits()
         for stream in streams:
             stream.abort()
         shutdown_thread.join(deadline.remaining_s / 2)
@@ -229,7 +236,7 @@ class _FlightServer(flight.FlightServerBase):
         with as_flight_errors(), self._counting(context):
             if self._flights is None:
                 raise InvalidInput("this server has no flight of that name")
-            return self._flights.info(descriptor, may_write=_role(context) >= Role.WRITE)
+            return self._flights.info(descriptor, self._call(context))
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
         with without_traceback(), as_flight_errors(), self._counting(context):

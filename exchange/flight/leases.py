@@ -40,11 +40,17 @@ class LeasedFlight:
     rows: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    peer: str
+    may_write: bool
+
+
 @dataclass(slots=True)
 class _Flight:
     content: LeasedFlight
     expires_ms: int
-    may_write: bool
+    caller: _Caller
     readers: int = 0
     ended: bool = False
     finished_parts: set[int] = field(default_factory=set)  # indexes of the parts that a client has read to their end
@@ -56,50 +62,89 @@ class _Flight:
 
 
 class FlightLeases:
-    """Registry of at most `limit` flights; clients that may only read get fewer. `now_ms` returns Unix milliseconds.
+    """Registry of at most `limit` flights, and `share` of each connection; clients that may only read get 3/4 of all.
+    `now_ms` returns Unix milliseconds.
 
     A flight that was read to its end stays readable until it expires or a new flight needs its place.
     """
 
-    def __init__(self, limit: int, now_ms: Clock) -> None:
+    def __init__(self, limit: int, now_ms: Clock, share: int | None = None) -> None:
         self._limit = limit
+        self._share = limit if share is None else share
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._flights: dict[bytes, _Flight] = {}
-        self._reserved = {True: 0, False: 0}  # flights being planned, by may_write
+        self._planning: list[_Caller] = []  # of each flight that is being planned
 
     def __len__(self) -> int:
         """Count the flights with a lease."""
         return len(self._flights)
 
     def add(
-        self, flight: bytes, plan: Callable[[], LeasedFlight], duration_ms: int, *, may_write: bool = True
+        self,
+        flight: bytes,
+        plan: Callable[[], LeasedFlight],
+        duration_ms: int,
+        *,
+        may_write: bool = True,
+        peer: str = "",
     ) -> tuple[LeasedFlight, int]:
-        """Plan a new flight and lease it for `duration_ms`; return it and its expiry in Unix milliseconds. Raises
-        LimitExceeded when there are too many flights.
+        """Plan a new flight and lease it for `duration_ms`; return it and its expiry in Unix milliseconds. peer: the
+        connection. Raises LimitExceeded when there are too many flights.
         """
         self.sweep()
-        while not self._reserve(may_write):
-            with self._lock:
-                candidates = (
-                    name for name, entry in self._flights.items() if entry.fully_read and may_write >= entry.may_write
-                )
-                evictable = next(candidates, None)
-            if evictable is None:
-                raise LimitExceeded(
-                    f"this server has {len(self)} open flights, and none of them has been read to its end; cancel "
-                    "those that are not needed (CancelFlightInfo), or wait until they expire"
-                )
-            self.cancel(evictable)
+        caller = _Caller(peer, may_write)
+        self._reserve(caller)
         try:
             content = plan()
             with self._lock:
                 expires_ms = self._now_ms() + duration_ms
-                self._flights[flight] = _Flight(content, expires_ms, may_write)
+                self._flights[flight] = _Flight(content, expires_ms, caller)
             return content, expires_ms
         finally:
             with self._lock:
-                self._reserved[may_write] -= 1
+                self._planning.remove(caller)
+
+    def _reserve(self, caller: _Caller) -> None:
+        """Reserve a place for one flight; end flights that were read to their end if it needs theirs."""
+        while True:
+            with self._lock:
+                rivals = self._rivals(caller)
+                if rivals is None:
+                    self._planning.append(caller)
+                    return
+                evictable = next(
+                    (
+                        name
+                        for name, entry in self._flights.items()
+                        if entry.fully_read and entry.caller in rivals and caller.may_write >= entry.caller.may_write
+                    ),
+                    None,
+                )
+                own = self._callers().count(caller)
+            if evictable is None:
+                raise LimitExceeded(
+                    f"this server has {len(self)} open flights, {own} of them open or planned over this connection, "
+                    "and none of them has been read to its end; cancel those that are not needed (CancelFlightInfo), "
+                    "or wait until they expire"
+                )
+            self.cancel(evictable)
+
+    def _rivals(self, caller: _Caller) -> set[_Caller] | None:
+        """Return the callers whose flights take the place that the caller needs; None if a place is free. A quarter of
+        all places is reserved for callers that may write. The caller of this function has the lock.
+        """
+        callers = self._callers()
+        if sum(other.peer == caller.peer for other in callers) >= self._share:
+            return {other for other in callers if other.peer == caller.peer}
+        readers = [other for other in callers if not other.may_write]
+        if not caller.may_write and len(readers) >= max(1, self._limit * 3 // 4):
+            return set(readers)
+        return set(callers) if len(callers) >= self._limit else None
+
+    def _callers(self) -> list[_Caller]:
+        """List the caller of each flight that is open or planned."""
+        return [entry.caller for entry in self._flights.values()] + self._planning
 
     def renew(self, flight: bytes, duration_ms: int) -> int:
         """Extend a flight's lease to `duration_ms` from now, if that is later than its expiry; return the expiry in
@@ -109,17 +154,6 @@ class FlightLeases:
             entry = self._get_open(flight)
             entry.expires_ms = max(entry.expires_ms, self._now_ms() + duration_ms)
             return entry.expires_ms
-
-    def _reserve(self, may_write: bool) -> bool:
-        """Reserve a place for one flight; return False if none is free. A quarter of the places is reserved for callers
-        that may write.
-        """
-        with self._lock:
-            of_readers = sum(not entry.may_write for entry in self._flights.values()) + self._reserved[False]
-            free = len(self._flights) + sum(self._reserved.values()) < self._limit
-            free = free and (may_write or of_readers < max(1, self._limit * 3 // 4))
-            self._reserved[may_write] += free
-            return free
 
     @contextmanager
     def read_part(self, flight: bytes, part: int) -> Iterator[FlightPart]:

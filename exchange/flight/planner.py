@@ -45,8 +45,10 @@ class Chosen:
     release: Callable[[], None]
 
 
-Choose = Callable[[str, str, Mapping[str, Any]], Chosen]
-"""Function of a table's name, a policy's name and the policy's options."""
+Check = Callable[[], None]
+"""Function that is called while a call waits for an epoch; it raises an error to end the wait."""
+Choose = Callable[[str, str, Mapping[str, Any], Check], Chosen]
+"""Function of a table's name, a policy's name, the policy's options, and the check of its wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +58,15 @@ class FlightPlanner:
     handle: Handle
     choose: Choose
 
-    def plan(self, command: Read | ChangesCommand) -> LeasedFlight:
-        """Plan a read and hold its epochs. Raises the errors of planning, and then holds nothing."""
-        return self._plan_rows(command) if isinstance(command, Read) else self._plan_changes(command)
+    def plan(self, command: Read | ChangesCommand, check: Check) -> LeasedFlight:
+        """Plan a read and hold its epochs. Raises the errors of planning and of `check`, and then holds nothing."""
+        return self._plan_rows(command, check) if isinstance(command, Read) else self._plan_changes(command)
 
-    def _plan_rows(self, command: Read) -> LeasedFlight:
+    def _plan_rows(self, command: Read, check: Check) -> LeasedFlight:
         if command.epoch is None:
-            chosen = self.choose(command.table, command.consistency, command.options)
+            chosen = self.choose(command.table, command.consistency, command.options, check)
         else:
-            chosen = self.choose(command.table, "exact", {"epochs_or_token": {command.table: command.epoch}})
+            chosen = self.choose(command.table, "exact", {"epochs_or_token": {command.table: command.epoch}}, check)
         try:
             plan, columns = chosen.plan, command.columns
             schema = plan.schema(columns)

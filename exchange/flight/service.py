@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from epochlog.errors import BadMessage, InvalidInput
+from epochlog.errors import BadMessage, InvalidInput, ServerUnavailable
 from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits, Lane
 from epochlog.exchange.transport.errors import CALL_ERRORS, as_flight_errors
 from epochlog.exchange.transport.protobuf import first_field
@@ -55,10 +55,11 @@ class FlightDesk:
         self._planner = FlightPlanner(handle, choose)
         self._limits = limits or AdmissionLimits()
         self._now_ms = now_ms or SystemClock()
-        self.leases = FlightLeases(self._limits.flights, self._now_ms)
+        self.leases = FlightLeases(self._limits.flights, self._now_ms, self._limits.flights_of_one)
         self.admission = AdmissionController(self._limits)
         self._tickets = Tickets(new_key(), self._now_ms)
         self._lease_ms = round(self._limits.flight_s * 1000)
+        self._waits_ended = threading.Event()
         self._closed = threading.Event()
         self._sweeper: threading.Thread | None = None
 
@@ -95,13 +96,27 @@ class FlightDesk:
             for name, schema, epoch in sorted(self._handle.catalog.read(read_tables), key=lambda row: row[0])
         ]
 
-    def info(self, descriptor: flight.FlightDescriptor, *, may_write: bool = True) -> flight.FlightInfo:
-        """Plan the read that the descriptor asks for and lease it; return one endpoint for each part, in order."""
+    def info(self, descriptor: flight.FlightDescriptor, call: Call) -> flight.FlightInfo:
+        """Plan the read that the descriptor asks for and lease it; return one endpoint for each part, in order.
+
+        A wait for an epoch ends when the client has gone or the server shuts down.
+        """
         command = parse_reading(_path(descriptor), descriptor.command or b"")
         name = new_flight()
-        content, expires_ms = self.leases.add(
-            name, lambda: self._planner.plan(command), self._lease_ms, may_write=may_write
-        )
+        with self.admission.admit(call) as slot:
+
+            def check() -> None:
+                if self._waits_ended.is_set():
+                    raise ServerUnavailable("this server is shutting down; call again when it is back")
+                slot.check()
+
+            content, expires_ms = self.leases.add(
+                name,
+                lambda: self._planner.plan(command, check),
+                self._lease_ms,
+                may_write=call.may_write,
+                peer=call.peer,
+            )
         self._start_sweeper()
         return flight.FlightInfo(
             content.schema,
@@ -147,12 +162,17 @@ class FlightDesk:
             with suppress(*CALL_ERRORS), slot.waiting_for_client():
                 writer.write(json.dumps({"epoch": epoch}).encode())
 
+    def end_waits(self) -> None:
+        """End every call that waits for an epoch."""
+        self._waits_ended.set()
+
     def end(self) -> None:
         """End every call that moves rows."""
         self.admission.end()
 
     def close(self) -> None:
         """End all calls and release all flights; a second call does nothing."""
+        self.end_waits()
         self._closed.set()
         self.admission.close()
         self.leases.close()

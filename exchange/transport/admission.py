@@ -46,7 +46,8 @@ class AdmissionLimits:
     admitted alone); calls: the most calls of a lane.
 
     stall_s: how long a client may keep a call waiting for each least_bytes that it takes or gives; call_s: how long a
-    call may last; flights: how many flights may be open; flight_s: how long a flight is held unless it is renewed.
+    call may last; flights: how many flights may be open or planned, and flights_of_one: over one connection; flight_s:
+    how long a flight is held unless it is renewed.
     """
 
     in_flight_bytes: int = 256 << 20
@@ -55,6 +56,7 @@ class AdmissionLimits:
     least_bytes: int = 1 << 20
     call_s: float = 3600.0
     flights: int = 256
+    flights_of_one: int = 64
     flight_s: float = 300.0
 
 

@@ -55,10 +55,11 @@ class ChangeEvent:
     def on_poll(self, now_s: float) -> None:
         pass
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for a change since the last call, at most `timeout_s`."""
-        self._notified.wait(timeout_s)
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a change since the last call, at most `timeout_s`. Return True if there was one."""
+        changed = self._notified.wait(timeout_s)
         self._notified.clear()
+        return changed
 
 
 class CatalogWatcher:

@@ -15,7 +15,7 @@ from pyarrow import flight
 import epochlog as el
 import plain_flight as plain
 from epochlog.errors import CallTimedOut, LimitExceeded, ServerUnavailable
-from epochlog.exchange.flight.planner import Chosen
+from epochlog.exchange.flight.planner import Check, Chosen
 from epochlog.exchange.flight.service import FlightDesk
 from epochlog.exchange.server import Server
 from epochlog.exchange.transport.admission import (
@@ -48,7 +48,7 @@ class Served:
     """A server of the store's flights with limits of its own."""
 
     def __init__(self, store: el.Store, limits: AdmissionLimits) -> None:
-        def choose(table: str, consistency: str, options: Any) -> Chosen:
+        def choose(table: str, consistency: str, options: Any, check: Check) -> Chosen:
             snapshot = store.snapshot([table], consistency=consistency, **options)
             return Chosen(snapshot[table].plan, snapshot.close)
 

@@ -14,7 +14,7 @@ from pyarrow import flight
 import epochlog as el
 import plain_flight as plain
 from epochlog.exchange.flight import put as put_handler
-from epochlog.exchange.flight.planner import Chosen
+from epochlog.exchange.flight.planner import Check, Chosen
 from epochlog.exchange.flight.service import FlightDesk
 from epochlog.exchange.server import Server
 from subscription_fixture import BreakingConnections, served
@@ -185,7 +185,7 @@ def desk(tmp_path: Path) -> Iterator[tuple[el.Table, flight.FlightClient]]:
     with el.open(tmp_path / "s", durability="os") as store:
         table = store.create_table("t", SCHEMA, ["id"])
 
-        def choose(name: str, consistency: str, options: Any) -> Chosen:
+        def choose(name: str, consistency: str, options: Any, check: Check) -> Chosen:
             snapshot = store.snapshot([name], consistency=consistency, **options)
             return Chosen(snapshot[name].plan, snapshot.close)
 

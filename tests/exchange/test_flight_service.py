@@ -18,7 +18,7 @@ import epochlog as el
 import plain_flight as plain
 from epochlog.exchange.flight import planner
 from epochlog.exchange.flight.leases import FlightLeases, FlightPart, LeasedFlight
-from epochlog.exchange.flight.planner import Chosen
+from epochlog.exchange.flight.planner import Check, Chosen
 from epochlog.exchange.flight.service import FlightDesk
 from epochlog.exchange.server import Server
 from epochlog.exchange.transport.admission import AdmissionLimits
@@ -234,7 +234,7 @@ def desk(tmp_path: Path) -> Iterator[tuple[el.Store, FlightDesk, HandClock, Serv
     with el.open(tmp_path / "s", durability="os") as store:
         store.create_table("t", SCHEMA, ["id"]).upsert(rows(range(10)))
 
-        def choose(table: str, consistency: str, options: Any) -> Chosen:
+        def choose(table: str, consistency: str, options: Any, check: Check) -> Chosen:
             snapshot = store.snapshot([table], consistency=consistency, **options)
             return Chosen(snapshot[table].plan, snapshot.close)
 

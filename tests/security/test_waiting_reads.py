@@ -1,0 +1,335 @@
+"""Reads that wait at a server for an epoch: they end with client and server, and leave flights to other readers."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import epochlog as el
+import wait_until as wait_until_module
+from endpoints import ERRORS, READ_TOKEN, ROWS, TOKEN, bearer
+from epochlog import serving
+from epochlog.batch import snapshot, waiting
+from epochlog.errors import InvalidInput, LimitExceeded
+from epochlog.exchange.flight.leases import FlightLeases, FlightPart, LeasedFlight
+from epochlog.exchange.flight.service import FlightDesk
+from epochlog.exchange.transport.admission import AdmissionLimits
+from epochlog.store.changelog.footprint import Footprint
+from epochlog.store.types.epoch import MAX_EPOCH
+from epochlog.testing.tcp_proxy import TcpProxy
+from security.test_served_process import Served
+from wait_until import WAIT_LIMIT_S, wait_until
+
+pytestmark = [pytest.mark.local_only, pytest.mark.medium]
+NEVER = 3600.0
+
+
+def at_least(epoch: int = MAX_EPOCH, timeout: float = 30.0) -> flight.FlightDescriptor:
+    options = {"epoch": epoch, "timeout": timeout}
+    return flight.FlightDescriptor.for_command(
+        json.dumps({"read": "orders", "consistency": "at_least", "options": options})
+    )
+
+
+class Reader:
+    """Connection with the read token, whose reads wait in threads. ended: the result or the error of each."""
+
+    def __init__(self, location: str) -> None:
+        self._proxy = TcpProxy(int(location.rpartition(":")[2]))
+        self.client = flight.connect(
+            f"grpc://127.0.0.1:{self._proxy.port}", generic_options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        self.ended: list[Any] = []
+        self.threads: list[threading.Thread] = []
+
+    def wait(self, about: flight.FlightDescriptor, deadline_s: float | None = None) -> None:
+        options = flight.FlightCallOptions(headers=bearer(READ_TOKEN), timeout=deadline_s)
+
+        def run() -> None:
+            try:
+                self.ended.append(self.client.get_flight_info(about, options))
+            except ERRORS as error:
+                self.ended.append(error)
+
+        self.threads.append(threading.Thread(target=run, daemon=True))
+        self.threads[-1].start()
+
+    def close(self) -> None:
+        """Go, without a word to the server: a client cannot close its connection while it waits for an answer."""
+        self._proxy.stop()
+        self.client.close()
+
+
+def waits_of(server: el.StoreServer) -> int:
+    return len(server._flights.leases._planning)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets reads wait for longer than any test."""
+    monkeypatch.setattr(serving, "MAX_WAIT_S", 2 * NEVER)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[el.Store]:
+    with el.open(tmp_path / "s", durability="os") as store:
+        store.create_table("orders", pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"]).upsert(ROWS)
+        yield store
+
+
+def test_a_served_process_that_is_stopped_ends_its_waits_and_exits_with_0(store: el.Store, tmp_path: Path) -> None:
+    """It was ended by SIGABRT in 8 of 8 tries: its interpreter ended while the calls waited."""
+    store.close()
+    served = Served(tmp_path / "s")
+    with closing(Reader(served.location)) as reader:
+        try:
+            for _ in range(65):
+                reader.wait(at_least())
+            wait_until(lambda: reader.ended)
+            assert "64 of them open or planned" in str(reader.ended.pop())
+            stderr = served.stop()
+            assert served.process.returncode == 0, stderr
+            assert "Fatal" not in stderr
+            for thread in reader.threads:
+                thread.join()
+            assert len(reader.ended) == 64
+            assert all("ServerUnavailable: this server is shutting down" in str(error) for error in reader.ended)
+        finally:
+            served.process.kill()
+
+
+STUCK = """
+import os, sys, threading
+import epochlog as el
+from pyarrow import flight
+from epochlog.exchange.flight.service import FlightDesk
+
+begun = threading.Semaphore(0)
+
+def stuck(name):
+    plainly = getattr(FlightDesk, name)
+
+    def call(*arguments):
+        begun.release()
+        os.read(0, 1)
+        os.write(1, b"an end\\n")
+        return plainly(*arguments)
+
+    return call
+
+store = el.open(sys.argv[1])
+table = store.table("orders")
+path = flight.FlightDescriptor.for_path("orders")
+server = el.serve(store)
+ticket = flight.connect(server.location).get_flight_info(path).endpoints[0].ticket
+for name in ("list_flights", "info", "schema", "get", "put"):
+    setattr(FlightDesk, name, stuck(name))
+calls = [
+    lambda client: list(client.list_flights()),
+    lambda client: client.get_flight_info(path),
+    lambda client: client.get_schema(path),
+    lambda client: client.do_get(ticket).read_all(),
+    lambda client: client.do_put(path, table.schema)[1].read(),
+]
+
+def run(call):
+    try:
+        call(flight.connect(server.location, generic_options=[("grpc.use_local_subchannel_pool", 1)]))
+    except Exception:
+        pass
+
+for call in calls * 3:
+    threading.Thread(target=run, args=(call,), daemon=True).start()
+for call in calls * 3:
+    begun.acquire()
+server.shutdown(0.1)
+store.close()
+print("the main thread ends", flush=True)
+"""
+
+
+DAEMONS = """
+plainly = threading.Thread.start
+
+def start(thread):
+    thread.daemon = True
+    plainly(thread)
+
+threading.Thread.start = start
+"""
+"""The planted bug: daemon threads, for which the interpreter does not wait."""
+
+
+def begin_stuck_calls(root: Path, script: str) -> subprocess.Popen[bytes]:
+    """Return a process whose main thread has ended while 15 calls, of every method, wait for its standard input."""
+    command = [sys.executable, "-c", script, str(root)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"the main thread ends\n"
+    return process
+
+
+def test_a_process_ends_after_its_calls_whatever_they_wait_for(store: el.Store, tmp_path: Path) -> None:
+    """A call that outlives the time of the shutdown, as one that waits for a catalog, aborted the process too."""
+    store.close()
+    process = begin_stuck_calls(tmp_path / "s", STUCK)
+    output, errors = process.communicate()
+    assert (process.returncode, output.count(b"an end\n")) == (0, 15), errors
+
+
+def check_waits_end_with_their_clients(store: el.Store) -> None:
+    """One client's deadline passes, and one closes its connection."""
+    with el.serve(store, token=TOKEN, read_token=READ_TOKEN) as server:
+        late, gone = Reader(server.location), Reader(server.location)
+        gone.wait(at_least(timeout=NEVER))
+        wait_until(lambda: waits_of(server) == 1)
+        late.wait(at_least(timeout=NEVER), deadline_s=0.2)
+        gone.close()
+        wait_until(lambda: late.ended and waits_of(server) == 0 and not server._server.callers._calls)
+        late.close()
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_wait_ends_with_its_client(store: el.Store) -> None:
+    check_waits_end_with_their_clients(store)
+
+
+@pytest.mark.usefixtures("patient")
+def test_waits_of_one_reader_leave_flights_to_the_others(store: el.Store) -> None:
+    """192 of them refused the flights of all other readers."""
+    with (
+        el.serve(store, token=TOKEN, read_token=READ_TOKEN) as server,
+        closing(Reader(server.location)) as greedy,
+        closing(Reader(server.location)) as other,
+    ):
+        for _ in range(192):
+            greedy.wait(at_least(timeout=NEVER))
+        wait_until(lambda: waits_of(server) + len(greedy.ended) == 192)
+        assert waits_of(server) == AdmissionLimits().flights_of_one == 64
+        assert all("LimitExceeded" in str(error) and "64 of them" in str(error) for error in greedy.ended)
+        other.wait(flight.FlightDescriptor.for_path("orders"))
+        other.threads[0].join()
+        assert len(other.ended[0].endpoints) == 1
+
+
+def test_a_connection_has_its_share_of_flights_and_gives_up_its_own_first() -> None:
+    unread = LeasedFlight(ROWS.schema, (FlightPart(lambda: iter(()), Footprint(1, 1)),), lambda: None, 1, None)
+    leases, names = FlightLeases(8, lambda: 0, 2), iter(range(100))
+
+    def add(peer: str, *, may_write: bool = False) -> bytes:
+        name = b"%d" % next(names)
+        leases.add(name, lambda: unread, 1_000, may_write=may_write, peer=peer)
+        return name
+
+    def read(name: bytes) -> None:
+        with leases.read_part(name, 0):
+            pass
+
+    first, of_other = add("a"), add("b")
+    add("a")
+    read(of_other)
+    with pytest.raises(LimitExceeded, match="2 of them open or planned over this connection"):
+        add("a")
+    read(first)
+    third = add("a")
+    assert len(leases) == 3 and leases.schema(of_other) and leases.schema(third)
+    for peer in ("c", "c", "d"):
+        add(peer)
+    add("e")  # in the place of b's, which is read: three quarters of the places are taken
+    with pytest.raises(LimitExceeded):
+        add("e")
+    for _ in range(2):
+        add("owner", may_write=True)
+    with pytest.raises(LimitExceeded):
+        add("owner", may_write=True)
+    with pytest.raises(InvalidInput):
+        leases.add(b"x", lambda: el.CoordinatorSettings(wrong=1), 1, peer="f")  # pyright: ignore[reportCallIssue]
+    leases.close()
+
+
+# ---- waits of all kinds --------------------------------------------------------------------------------------------
+
+
+def check_random_waits(store: el.Store, seed: int) -> None:
+    """Let readers wait for epochs, go, meet their deadlines and see commits in any order; the server waits for those
+    alone whose client is there and whose epoch is not. It ends the last ones itself.
+    """
+    rng = random.Random(seed)
+    table, newest = store.table("orders"), store.last_epoch
+    server = el.serve(store, token=TOKEN, read_token=READ_TOKEN)
+    readers = [Reader(server.location) for _ in range(4)]
+    expected: dict[Reader, list[int]] = {reader: [] for reader in readers}
+    for _ in range(25):
+        match rng.choice(("wait", "wait", "wait", "go", "late", "commit")):
+            case "wait":
+                reader, epoch = rng.choice(readers), rng.choice((newest, newest + 1, MAX_EPOCH))
+                reader.wait(at_least(epoch, NEVER))
+                expected[reader] += [epoch] if epoch > newest else []
+            case "go":
+                place = rng.randrange(len(readers))
+                del expected[readers[place]]
+                readers[place].close()
+                readers[place] = Reader(server.location)
+                expected[readers[place]] = []
+            case "late":
+                rng.choice(readers).wait(at_least(MAX_EPOCH, NEVER), deadline_s=0.05)
+            case _:
+                newest = table.upsert(ROWS)
+                for reader in readers:
+                    expected[reader] = [epoch for epoch in expected[reader] if epoch > newest]
+        wait_until(lambda: waits_of(server) == sum(map(len, expected.values())))
+    shutting_down = sum(map(len, expected.values()))
+    server.shutdown(NEVER)
+    assert waits_of(server) == 0
+    for reader in readers:
+        for thread in reader.threads:
+            thread.join()
+        reader.close()
+    shutdown_errors = [error for reader in readers for error in reader.ended if "is shutting down" in str(error)]
+    assert len(shutdown_errors) == shutting_down
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("seed", range(2))
+def test_any_waits_end_when_they_should(store: el.Store, seed: int) -> None:
+    check_random_waits(store, seed)
+
+
+def waits_without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def until_chosen(handle: Any, policy: Any, choose: Callable[[], Any], check: Any = None) -> Any:
+        return plainly(handle, policy, choose)
+
+    plainly = waiting.until_chosen
+    monkeypatch.setattr(snapshot, "until_chosen", until_chosen)
+
+
+def a_shutdown_that_lets_them_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FlightDesk, "end_waits", lambda desk: None)
+    monkeypatch.setattr(FlightDesk, "end", lambda desk: None)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_wait_that_outlives_its_client_is_found(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_until_module, "WAIT_LIMIT_S", 0.5)
+    monkeypatch.setattr(serving, "MAX_WAIT_S", NEVER)
+    monkeypatch.setitem(globals(), "NEVER", 1.0)  # so that the wait ends after all
+    waits_without_checks(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_waits_end_with_their_clients(store)
+
+
+def test_a_process_that_ends_during_its_calls_is_found(store: el.Store, tmp_path: Path) -> None:
+    store.close()
+    process = begin_stuck_calls(tmp_path / "s", STUCK.replace("server.shutdown", f"{DAEMONS}server.shutdown", 1))
+    process.wait(WAIT_LIMIT_S)
+    assert process.communicate()[0].count(b"an end\n") == 0
