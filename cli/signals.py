@@ -16,6 +16,7 @@ def stop_signals() -> Iterator[socket.socket]:
     Python's handler runs, from a lock. The thread that gets it writes to the descriptor of `set_wakeup_fd`.
     """
     reading, writing = socket.socketpair()
+    reading.settimeout(None)  # whatever the process's default is
     writing.setblocking(False)
     numbers = (signal.SIGINT, signal.SIGTERM)
     with reading, writing:

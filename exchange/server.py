@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hmac
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -108,7 +108,8 @@ class Server:
             pem = "" if certificate is None else ", and check that certificate and key are PEM and belong together"
             raise WriteFailed(f"the server cannot listen at {location}: {error}; choose another port{pem}") from None
         self.location = f"{scheme}://{bracketed_host}:{self._flight_server.port}"
-        self._connection_limiter = ConnectionLimiter(self._flight_server.port, self.callers, limits)
+        self._host = host
+        self._connection_limiter = ConnectionLimiter(self._flight_server.port, self.callers, limits, host=host)
 
     def __repr__(self) -> str:
         return f"<epochlog server at {self.location}>"
@@ -137,8 +138,12 @@ class Server:
         if shutdown_thread.is_alive():  # Some calls still move rows, wait for silent clients, or began after the list.
             if self._flights is not None:
                 self._flights.end()
-            abort_connections(self._flight_server.port)
+            self.abort_connections()
             shutdown_thread.join(deadline.remaining_s)
+
+    def abort_connections(self, peers: Collection[str] | None = None) -> None:
+        """Abort the connections of these peers (`host:port`), or all."""
+        abort_connections(self._flight_server.port, peers, self._host)
 
     def add_stream(self, stream: DuplexStream) -> None:
         """Register an open stream, which `shutdown` aborts; abort it now if the shutdown has begun."""
@@ -253,7 +258,7 @@ class _FlightServer(flight.FlightServerBase):
 
         def abort() -> None:
             with suppress(OSError):
-                abort_connections(self.port, [peer])
+                self._server.abort_connections([peer])
 
         may_write = _role(context) >= Role.WRITE
         count_call = partial(self._server.callers.calling, peer, may_write)

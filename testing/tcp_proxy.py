@@ -18,6 +18,7 @@ class TcpProxy:
         self._target = ("127.0.0.1", port)
         self._tls = tls
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(None)  # whatever the process's default is
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
         self._armed: tuple[str, bytes] | None = None
@@ -59,7 +60,7 @@ class TcpProxy:
 
     def deliver(self) -> bytes:
         """Send the request kept by `hold` to the server now, and return the answer."""
-        with socket.create_connection(self._target) as server:
+        with socket.create_connection(self._target, timeout=None) as server:
             server.sendall(self._held_request)
             return server.recv(1 << 16)
 
@@ -94,6 +95,7 @@ class TcpProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            client.settimeout(None)
             if self._refusing:
                 _close(client)
                 continue
@@ -103,7 +105,7 @@ class TcpProxy:
         client, server = plain, None
         try:
             client = self._tls.wrap_socket(plain, server_side=True) if self._tls else plain
-            server = socket.create_connection(self._target)
+            server = socket.create_connection(self._target, timeout=None)
             with self._lock:
                 self._open |= {client, server}
             drop_answers, drop_all = threading.Event(), threading.Event()

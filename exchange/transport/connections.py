@@ -86,9 +86,15 @@ class ConnectionLimiter:
     """Thread that enforces the limits of the connections of one port until `close`."""
 
     def __init__(
-        self, port: int, callers: Callers, limits: ConnectionLimits, clock: Callable[[], float] = monotonic_s
+        self,
+        port: int,
+        callers: Callers,
+        limits: ConnectionLimits,
+        clock: Callable[[], float] = monotonic_s,
+        host: str = "",
     ) -> None:
-        self._port = port
+        """Start the thread. host: the address that the server listens at; "" for all."""
+        self._port, self._host = port, host
         self._callers = callers
         self._limits = limits
         self._clock = clock
@@ -105,13 +111,13 @@ class ConnectionLimiter:
 
     def enforce(self) -> set[str]:
         """Abort the connections past their limits, and return their peers."""
-        now, connections = self._clock(), accepted_connections(self._port)
+        now, connections = self._clock(), accepted_connections(self._port, self._host)
         self._first_seen = {connection.peer: self._first_seen.get(connection.peer, now) for connection in connections}
         ages = {peer: now - first_seen for peer, first_seen in self._first_seen.items()}
         excess = choose_excess(connections, ages, self._callers.rank, self._max_connections, self._limits)
         self._callers.forget_all_but(set(ages))
         if excess:
-            abort_connections(self._port, excess)
+            abort_connections(self._port, excess, self._host)
         return excess
 
     def _run(self) -> None:

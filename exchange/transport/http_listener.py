@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import select
+import signal
 import socket
 import ssl
 import threading
@@ -316,6 +317,7 @@ class HttpListener:
 
     def _handle(self, connection: HttpConnection | None) -> None:
         """Answer the request, and then those that wait."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # the process may end by it, if it was set so
         while connection is not None:
             connection.waits_since_s = monotonic_s()
             try:

@@ -37,7 +37,7 @@ def _machine() -> str:
 def _start_ticks(pid: int) -> str:
     """Return the start time of a process, in clock ticks since boot; "" for a missing process or a zombie."""
     try:
-        state, *fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        state, *fields = (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         return "" if state in "ZX" else fields[18]
     except (OSError, IndexError):
         return ""

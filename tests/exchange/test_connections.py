@@ -97,10 +97,10 @@ def test_who_looks_at_connections_goes_on_after_a_failure(
 ) -> None:
     failures = [error] * 3
 
-    def failing(port: int) -> list[Connection]:
+    def failing(port: int, host: str) -> list[Connection]:
         if failures:
             raise failures.pop()
-        return accepted_connections(port)
+        return accepted_connections(port, host)
 
     monkeypatch.setattr(connections, "accepted_connections", failing)
     server = Server("grpc://127.0.0.1:0", token=None, actions=ACTIONS, limits=QUICK)
