@@ -260,6 +260,7 @@ class _PageHandler(HttpHandler):
             self.send_error(413)
             return
         form = self.rfile.read(int(length)).decode("ascii", "replace")
+        self.accepted.await_client(None)
         token = dict.get(_fields(form), "token", "")
         cookie = self.site.sessions.sign_in(token)
         if cookie is None:

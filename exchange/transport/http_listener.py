@@ -11,8 +11,8 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.log_events import DEFECT
@@ -53,28 +53,35 @@ class HttpConnection:
         self.socket = accepted
         self.address = address
         self.ends_s = monotonic_s() + REQUEST_S
-        self.waits_since_s: float | None = None  # the time since which a handler waits for the client
+        self._awaited: int | None = select.POLLIN  # what a handler needs of the client to go on
+        self._awaited_since_s = 0.0
         self.keeps_thread = False  # for a known client: no other request takes its thread
         self.released = False
         self.aborted = False
 
     def is_gone(self) -> bool:
         """Return True if the client has closed the connection or its sending half, or the connection was aborted."""
+        return self._has(_GONE)
+
+    def await_client(self, event: int | None) -> None:
+        """Note what the handler needs of the client from now on: POLLIN, a request; POLLOUT, room for the answer; None:
+        nothing, so that aborting the connection would free no thread.
+        """
+        self._awaited, self._awaited_since_s = event, monotonic_s()
+
+    def idle_s(self) -> float:
+        """Return the seconds for which the client has kept the handler waiting."""
+        if self._awaited is None or self._has(self._awaited):
+            return 0.0
+        return monotonic_s() - self._awaited_since_s
+
+    def _has(self, events: int) -> bool:
         descriptor = self.socket.fileno()
         if descriptor < 0:
             return True
         poll = select.poll()
-        poll.register(descriptor, _GONE)
+        poll.register(descriptor, events)
         return bool(poll.poll(0))
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Enter a context in which the handler does not wait for the client, so that aborting would free no thread."""
-        self.waits_since_s = None
-        try:
-            yield
-        finally:
-            self.waits_since_s = monotonic_s()
 
     def release(self) -> None:
         """Exempt the connection from the limits of number and time; its handler has limits of its own."""
@@ -91,6 +98,10 @@ class HttpConnection:
         self.aborted = True
         with suppress(OSError):
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # an SSLSocket's own changes what the thread reads
+
+    def is_ending(self) -> bool:
+        """Return True if the connection was aborted while its handler waited for the client."""
+        return self.aborted and self._awaited is not None
 
     def close(self) -> None:
         """Send what was written, and close the connection."""
@@ -281,16 +292,14 @@ class HttpListener:
         """Abort the connection whose client has let its thread wait for longest, if requests wait for a thread. Abort
         the next one when that thread is free.
         """
+        if not any(self._waiting.values()):
+            return
         with self._lock:
-            waits = [(each.waits_since_s, each) for each in self._handled if each.waits_since_s is not None]
-            idle = [
-                (since_s, each)
-                for since_s, each in waits
-                if since_s + GRACE_S <= monotonic_s() and not each.keeps_thread
-            ]
-            if not idle or not any(self._waiting.values()) or any(each.aborted for _, each in waits):
-                return
-        min(idle, key=lambda pair: pair[0])[1].abort()
+            handled = list(self._handled)
+        idle = [(each.idle_s(), each) for each in handled if not each.keeps_thread and not each.aborted]
+        idle_s, oldest = max(idle, key=lambda pair: pair[0], default=(0.0, None))
+        if oldest is not None and idle_s >= GRACE_S and not any(each.is_ending() for each in handled):
+            oldest.abort()
 
     def _start_handlers(self) -> None:
         """Start threads for waiting requests, as far as handlers are free: a released connection has left its own."""
@@ -319,7 +328,7 @@ class HttpListener:
         """Answer the request, and then those that wait."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # the process may end by it, if it was set so
         while connection is not None:
-            connection.waits_since_s = monotonic_s()
+            connection.await_client(select.POLLIN)
             try:
                 self._respond(connection)
             except OSError:

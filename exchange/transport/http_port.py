@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import select
 import socket
 import ssl
 from collections.abc import Callable, Hashable
@@ -109,6 +110,7 @@ class HttpHandler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def do_GET(self) -> None:
+        self.accepted.await_client(None)
         self._guarded(lambda: self.answer(*self._target()))
 
     def do_HEAD(self) -> None:
@@ -134,8 +136,7 @@ class HttpHandler(BaseHTTPRequestHandler):
 
     def made(self, answers: SharedAnswers, key: Hashable, make: Callable[[], bytes]) -> bytes:
         """Return the shared answer of the key."""
-        with self.accepted.working():
-            return answers.get(key, make, self.accepted.is_gone)
+        return answers.get(key, make, self.accepted.is_gone)
 
     def send_page(self, body: bytes, kind: str, status: int = 200, headers: dict[str, str] | None = None) -> None:
         """Send a whole answer."""
@@ -145,6 +146,7 @@ class HttpHandler(BaseHTTPRequestHandler):
 
     def send_head(self, kind: str, status: int = 200, headers: dict[str, str] | None = None) -> None:
         """Send the head of an answer. The connection ends after its body."""
+        self.accepted.await_client(select.POLLOUT)
         self.close_connection = True
         self.send_response(status)
         for name, value in {**self.headers_of_all, "Content-Type": kind, **(headers or {})}.items():

@@ -38,11 +38,11 @@ def opened(location: str, request: bytes) -> socket.socket:
 
 def rest_of(connection: socket.socket) -> bytes:
     """Return all that comes back; what came before the connection was reset."""
-    answer = b""
+    chunks: list[bytes] = []
     with connection, suppress(ConnectionResetError):
         while chunk := connection.recv(1 << 16):
-            answer += chunk
-    return answer
+            chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def open_files() -> int:
