@@ -154,7 +154,10 @@ class StoreServer:
         return coordinator.metrics.text(self._handle, coordinator.status(), coordinator.workers, SystemClock()())
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
-        """End all calls and threads within about `timeout` seconds, streams at once; a second call does nothing."""
+        """End all calls and threads within about `timeout` seconds, streams and waits for epochs at once; a second call
+        does nothing. A call that does not end in time, as one that waits for the catalog, keeps the process until it
+        does.
+        """
         deadline = Deadline.after(timeout)
         self.coordinator.close(timeout)
         self._staged.stop()
