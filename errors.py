@@ -239,7 +239,7 @@ class EpochNotCommitted(EpochlogError):
 
 
 class TxnMismatch(EpochlogError):
-    """An earlier commit with the same (application, id) wrote other tables."""
+    """An earlier commit with this (application, id) wrote other tables, or an alter had other changes."""
 
 
 class TxnAborted(EpochlogError):

@@ -136,6 +136,7 @@ class Table(OneProcess):
         drop: Sequence[str] | None = None,
         rename: Mapping[str, str] | None = None,
         widen: Mapping[str, pa.DataType] | None = None,
+        txn: TxnPair | None = None,
     ) -> None:
         """Change the settings of a root table or an output, or the columns of a root table; arguments left out keep
         their values. The rows stay.
@@ -147,16 +148,25 @@ class Table(OneProcess):
         The columns change at an epoch of their own; reads at earlier epochs have the earlier columns. All names are
         those before the change. add: nullable fields, null in the rows so far. drop: columns that are not part of the
         key. rename: {old: new}. widen: {column: type}, to a wider integer or float, or a decimal of greater precision;
-        no key column. A change that the table has already has no effect. The column of the sequence, and those that a
-        check or the ttl of the table names, can only be renamed; check and ttl follow.
+        no key column. The column of the sequence, and those that a check or the ttl of the table names, can only be
+        renamed; check and ttl follow. A change that the table has already has no effect; but one that gives the name of
+        one column to another (a swap) raises InvalidInput while the table has it, unless it has a txn.
+
+        txn: a pair (application, id) for a change of columns, by which a retry is recognized, also after other alters:
+        it has no effect. Under a new pair a swap takes effect also while the table has it.
 
         Raises CheckViolated, InvalidInput, InvalidSchema, LimitExceeded, NotWritable, SchemaInUse, TableDropped,
-        TableFinished.
+        TableFinished, TxnAborted, TxnMismatch, TxnOutcomeForgotten.
         """
         settings = Settings(options, changelog, drop_unchanged, checks)
         change = SchemaChange.of(self.name, add, drop, rename, widen)
         if change:
-            self._table = alter_schema(self._handle, self._table, change, settings)
+            self._table = alter_schema(self._handle, self._table, change, settings, txn)
+        elif txn is not None:
+            raise InvalidInput(
+                f"table {self.name!r}: txn= goes with add=, drop=, rename= or widen=; leave it out for settings alone, "
+                "because setting them again changes nothing"
+            )
         elif checks is not None:
             alter_with_checks(self._handle, self._handle.catalog.read(self._current), settings)
         elif settings != Settings():

@@ -1,4 +1,4 @@
-"""Idempotent transactions: the outcomes of commits, by their pair (application, id).
+"""Idempotent transactions: the outcomes of commits and alters, by their pair (application, id).
 
 Rules: docs/SEMANTICS.md, 1.7. Resolving an undecided pair aborts it, so a late commit of it fails.
 """
@@ -67,9 +67,11 @@ def has_outcome(view: ReadTxn, txn: TxnPair) -> bool:
     return view.get(txn_key(*txn)) is not None
 
 
-def resolve_outcome(view: ReadTxn, txn: TxnPair | None, tables: Sequence[int]) -> int | None:
-    """Return the epoch at which the pair landed in exactly these tables (sorted ids); None if it has not landed, or
-    `txn` is None.
+def resolve_outcome(
+    view: ReadTxn, txn: TxnPair | None, tables: Sequence[int], alter: bytes | None = None
+) -> int | None:
+    """Return the epoch at which the pair landed in exactly these tables (sorted ids), or as this alter (which has no
+    tables); None if it has not landed, or `txn` is None. alter: the fingerprint of the alter.
 
     Raises TxnAborted, TxnMismatch, TxnOutcomeForgotten.
     """
@@ -83,6 +85,9 @@ def resolve_outcome(view: ReadTxn, txn: TxnPair | None, tables: Sequence[int]) -
         raise TxnAborted(
             f"transaction {tuple(txn)} was resolved as aborted and can no longer land; commit under a new id"
         )
+    if record.get("alter") != alter:
+        other = "a commit" if "alter" not in record else "an alter" if alter is None else "another alter"
+        raise TxnMismatch(f"transaction {tuple(txn)} was used before for {other}; use a new id")
     if record["tables"] != list(tables):
         raise TxnMismatch(
             f"transaction {tuple(txn)} was committed before with other tables; use a new id for a new commit"
@@ -99,11 +104,16 @@ def _refuse_forgotten(view: ReadTxn, txn: TxnPair) -> None:
         )
 
 
-def record_outcome(tx: Txn, txn: TxnPair, tables: Sequence[int], epoch: int | None, now_ms: int) -> None:
-    """Record an outcome, and keep the newest KEPT_OUTCOMES of its application."""
+def record_outcome(
+    tx: Txn, txn: TxnPair, tables: Sequence[int], epoch: int | None, now_ms: int, alter: bytes | None = None
+) -> None:
+    """Record an outcome, and keep the newest KEPT_OUTCOMES of its application. An alter has no tables, so that earlier
+    releases refuse a commit under its pair.
+    """
     app, txn_id = txn
     record = tx.get(txn_app_key(app)) or {"forgotten": -1, "count": 0, "used_ms": now_ms}
-    tx.put(txn_key(app, txn_id), {"tables": list(tables), "epoch": epoch, "at_ms": now_ms})
+    outcome = {"tables": list(tables), "epoch": epoch, "at_ms": now_ms}
+    tx.put(txn_key(app, txn_id), outcome if alter is None else {**outcome, "alter": alter})
     count, forgotten = record["count"] + 1, record["forgotten"]
     if count > KEPT_OUTCOMES:
         prefix = TXN_PREFIX + app.encode() + b"\0"

@@ -29,7 +29,7 @@ from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import all_jobs, find_table, get_job, get_table, get_version
 from epochlog.store.metadata.named_columns import lost_column, with_schema
 from epochlog.store.metadata.reachable_files import files_of
-from epochlog.store.metadata.schema_change import SchemaChange, next_version
+from epochlog.store.metadata.schema_change import SchemaChange, changed_ids, next_version
 from epochlog.store.metadata.table_differences import table_differences
 from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.metadata.unreachable_files import mark_unreachable
@@ -42,6 +42,7 @@ from epochlog.store.types.schema import TableSchema
 
 from .boundaries import force_within
 from .edits import TableEdit, append_entry
+from .idempotency import TxnPair, check_pair, record_outcome, resolve_outcome
 from .loads import all_loads
 from .type_trial import require_returnable
 
@@ -125,19 +126,35 @@ def altered(tx: Txn, table_id: int, name: str, settings: Settings) -> TableDef:
     return after
 
 
-def alter_schema(handle: Handle, table: TableDef, change: SchemaChange, settings: Settings) -> TableDef:
+def alter_schema(
+    handle: Handle, table: TableDef, change: SchemaChange, settings: Settings, txn: TxnPair | None = None
+) -> TableDef:
     """Change a root table's columns and settings in one transaction, at an epoch of its own; return the table.
 
-    A change that the table has already has no effect. Raises TableDropped, NotWritable, TableFinished, InvalidInput,
-    SchemaInUse, ClockSkew, InvalidSchema for a type whose rows would not come back.
+    A change that the table has already has no effect, nor has one whose `txn` has landed. Raises TableDropped,
+    NotWritable, TableFinished, InvalidInput, SchemaInUse, ClockSkew, InvalidSchema for a type whose rows would not come
+    back, and the errors of `resolve_outcome`.
     """
+    check_pair(txn)
     require_returnable(table.name, (*change.add, *(pa.field(name, kind) for name, kind in change.widen)))
-    after = handle.catalog.transact(lambda tx: _alter_columns(tx, handle, table, change, settings))
+    fingerprint = change.fingerprint(table.id, settings)
+
+    def body(tx: Txn) -> TableDef:
+        if resolve_outcome(tx, txn, (), fingerprint) is not None:
+            return get_table(tx, table.id, table.name)
+        after = _alter_columns(tx, handle, table, change, settings, txn)
+        if txn is not None:
+            record_outcome(tx, txn, (), Counters.read(tx).last_epoch, handle.catalog.now_ms(), fingerprint)
+        return after
+
+    after = handle.catalog.transact(body)
     note_altered(handle, table.name)
     return after
 
 
-def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChange, settings: Settings) -> TableDef:
+def _alter_columns(
+    tx: Txn, handle: Handle, table: TableDef, change: SchemaChange, settings: Settings, txn: TxnPair | None
+) -> TableDef:
     if settings.checks:
         raise InvalidInput(
             f"table {table.name!r}: new checks test all rows, so they do not go with a change of columns: alter twice"
@@ -153,13 +170,12 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
             f"table {table.name!r} is an output of a job, which decides its columns: create a job with another output, "
             "or adopt the table first"
         )
-    version = get_version(tx, table.id, table.name)
-    require_open(table.name, version)
-    changed = change.applied(current.schema, current.created, version.max_committed_epoch)
+    require_open(table.name, get_version(tx, table.id, table.name))
+    changed = change.applied(current.schema, current.created, again=txn is not None)
     if changed is None:
         return current
     refuse_lost(current, changed)
-    refuse_bound(tx, current, change)
+    refuse_bound(tx, current, changed)
     boundary = force_within(tx, handle)  # a reader of the log can stop there, with all changes before the alter
     counters, now_ms, epoch = Counters.read(tx), handle.catalog.now_ms(), boundary + 1
     lineage = current.schema.lineage or (current.schema,)
@@ -169,7 +185,7 @@ def _alter_columns(tx: Txn, handle: Handle, table: TableDef, change: SchemaChang
     tx.put(schema_key(table.id, epoch), {"schema": after.schema.to_bytes()})
     tx.put(table_key(table.id), after.to_record())
     edit = TableEdit(table.id, table.name, operation="alter")  # no change: it wakes no reader and no job
-    append_entry(tx, after, edit, epoch, {}, now_ms, txn=None, job=None)
+    append_entry(tx, after, edit, epoch, {}, now_ms, txn=txn, job=None)
     move_counters(tx, counters, epoch)
     return after
 
@@ -187,9 +203,9 @@ def refuse_lost(table: TableDef, changed: TableSchema) -> None:
     )
 
 
-def refuse_bound(view: ReadTxn, table: TableDef, change: SchemaChange) -> None:
-    """Raise SchemaInUse if a job reads a column that the change drops or widens."""
-    changed = change.changed_ids(table.schema)
+def refuse_bound(view: ReadTxn, table: TableDef, after: TableSchema) -> None:
+    """Raise SchemaInUse if a job reads a column that `after` drops or widens."""
+    changed = changed_ids(table.schema, after)
     names = dict(zip(table.schema.ids, table.schema.schema.names, strict=True))  # a job may have former ones
     for job in all_jobs(view) if changed else ():
         if table.id not in job.upstreams or job.state == "finished":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -64,20 +68,13 @@ class SchemaChange:
                 )
         added = [field.name for field in self.add]
         for kind, names in (("added", added), ("dropped", list(self.drop))):
-            twice = [name for name in names if names.count(name) > 1]
+            twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise InvalidInput(f"table {table!r}: column {twice[0]!r} is {kind} twice")
         changed = {name for name, _ in (*self.rename, *self.widen)}
         both = sorted(changed.intersection(self.drop))
         if both:
             raise InvalidInput(f"table {table!r}: column {both[0]!r} is dropped, and renamed or widened too")
-
-    def changed_ids(self, schema: TableSchema) -> dict[int, str]:
-        """Return the field ids that the change drops or widens, each with that word."""
-        ids = dict(zip(schema.schema.names, schema.ids, strict=True))
-        dropped = {ids[name]: "dropped" for name in self.drop if name in ids}
-        wide = ((name, kind) for name, kind in self.widen if name in ids)
-        return dropped | {ids[name]: "widened" for name, kind in wide if schema.schema.field(name).type != kind}
 
     @property
     def names_of_renames(self) -> set[str]:
@@ -90,21 +87,29 @@ class SchemaChange:
         taken = {*self.drop, *(old for old, new in self.rename if old != new)}
         return taken.intersection((*(field.name for field in self.add), *(new for _, new in self.rename)))
 
-    def applied(self, schema: TableSchema, created: int, newest: int) -> TableSchema | None:
-        """Return the next version of an altered table's schema, whose `version` the caller sets; None if the table has
-        the change already. created: epoch of the table's creation: a clone has versions up to it that no alter of its
-        own has made. newest: epoch of the table's newest commit.
+    def fingerprint(self, table_id: int, settings: object) -> bytes:
+        """Return bytes that differ for different changes of columns and settings, and for different tables."""
+        added = [(field.name, str(field.type)) for field in self.add]
+        widened = sorted((name, str(kind)) for name, kind in self.widen)
+        parts = table_id, added, sorted(self.drop), sorted(self.rename), widened, str(settings)
+        return sha256(repr(parts).encode()).digest()
 
-        A change that reuses a name could be made again by its repetition, and take values away. So it has no effect as
-        a retry, before the next commit, and raises InvalidInput later.
+    def applied(self, schema: TableSchema, created: int, *, again: bool) -> TableSchema | None:
+        """Return the next version of an altered table's schema, whose `version` the caller sets; None if the table has
+        the change already.
+
+        A change that reuses a name could be made again by its repetition, and take values away; ignored, it could be
+        one that was meant. So it raises InvalidInput while the table has it, unless the caller can tell it from a
+        repetition (`again`). created: epoch of the table's creation: a clone has versions up to it that no alter of
+        its own has made.
         """
         lineage = schema.lineage or (schema,)
-        altered = schema.version > created
-        if altered and len(lineage) > 1 and (newest == schema.version or not self.reused) and self._made(lineage):
-            return None
-        if self.reused:
-            self._refuse_repetition(lineage, created)
-        pending = self if self.reused else self._without_done(schema, lineage)
+        if not self.reused:
+            pending = self._without_done(schema, lineage)
+        else:
+            pending = self
+            if not again:
+                self._refuse_repetition(lineage, created)
         if not pending:
             return None
         if len(lineage) >= MAX_VERSIONS:
@@ -115,20 +120,18 @@ class SchemaChange:
 
     def _refuse_repetition(self, lineage: tuple[TableSchema, ...], created: int) -> None:
         """Raise InvalidInput if an alter made this change, which reuses a name, and the table still has it."""
-        now = self._ids_of_reused(lineage[-1])
+        names = self.reused
+        owners = [_owners(version, names) for version in lineage]
         for place in range(len(lineage) - 1, 0, -1):
-            before, after = lineage[place - 1 : place + 1]
-            if after.version <= created or self._ids_of_reused(after) != now or self._ids_of_reused(before) == now:
+            after = lineage[place]
+            if after.version <= created or owners[place] != owners[-1] or owners[place - 1] == owners[-1]:
                 continue
             if self._made(lineage[: place + 1]):
                 raise InvalidInput(
                     f"table {after.name!r} has this change already, from epoch {show_epoch(after.version)}: leave it "
-                    f"out. To make it again, first rename or drop {min(self.reused)!r} in an alter of its own"
+                    "out. To make it once more, pass txn=(application, id) with a new id to table.alter, which tells "
+                    "it from a repetition"
                 )
-
-    def _ids_of_reused(self, schema: TableSchema) -> dict[str, int]:
-        places = {name: schema.schema.get_field_index(name) for name in self.reused}
-        return {name: schema.ids[place] for name, place in places.items() if place >= 0}
 
     def _made(self, lineage: tuple[TableSchema, ...]) -> bool:
         """Return True if this change, the whole of it, made the newest of these versions."""
@@ -139,37 +142,45 @@ class SchemaChange:
         return again.schema == lineage[-1].schema and again.ids == lineage[-1].ids
 
     def _without_done(self, schema: TableSchema, lineage: tuple[TableSchema, ...]) -> SchemaChange:
-        """Return the change without the parts that earlier alters have made."""
+        """Return the change without the parts that earlier alters have made. A widened column has its present name."""
         columns = schema.schema
-        ids = dict(zip(columns.names, schema.ids, strict=True))
+        ids, present = dict(zip(columns.names, schema.ids, strict=True)), set(schema.ids)
+        newest = list(accumulate((max(version.ids) for version in lineage), max))  # ids rise from version to version
 
-        def had_name(name: str, of: int | None = None) -> bool:
-            """Return True if a column, or the one with the id `of`, had the name in any version."""
+        def had(name: str) -> Iterator[int]:
+            """Yield the ids of the columns that had the name."""
             places = ((version, version.schema.get_field_index(name)) for version in lineage)
-            return any(at >= 0 and of in (None, version.ids[at]) for version, at in places)
+            return (version.ids[place] for version, place in places if place >= 0)
 
         def is_added(field: pa.Field) -> bool:
-            kind = stored_type(field.type)
-            had = field.name in ids and ids[field.name] not in lineage[0].ids
-            return had and columns.field(field.name).type == kind
+            if field.name not in ids or columns.field(field.name).type != stored_type(field.type):
+                return False
+            made = bisect_left(newest, ids[field.name])  # the version with which the column began
+            return made > 0 and _owners(lineage[made], [field.name]) == {field.name: ids[field.name]}
+
+        def is_dropped(name: str) -> bool:
+            return name not in ids and any(id_ not in present for id_ in had(name))
 
         def is_renamed(old: str, new: str) -> bool:
-            return old == new or (old not in ids and new in ids and had_name(old, ids[new]))
+            return old == new or (old not in ids and new in ids and ids[new] in had(old))
 
         def is_wide(name: str, kind: pa.DataType) -> bool:
             return name in ids and columns.field(name).type == kind
 
+        renames = {old: new for old, new in self.rename if is_renamed(old, new)}
+        widen = [(renames.get(name, name), kind) for name, kind in self.widen]
         return SchemaChange(
             tuple(field for field in self.add if not is_added(field)),
-            tuple(name for name in self.drop if name in ids or not had_name(name)),
-            tuple(pair for pair in self.rename if not is_renamed(*pair)),
-            tuple(pair for pair in self.widen if not is_wide(*pair)),
+            tuple(name for name in self.drop if not is_dropped(name)),
+            tuple(pair for pair in self.rename if pair[0] not in renames),
+            tuple(pair for pair in widen if not is_wide(*pair)),
         )
 
     def _next(self, schema: TableSchema, lineage: tuple[TableSchema, ...]) -> TableSchema:
         table, columns, renamed, types = schema.name, schema.schema, dict(self.rename), dict(self.widen)
+        present, dropped = set(columns.names), set(self.drop)
         for name in (*self.drop, *renamed, *types):
-            if name not in columns.names:
+            if name not in present:
                 raise InvalidInput(f"table {table!r} has no column {name!r}; it has {columns.names}")
         for name in (*self.drop, *types):
             if name in schema.primary_key:
@@ -182,7 +193,7 @@ class SchemaChange:
                     f"table {table!r}, column {name!r}: the sequence can only be renamed, for changes that arrive late "
                     "are compared with it"
                 )
-        kept = [(field, id_) for field, id_ in zip(columns, schema.ids, strict=True) if field.name not in self.drop]
+        kept = [(field, id_) for field, id_ in zip(columns, schema.ids, strict=True) if field.name not in dropped]
         fields = [
             field.with_name(renamed.get(field.name, field.name)).with_type(_widened(table, field, types))
             for field, _ in kept
@@ -199,6 +210,12 @@ class SchemaChange:
         key = tuple(renamed.get(name, name) for name in schema.primary_key)
         sequence_by = None if schema.sequence_by is None else renamed.get(schema.sequence_by, schema.sequence_by)
         return TableSchema(table, pa.schema([*fields, *self.add]), key, sequence_by, ids=ids)
+
+
+def _owners(schema: TableSchema, names: Iterable[str]) -> dict[str, int]:
+    """Return the field ids of the columns that have these names."""
+    places = {name: schema.schema.get_field_index(name) for name in names}
+    return {name: schema.ids[place] for name, place in places.items() if place >= 0}
 
 
 def _widened(table: str, field: pa.Field, types: Mapping[str, pa.DataType]) -> pa.DataType:
@@ -225,6 +242,13 @@ def _is_wide_float(kind: pa.DataType) -> bool:
 
 def _is_decimal(kind: pa.DataType) -> bool:
     return _T.is_decimal128(kind) or _T.is_decimal256(kind)
+
+
+def changed_ids(before: TableSchema, after: TableSchema) -> dict[int, str]:
+    """Return the field ids of `before` that `after` drops or widens, each with that word."""
+    types = dict(zip(after.ids, after.schema.types, strict=True))
+    columns = zip(before.ids, before.schema.types, strict=True)
+    return {id_: "widened" if id_ in types else "dropped" for id_, kind in columns if types.get(id_) != kind}
 
 
 def is_extension(before: TableSchema, after: TableSchema) -> bool:

@@ -116,7 +116,7 @@ def alter(table: AlteredTable, rng: random.Random, kind: str) -> None:
         table.alter(rename={names[2][0]: f"g{number}"})
     elif kind == "swap":
         swap = {names[1][0]: names[2][0], names[2][0]: names[1][0]}
-        table.alter(rename={names[1][0]: f"k{number}"} if table.repeats({"rename": swap}) else swap)
+        table.alter(rename=swap)
     elif kind == "drop":
         table.alter(drop=[names[max(names)][0]] if max(names) > 2 else None, add={f"y{number}": pa.int32()})
     elif kind == "widen":

@@ -20,7 +20,6 @@ from epochlog.store.catalog.keys import LOG_PREFIX, SCHEMA_PREFIX
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.metadata import schema_change
 from epochlog.store.metadata.definitions import decoded_schema
-from epochlog.store.metadata.schema_change import SchemaChange
 from epochlog.store.types import schema as schemas
 from lab import Lab
 
@@ -96,9 +95,7 @@ def test_an_alter_is_an_entry_that_is_no_change(lab: Lab, table: el.Table) -> No
         {"add": [pa.field("c", pa.float64())]},
         {"drop": ["b"]},
         {"rename": {"a": "aa"}},
-        {"rename": {"a": "b", "b": "a"}},
         {"widen": {"a": pa.int64()}},
-        {"drop": ["b"], "add": [pa.field("b", pa.int8())]},
         {"add": [pa.field("c", pa.int8())], "rename": {"a": "c2"}, "widen": {"a": pa.int64()}, "drop": ["b"]},
     ],
 )
@@ -109,65 +106,6 @@ def test_an_alter_that_is_repeated_has_no_effect(table: el.Table, lab: Lab, chan
     table.alter(**change)
     lab.store.table("t").alter(**change)
     assert (table.schema, table.history().num_rows) == once
-
-
-REUSING: list[dict[str, Any]] = [
-    {"rename": {"a": "b", "b": "a"}},
-    {"drop": ["b"], "add": [pa.field("b", pa.string())]},
-    {"drop": ["b"], "rename": {"a": "b"}},
-    {"rename": {"a": "c"}, "add": [pa.field("a", pa.string())]},
-]
-
-
-@pytest.mark.rule("7.1")
-@pytest.mark.parametrize("change", REUSING)
-@pytest.mark.parametrize("between", ["commit", "alter", "both"])
-def test_an_alter_that_reuses_a_name_is_not_repeated_later(
-    table: el.Table, change: dict[str, Any], between: str
-) -> None:
-    """A script that is run again, or a second alter that is meant: neither takes values away, nor is it ignored."""
-    table.upsert(ROWS)
-    table.alter(**change)
-    table.alter(**change)  # a retry
-    if between != "alter":
-        table.upsert(table.to_arrow().slice(1))
-    if between != "commit":
-        table.alter(add=[pa.field("z", pa.string())])
-    before = table.to_arrow()
-    with pytest.raises(el.InvalidInput, match="has this change already, from epoch .*in an alter of its own"):
-        table.alter(**change)
-    assert table.to_arrow() == before
-
-
-@pytest.mark.planted
-@pytest.mark.parametrize("change", REUSING, ids=["+".join(change) for change in REUSING])
-def test_a_repetition_that_is_made_is_found(table: el.Table, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    monkeypatch.setattr(SchemaChange, "_refuse_repetition", lambda *_: None)
-    with pytest.raises((AssertionError, el.EpochlogError, pytest.fail.Exception)):
-        test_an_alter_that_reuses_a_name_is_not_repeated_later(table, change, "both")
-
-
-@pytest.mark.planted
-def test_a_second_alter_that_is_ignored_is_found(table: el.Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = SchemaChange.applied
-    monkeypatch.setattr(SchemaChange, "applied", lambda self, schema, *_: real(self, schema, 0, schema.version))
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        test_an_alter_that_reuses_a_name_is_not_repeated_later(table, REUSING[1], "commit")
-
-
-@pytest.mark.rule("7.1")
-def test_two_names_are_swapped_again_by_a_third_name(table: el.Table) -> None:
-    swap = {"rename": {"a": "b", "b": "a"}}
-    table.upsert(ROWS)
-    table.alter(**swap)
-    table.upsert(table.to_arrow())
-    table.alter(rename={"a": "c"})
-    table.alter(rename={"b": "a"})
-    table.alter(rename={"c": "b"})
-    assert table.to_arrow().to_pylist() == ROWS
-    table.alter(**swap)  # it has been made, but the table does not have it any more
-    table.alter(**swap)  # a retry
-    assert table.to_arrow()["b"].to_pylist() == [1, 2]
 
 
 @pytest.mark.rule("7.1")
@@ -194,8 +132,12 @@ def test_parts_of_an_alter_that_the_table_has_are_left_out(table: el.Table) -> N
     table.alter(add=[pa.field("c", pa.int8())])
     table.alter(add=[pa.field("c", pa.int8()), pa.field("d", pa.int8())], widen={"a": pa.int64()})
     table.alter(widen={"a": pa.int64(), "c": pa.int16()})
+    table.alter(drop=["d"])
+    table.alter(drop=["d"], add=[pa.field("e", pa.int8())], rename={"b": "bb"})
+    table.alter(rename={"b": "bb", "c": "cc"}, widen={"b": pa.string(), "c": pa.int32()})
+    table.alter(rename={"b": "bb", "c": "cc"}, widen={"b": pa.string(), "c": pa.int64()})
     assert [(field.name, field.type) for field in table.schema] == [
-        ("id", pa.int64()), ("a", pa.int64()), ("b", pa.string()), ("c", pa.int16()), ("d", pa.int8())
+        ("id", pa.int64()), ("a", pa.int64()), ("bb", pa.string()), ("cc", pa.int64()), ("e", pa.int8())
     ]  # fmt: skip
 
 

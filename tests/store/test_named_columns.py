@@ -206,11 +206,11 @@ def test_the_catalog_is_restored_with_a_renamed_ttl(lab: Lab, tmp_path: Path) ->
     assert keys(lab.store.table("t")) == [2]
 
 
-@pytest.mark.rule("7.1", "7.9")
+@pytest.mark.rule("7.9", "7.12")
 def test_a_repeated_rename_leaves_the_ttl_where_it_is(lab: Lab) -> None:
     table = expiring(lab)
     for _ in range(2):
-        table.alter(rename=SWAP)
+        table.alter(rename=SWAP, txn=("deploy", 1))
         assert table.info.options.ttl_column == "until"
     for change in (SWAP, {"until": "x"}, {"at": "until"}):
         with pytest.raises(el.InvalidInput, match="a new ttl does not go with a rename of 'until'"):

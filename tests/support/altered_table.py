@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping
 from copy import copy
@@ -30,6 +31,8 @@ WIDER: dict[pa.DataType, pa.DataType] = {
     pa.decimal128(20, 2): pa.decimal256(40, 2),
 }
 TYPES = [*WIDER, pa.string(), pa.list_(pa.int32())]
+_NUMBERS = itertools.count()
+"""Numbers of the alters that take a txn, because the table has a swap that they make again."""
 
 
 @dataclass
@@ -117,7 +120,8 @@ class AlteredTable:
         given = {"add": add, "drop": drop, "rename": rename, "widen": widen}
         self.last_change = {name: value for name, value in given.items() if value is not None}
         fields = [pa.field(name, kind) for name, kind in (add or {}).items()]
-        self.table.alter(add=fields, drop=drop, rename=rename, widen=widen)
+        txn = ("alters", next(_NUMBERS)) if self.repeats(self.last_change) else None
+        self.table.alter(add=fields, drop=drop, rename=rename, widen=widen, txn=txn)
         columns = [column for column in self.columns if column[1] not in (drop or [])]
         columns = [(id_, (rename or {}).get(name, name), (widen or {}).get(name, kind)) for id_, name, kind in columns]
         for name, kind in (add or {}).items():
@@ -315,9 +319,8 @@ def random_rows(rng: random.Random, columns: list[Column], count: int, keys: int
 def random_alter(rng: random.Random, altered: AlteredTable) -> dict[str, Any] | None:
     """A change that the table takes; None if there is none of the chosen kind."""
     change = _random_change(rng, altered)
-    if change is None or altered.repeats(change):
-        return None
-    return None if change == altered.last_change else change  # repeated at once, it would have no effect
+    no_effect = change == altered.last_change and change is not None and not altered.repeats(change)
+    return None if no_effect else change
 
 
 def _random_change(rng: random.Random, altered: AlteredTable) -> dict[str, Any] | None:
