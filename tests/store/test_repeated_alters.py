@@ -205,6 +205,18 @@ def test_a_part_that_no_alter_has_made_is_not_left_out(table: el.Table) -> None:
     assert table.schema.names == ["id", "d", "b", "c", "z"]
 
 
+@pytest.mark.rule("7.1", "7.7")
+def test_a_rename_that_was_made_hides_no_widening_from_the_jobs(lab: Lab) -> None:
+    table = lab.store.create_table("t", pa.schema([("id", pa.int64()), ("a", pa.int32())]), ["id"])
+    lab.job("j", ["t"])
+    table.alter(rename={"a": "b"})
+    with pytest.raises(el.SchemaInUse, match="column 'b' cannot be widened"):
+        table.alter(rename={"a": "b"}, widen={"a": pa.int64()})
+    lab.store.drop_job("j")
+    table.alter(rename={"a": "b"}, widen={"a": pa.int64()})
+    assert table.schema.field("b").type == pa.int64()
+
+
 # ---- all short sequences -----------------------------------------------------------------------------------------
 
 
@@ -224,7 +236,7 @@ ALL = [*renames((*NAMES, "d")), *REUSING[3:], {"drop": ["b"]}, {"add": [added("b
 
 @dataclass
 class Model:
-    """Schema versions of a table by field id, and the alters that took effect, with the owners of the names then."""
+    """Columns of a table by field id, and the alters that have taken effect, with the owners of the names then."""
 
     names: dict[int, str] = field(default_factory=lambda: dict(enumerate(("id", *NAMES), start=1)))
     newest_id: int = 4
