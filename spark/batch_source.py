@@ -104,22 +104,20 @@ class Load:
         """Return the Arrow schema for Spark's schema, which may be the user's. Raises SchemaMismatch if the table
         cannot be read with it.
         """
-        available = pa.schema([*self.table.schema, *self.change_fields])
+        available = {field.name: field for field in (*self.table.schema, *self.change_fields)}
         requested = arrow_schema(schema)
         for field in requested:
-            if field.name not in available.names:
+            if field.name not in available:
                 raise SchemaMismatch(
                     f"table {self.table.name}: there is no column {field.name!r}; the columns are "
-                    f"{', '.join(available.names)}"
+                    f"{', '.join(available)}"
                 )
-            if not accepts(available.field(field.name).type, field.type) and not accepts(
-                field.type, available.field(field.name).type
-            ):
+            stored = available[field.name]
+            if not accepts(stored.type, field.type) and not accepts(field.type, stored.type):
                 raise SchemaMismatch(
-                    f"table {self.table.name}, column {field.name!r}: {available.field(field.name).type} cannot be "
-                    f"read as {field.type}"
+                    f"table {self.table.name}, column {field.name!r}: {stored.type} cannot be read as {field.type}"
                 )
-            if _may_hold_nulls(available.field(field.name), field):
+            if _may_hold_nulls(stored, field):
                 raise SchemaMismatch(
                     f"table {self.table.name}, column {field.name!r}: it may hold nulls, so a schema without nulls "
                     "makes Spark drop filters and rows; declare it nullable"

@@ -27,12 +27,13 @@ def to_frame(batch: pa.RecordBatch, place: BatchPlace, schema: pa.Schema) -> pa.
     """Return a batch in the frame's schema (see `types.arrow_schema`), with nulls for columns that the batch lacks.
     Raises SchemaMismatch for a value that does not fit.
     """
+    given = dict(zip(batch.schema.names, batch.columns, strict=True))
     values = dict(zip(STAGE_COLUMNS, (place.stage, place.channel, place.seq), strict=True))
     columns = [
         pa.repeat(pa.scalar(values[field.name], STAGE_COLUMNS[field.name]), batch.num_rows)
         if field.name in STAGE_COLUMNS
-        else batch.column(field.name)
-        if field.name in batch.schema.names
+        else given[field.name]
+        if field.name in given
         else pa.nulls(batch.num_rows, field.type)
         for field in schema
     ]

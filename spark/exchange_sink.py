@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -34,7 +35,8 @@ def make_sink(options: Options, schema: StructType, overwrite: bool) -> Exchange
             "another query for other rows"
         )
     arrow = arrow_schema(schema)
-    reserved = sorted(set(arrow.names) & set(STAGE_COLUMNS)) or [n for n in arrow.names if arrow.names.count(n) > 1]
+    twice = (name for name, count in Counter(arrow.names).items() if count > 1)
+    reserved = sorted(set(arrow.names) & set(STAGE_COLUMNS)) or list(twice)
     if reserved:
         raise InvalidInput(f"column {reserved[0]!r} is reserved, or there are two of it; rename it")
     refuse_unhashable(arrow, target.partition_by)

@@ -188,8 +188,8 @@ def check_frame(
             f"table {table.name}: column {CHANGE_TYPE!r} must be a string, not "
             f"{frame_schema[CHANGE_TYPE].dataType.simpleString()}"
         )
-    names = shape.written(frame_schema.names)
-    unknown = [name for name in names if name not in target_schema.names and not (changes and name in change_columns)]
+    names, known = shape.written(frame_schema.names), {field.name: field.type for field in target_schema}
+    unknown = [name for name in names if name not in known and not (changes and name in change_columns)]
     if unknown:
         raise SchemaMismatch(
             f"table {table.name}: unknown column {unknown[0]!r}; it takes {', '.join(target_schema.names)}"
@@ -199,7 +199,8 @@ def check_frame(
         for field in target_schema
         if field.name in table.primary_key or not (shape.partial or (filled and field.nullable))
     ]
-    missing = [name for name in required if name not in names]
+    written = set(names)
+    missing = [name for name in required if name not in written]
     if missing:
         raise SchemaMismatch(
             f"table {table.name}: column {missing[0]!r} is missing; it takes {', '.join(target_schema.names)}"
@@ -207,12 +208,8 @@ def check_frame(
     if len(set(frame_schema.names)) < len(frame_schema.names):
         raise SchemaMismatch(f"table {table.name}: a column name occurs twice: {', '.join(frame_schema.names)}")
     for field in arrow_schema(frame_schema):
-        if (
-            field.name in names
-            and field.name in target_schema.names
-            and not accepts(field.type, target_schema.field(field.name).type)
-        ):
+        if field.name in written and field.name in known and not accepts(field.type, known[field.name]):
             raise SchemaMismatch(
                 f"table {table.name}, column {field.name!r}: type {frame_schema[field.name].dataType.simpleString()} "
-                f"does not fit {target_schema.field(field.name).type}; cast it first"
+                f"does not fit {known[field.name]}; cast it first"
             )

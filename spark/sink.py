@@ -134,8 +134,8 @@ def _add_columns(
     columns to write. Raises InvalidInput, before the table is altered, if the other columns cannot be written. The
     caller checks the frame with the columns to write: another alter, such as a rename, may have come in between.
     """
-    known = (*columns.schema.names, CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
-    written = shape.written(schema.names)
+    known = {*columns.schema.names, CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP}
+    written = set(shape.written(schema.names))
     new_columns = StructType([field for field in schema if field.name in written and field.name not in known])
     check_types(table.name, new_columns)
     added = [field.with_nullable(True) for field in arrow_schema(new_columns)]

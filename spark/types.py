@@ -126,10 +126,10 @@ def _cast_out(table: str, column: pa.Array | pa.ChunkedArray, field: pa.Field) -
 def filled_from_spark(schema: TableSchema, data: pa.Table) -> pa.Table:
     """Run `from_spark`, and add the table's nullable columns that `data` lacks, with nulls."""
     rows = from_spark(schema, data)
-    for field in schema.schema:
-        if field.nullable and field.name not in rows.column_names:
-            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-    return rows
+    given = set(rows.column_names)
+    added = [field for field in schema.schema if field.nullable and field.name not in given]
+    columns = [*rows.columns, *(pa.nulls(rows.num_rows, field.type) for field in added)]
+    return pa.Table.from_arrays(columns, schema=pa.schema([*rows.schema, *added]))
 
 
 def from_spark(schema: TableSchema, data: pa.Table) -> pa.Table:
@@ -137,12 +137,10 @@ def from_spark(schema: TableSchema, data: pa.Table) -> pa.Table:
 
     Raises SchemaMismatch, which names table and column, if a type does not fit or a value is out of range.
     """
-    column_names = set(schema.schema.names)
+    fields = {field.name: field for field in schema.schema}
     columns = [
-        _cast_in(schema.name, data.column(name), schema.schema.field(name))
-        if name in column_names
-        else data.column(name)
-        for name in data.column_names
+        _cast_in(schema.name, column, fields[name]) if name in fields else column
+        for name, column in zip(data.column_names, data.columns, strict=True)
     ]
     return pa.Table.from_arrays(columns, names=data.column_names)
 

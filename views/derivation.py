@@ -231,8 +231,7 @@ def derive(sql: str, tables: Mapping[str, TableSchema], primary_key: Sequence[st
 def _occurrence(form: NormalForm, alias: str, table: str) -> Occurrence:
     outputs = covered(form.query, path_to(form.query, alias))
     names = tuple(name for name in form.outputs if name in outputs and not outputs[name])
-    missing = [name for name in form.outputs if name not in names]
-    return Occurrence(alias, table, names, _reason(form, alias) if missing else "")
+    return Occurrence(alias, table, names, _reason(form, alias) if len(names) < len(form.outputs) else "")
 
 
 def _reason(form: NormalForm, alias: str) -> str:

@@ -92,17 +92,19 @@ def fold_of(query: exp.Query, tables: Mapping[str, str], primary_key: Sequence[s
     block = syntax.unwrapped(query)
     if not isinstance(block, exp.Select) or not _is_plain(block):
         return None
-    keys = grouped_by(block)
+    keys = set(grouped_by(block))
     groups = {o.alias: o.this for o in block.expressions if o.this in keys}
     aggregates = [node for node in block.find_all(exp.AggFunc) if node.parent_select is block]
     distinct = list(dict.fromkeys(node for o in block.expressions for node in o.find_all(exp.AggFunc)))
-    holders = {f"{_VALUE}{number}": _holder(block, node) for number, node in enumerate(distinct)}
+    outputs_by_value = _outputs_by_value(block)
+    holders = {f"{_VALUE}{number}": outputs_by_value.get(node) for number, node in enumerate(distinct)}
     if not distinct or len(groups) != len(keys) or (block.args.get("group") and set(groups) != set(primary_key)):
         return None
     if not all(map(_is_additive, aggregates)) or None in holders.values():
         return None
     names = dict(zip(distinct, holders, strict=True))
-    outputs = [_rewritten(output.this, groups, names) for output in block.expressions]
+    group_names = {expression: name for name, expression in reversed(groups.items())}
+    outputs = [_rewritten(output.this, group_names, names) for output in block.expressions]
     if any(column.table != _ALIAS for output in outputs for column in output.find_all(exp.Column)):
         return None
     rows = syntax.select(syntax.named(o, own.alias) for o, own in zip(outputs, block.expressions, strict=True))
@@ -145,24 +147,23 @@ def _is_additive(node: exp.AggFunc) -> bool:
     return not syntax.has_aggregate(node.this)
 
 
-def _holder(block: exp.Select, aggregate: exp.Expr) -> str | None:
-    """Return the output that is this aggregate, perhaps cast; None without."""
+def _outputs_by_value(block: exp.Select) -> dict[exp.Expr, str]:
+    """Return the first output of each value, perhaps cast."""
+    outputs: dict[exp.Expr, str] = {}
     for output in block.expressions:
         value = output.this.unnest()
         if isinstance(value, exp.Cast) and not value.args.get("safe"):
             value = value.this.unnest()
-        if value == aggregate:
-            return output.alias
-    return None
+        outputs.setdefault(value, output.alias)
+    return outputs
 
 
-def _rewritten(output: exp.Expr, groups: Mapping[str, exp.Expr], names: Mapping[exp.Expr, str]) -> exp.Expr:
-    """Return an output over the table FOLDED. Columns that stay are of no group."""
+def _rewritten(output: exp.Expr, groups: Mapping[exp.Expr, str], names: Mapping[exp.Expr, str]) -> exp.Expr:
+    """Return an output over the table FOLDED. groups: names by GROUP BY expression. Columns that stay are of none."""
 
     def visit(node: exp.Expr) -> exp.Expr:
-        for name, expression in groups.items():
-            if node == expression:
-                return syntax.column(_ALIAS, name)
+        if node in groups:
+            return syntax.column(_ALIAS, groups[node])
         return syntax.column(_ALIAS, names[node]) if node in names else node
 
     return output.copy().transform(visit, copy=False)

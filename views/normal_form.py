@@ -52,6 +52,11 @@ class _Source:
     alias: str
     columns: Sequence[str]
     key: Sequence[str]
+    by_lower_case: dict[str, str] = field(init=False)
+    """Columns by their names without case; of several, the first."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_lower_case", {name.casefold(): name for name in reversed(self.columns)})
 
 
 @dataclass(slots=True)
@@ -473,8 +478,8 @@ def _with_ctes(query: exp.Expr, ctes: Mapping[str, _Cte]) -> Mapping[str, _Cte]:
 
 
 def _column_of(source: _Source, name: str) -> exp.Column | None:
-    matches = [column for column in source.columns if column.casefold() == name.casefold()]
-    return syntax.column(source.alias, matches[0]) if matches else None
+    match = source.by_lower_case.get(name.casefold())
+    return None if match is None else syntax.column(source.alias, match)
 
 
 def _expand_star(node: exp.Expr, scope: _Scope) -> list[exp.Expr]:

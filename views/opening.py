@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from . import syntax
 from .null_rejection import narrowed
-from .stability import grouped_by, has_grouping_sets, is_aggregated, is_global, is_stable
+from .stability import grouped_by, has_grouping_sets, is_aggregated, is_global, stable_outputs
 
 RIGHT_IS_NULL, LEFT_IS_NULL = 1, 2
 """Patterns of an outer join, beside 0 for a match."""
@@ -223,11 +223,8 @@ def opened(block: exp.Select, path: Path | None) -> Flat:
     def readable(column: exp.Column) -> bool:
         return any(join.source.has(column) for join in flat.chains.get(own, []))
 
-    flat.outputs = {
-        output.alias: output.this
-        for output in block.expressions
-        if is_stable(block, output.this, readable, changes=changes)
-    }
+    is_stable = stable_outputs(block, readable, changes=changes)
+    flat.outputs = {output.alias: output.this for output in block.expressions if is_stable(output.this)}
     return flat
 
 

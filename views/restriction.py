@@ -14,7 +14,7 @@ from sqlglot import exp
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
-from .stability import is_aggregated, is_stable, windows_of
+from .stability import is_aggregated, stable_outputs, windows_of
 from .touched import output_names
 
 TOUCHED = "epochlog_touched"
@@ -65,11 +65,8 @@ class _Restriction:
             return
         assert isinstance(query, exp.Select)
         expressions = {output.alias: output.this for output in query.expressions}
-        pushed = {
-            column: expressions[name]
-            for name, column in outputs.items()
-            if is_stable(query, expressions[name], lambda _: True, changes=True)
-        }
+        is_stable = stable_outputs(query, lambda _: True, changes=True)
+        pushed = {column: expressions[name] for name, column in outputs.items() if is_stable(expressions[name])}
         if not pushed:
             return
         whole = False

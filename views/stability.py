@@ -6,7 +6,7 @@ changed row of the block's FROM. So the values of stable outputs tell which rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 
 from sqlglot import exp
 
@@ -60,31 +60,34 @@ def windows_of(block: exp.Select) -> list[exp.Window]:
     return [child for output in block.expressions for child in syntax.walk(output) if isinstance(child, exp.Window)]
 
 
-def is_function_of(expression: exp.Expr, keys: Sequence[exp.Expr]) -> bool:
-    """Return True if the expression's value follows from the values of the keys."""
-    if any(expression == key for key in keys):
+def is_function_of(expression: exp.Expr, keys: Collection[exp.Expr]) -> bool:
+    """Return True if the expression's value follows from the values of the keys, a set if there are many."""
+    if expression in keys:
         return True
     if isinstance(expression, exp.Column | exp.Query | exp.Window | exp.AggFunc):
         return False
     return all(is_function_of(part, keys) for part in expression.iter_expressions())
 
 
-def is_stable(
-    block: exp.Select, expression: exp.Expr, readable: Callable[[exp.Column], bool], *, changes: bool
-) -> bool:
-    """Return True if an output expression of the block is stable.
+def stable_outputs(
+    block: exp.Select, readable: Callable[[exp.Column], bool], *, changes: bool
+) -> Callable[[exp.Expr], bool]:
+    """Return the test if an output expression of the block is stable.
 
     readable: True for columns of the block's FROM whose values a changed row of FROM has. changes: the changed table is
     inside of the block.
     """
-    if changes and syntax.is_limited(block):
-        return False
-    if any(isinstance(part, exp.Query | exp.Window | exp.AggFunc) for part in syntax.walk(expression)):
-        return False
-    if not all(readable(column) for column in syntax.columns(expression)):
-        return False
-    if is_aggregated(block) and not is_function_of(expression, grouped_by(block)):
-        return False
-    return not changes or all(
-        is_function_of(expression, window.args.get("partition_by") or []) for window in windows_of(block)
-    )
+    groups = set(grouped_by(block)) if is_aggregated(block) else None
+    partitions = [set(window.args.get("partition_by") or []) for window in windows_of(block)] if changes else []
+    limited = changes and syntax.is_limited(block)
+
+    def is_stable(expression: exp.Expr) -> bool:
+        if limited or any(isinstance(part, exp.Query | exp.Window | exp.AggFunc) for part in syntax.walk(expression)):
+            return False
+        if not all(readable(column) for column in syntax.columns(expression)):
+            return False
+        if groups is not None and not is_function_of(expression, groups):
+            return False
+        return all(is_function_of(expression, keys) for keys in partitions)
+
+    return is_stable

@@ -145,7 +145,7 @@ def read_groups(files: Files, plan: ScanPlan, options: ReadOptions, groups: pa.T
     names = plan.schema(options.columns).names
     if options.filter is None and set(groups.column_names) == set(plan.table.primary_key):
         return read_by_key(files, plan, names, groups)
-    wanted = [*names, *(name for name in groups.column_names if name not in names)]
+    wanted = list(dict.fromkeys((*names, *groups.column_names)))
     rows = plan.read(files, ReadOptions(wanted, conjunction(options.filter, pruning(groups))))
     return rows.filter(pa.array(belonging(rows, groups))).select(names)
 

@@ -146,7 +146,8 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
                 "each upstream"
             )
         ((name, upstream),) = upstreams.items()
-        missing = [column for column in by if column not in upstream.table.schema.schema.names]
+        known = set(upstream.table.schema.schema.names)
+        missing = [column for column in by if column not in known]
         if missing:
             raise InvalidInput(
                 f"recompute({output!r}): its upstream {name!r} has no column {missing[0]!r}; derive the touched groups "

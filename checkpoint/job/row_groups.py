@@ -29,7 +29,8 @@ def group_columns(table: str, schema: pa.Schema, by: str | Sequence[str], *, lea
     names = [by] if isinstance(by, str) else by
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names) or len(names) < least:
         raise InvalidInput(f"table {table!r} is grouped by column names, a string or a list of strings, not by {by!r}")
-    unknown = [name for name in names if name not in schema.names]
+    known = set(schema.names)
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise InvalidInput(f"table {table!r} has no column {unknown[0]!r} to group by; it has {schema.names}")
     if len(set(names)) < len(names):

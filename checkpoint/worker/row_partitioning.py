@@ -68,7 +68,8 @@ class PartRefreshAdapter:
 
 def split(data: pa.Table, by: Sequence[str], part: int, parts: int) -> pa.Table:
     """Select the rows of one of `parts` shares; rows with equal values in the columns `by` are in one share."""
-    missing = [name for name in by if name not in data.column_names]
+    known = set(data.column_names)
+    missing = [name for name in by if name not in known]
     if not by or missing:
         raise InvalidInput(f"a share is taken by one or more columns of the rows, not by {list(by)}")
     if parts == 1 or not data.num_rows:

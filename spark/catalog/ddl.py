@@ -69,6 +69,7 @@ def alter_from_sql(handle: Handle, name: str, changes: Any) -> TableDef:
     or NotWritable for a change that a table does not have, and the errors of `alter`.
     """
     table = handle.catalog.read(lambda view: find_table(view, name))
+    present = set(table.schema.schema.names)
     added: list[pa.Field] = []
     dropped: list[str] = []
     renamed: dict[str, str] = {}
@@ -89,7 +90,7 @@ def alter_from_sql(handle: Handle, name: str, changes: Any) -> TableDef:
                 )
             added.append(_field(name, column, change.dataType(), change.comment(), nullable=bool(change.isNullable())))
         elif kind == "DeleteColumn":
-            if column in table.schema.schema.names or not change.ifExists():
+            if column in present or not change.ifExists():
                 dropped.append(column)
         elif kind == "RenameColumn":
             renamed[column] = str(change.newName())

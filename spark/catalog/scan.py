@@ -256,7 +256,8 @@ class TableScan(PlannedScan):
                 current = get_table(view, definition.id, definition.name)
                 return plan_scan(view, current, epoch, definition.schema.with_lineage(current.schema.lineage))
 
-            columns = [name for name in self._schema.names if name in definition.schema.schema.names]
+            known = set(definition.schema.schema.names)
+            columns = [name for name in self._schema.names if name in known]
             self._statistics = TableStatistics(self.jvm, self._handle.catalog.read(plan), columns)
         return self._statistics
 

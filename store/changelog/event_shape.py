@@ -40,11 +40,12 @@ class EventShape:
         """Return the columns to write of rows with these columns. Raises SchemaMismatch for a listed one that they
         lack.
         """
-        listed = (*(self.columns or ()), *self.without)
-        missing = [name for name in listed if name not in names]
+        listed, given = (*(self.columns or ()), *self.without), set(names)
+        missing = [name for name in listed if name not in given]
         if missing:
             raise SchemaMismatch(f"column {missing[0]!r} is listed, but the rows have {', '.join(names)}")
-        return [name for name in names if name not in self.without and (self.columns is None or name in self.columns)]
+        chosen = given.intersection(names if self.columns is None else self.columns).difference(self.without)
+        return [name for name in names if name in chosen]
 
     def apply(self, table: pa.Table) -> pa.Table:
         """Return rows with the columns to write, and with the column `_change_type` if some rows may be deletes."""

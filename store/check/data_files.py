@@ -204,12 +204,11 @@ def _check_parquet_statistics(data: pa.Buffer) -> Iterator[str]:
     file = pq.ParquetFile(pa.BufferReader(data))
     places = flat_columns(file.schema_arrow)
     for group in range(file.metadata.num_row_groups):
-        metadata = file.metadata.row_group(group)
-        for name in file.schema_arrow.names:
+        metadata, rows = file.metadata.row_group(group), file.read_row_group(group)
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
             statistics = metadata.column(places[name]).statistics if name in places else None
             if statistics is None:
                 continue
-            column = file.read_row_group(group, columns=[name]).column(0)
             bounds = (statistics.min, statistics.max) if statistics.has_min_max else None
             if statistics.has_null_count and statistics.null_count != column.null_count:
                 yield f"row group {group} has {column.null_count} nulls in {name!r}, its statistics say otherwise"

@@ -118,7 +118,8 @@ class _Piece:
         """Apply a segment to the state of its keys; return their positions."""
         at = lookup(self._keys, part.rows.keys)
         (rows,) = (at >= 0).nonzero()
-        at, positions, updates = at[rows], rows + begin, part.segment.updates
+        at, positions = at[rows], rows + begin
+        updates = None if part.segment.updates is None else set(part.segment.updates)
         deleted = np.zeros(len(at), np.bool_) if part.rows.deleted is None else part.rows.deleted[rows]
         replaced = ~self._present[at] if updates is not None else np.ones(len(at), np.bool_)
         for name, places in self._places.items():
@@ -166,8 +167,6 @@ class _Piece:
 def _padded(table: TableSchema, data: pa.Table) -> pa.Table:
     """Return the data with all columns of the table, all nullable; those that it lacks are null."""
     schema = pa.schema([field.with_nullable(True) for field in table.schema])
-    columns = [
-        data.column(field.name) if field.name in data.column_names else pa.nulls(data.num_rows, field.type)
-        for field in schema
-    ]
+    given = dict(zip(data.column_names, data.columns, strict=True))
+    columns = [given[field.name] if field.name in given else pa.nulls(data.num_rows, field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)

@@ -32,8 +32,8 @@ def chosen_columns(schema: TableSchema, names: Sequence[str]) -> TableSchema:
     """Return the columns of the key and those of `names`, in the table's order; without the sequence, which only writes
     compare, if it is not among them.
     """
-    kept = [(field, id_) for field, id_ in zip(schema.schema, schema.ids, strict=True)
-            if field.name in names or field.name in schema.primary_key]  # fmt: skip
+    wanted = {*names, *schema.primary_key}
+    kept = [(field, id_) for field, id_ in zip(schema.schema, schema.ids, strict=True) if field.name in wanted]
     fields, ids = pa.schema([field for field, _ in kept]), tuple(id_ for _, id_ in kept)
     sequence_by = schema.sequence_by if schema.sequence_by in fields.names else None
     return replace(schema, schema=fields, ids=ids, sequence_by=sequence_by).with_lineage(schema.lineage)
@@ -57,7 +57,8 @@ def checked_columns(
             raise InvalidInput(f"job {job!r}: columns names {name!r}, which is no upstream; it reads {sorted(by_name)}")
         if isinstance(columns, str) or not isinstance(columns, Sequence):
             raise InvalidInput(f"job {job!r}: the columns of {name!r} are a list of names, not {columns!r}")
-        unknown = [column for column in columns if column not in by_name[name].schema.schema.names]
+        known = set(by_name[name].schema.schema.names)
+        unknown = [column for column in columns if not isinstance(column, str) or column not in known]
         if unknown:
             raise InvalidInput(f"job {job!r}: table {name!r} has no column {unknown[0]!r}")
         chosen[by_name[name].id] = tuple(columns)

@@ -36,13 +36,12 @@ def table_differences(table: TableDef, schema: TableSchema, settings: Settings) 
 
 
 def _column_differences(columns: pa.Schema, expected: pa.Schema) -> list[str]:
-    differences = [f"it has no column {name!r}" for name in expected.names if name not in columns.names]
-    differences += [
-        f"it has a column {name!r} that was not requested" for name in columns.names if name not in expected.names
-    ]
-    for field in expected:
-        if field.name in columns.names and not columns.field(field.name).equals(field):
-            differences.append(f"its column {field.name!r} is {_field_difference(columns.field(field.name), field)}")
+    present, requested = ({field.name: field for field in schema} for schema in (columns, expected))
+    differences = [f"it has no column {name!r}" for name in requested if name not in present]
+    differences += [f"it has a column {name!r} that was not requested" for name in present if name not in requested]
+    for name, field in requested.items():
+        if name in present and not present[name].equals(field):
+            differences.append(f"its column {name!r} is {_field_difference(present[name], field)}")
     if not differences and columns.names != expected.names:
         differences.append(f"its columns are in the order {columns.names}, not {expected.names}")
     return differences

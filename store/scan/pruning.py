@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import and_
@@ -46,7 +46,16 @@ def needed_columns(table: str, schema: pa.Schema, columns: Sequence[str], filter
     wanted = list(columns)
     if binds(pa.schema([schema.field(name) for name in wanted]), filter):
         return wanted
-    return wanted + [name for name in schema.names if name not in wanted and not binds(_without(schema, name), filter)]
+    given = set(wanted)
+    return wanted + _needed(schema, [name for name in schema.names if name not in given], filter)
+
+
+def _needed(schema: pa.Schema, names: list[str], filter: pc.Expression) -> list[str]:
+    """Return those of these columns without which the filter cannot be evaluated, in few tries: half by half."""
+    if not names or binds(_without(schema, names), filter):
+        return []
+    half = len(names) // 2
+    return [*_needed(schema, names[:half], filter), *_needed(schema, names[half:], filter)] if half else names
 
 
 MOST_DEPTH = 2_000
@@ -98,8 +107,9 @@ def binds(schema: pa.Schema, filter: pc.Expression) -> bool:
     return True
 
 
-def _without(schema: pa.Schema, name: str) -> pa.Schema:
-    return pa.schema([field for field in schema if field.name != name])
+def _without(schema: pa.Schema, names: Iterable[str]) -> pa.Schema:
+    left_out = set(names)
+    return pa.schema([field for field in schema if field.name not in left_out])
 
 
 def passed(table: str, rows: pa.Table, filter: pc.Expression | None) -> pa.Table:
@@ -145,7 +155,7 @@ def key_ranges(
     """
     codec = KeyCodec(table.schema, table.primary_key)
     first = table.primary_key[0]
-    values = None if binds(_without(table.schema, first), filter) else codec.leading([*starts, last])
+    values = None if binds(_without(table.schema, [first]), filter) else codec.leading([*starts, last])
     if values is None:
         return [within]
     spans = [(0, len(starts))]

@@ -7,6 +7,7 @@ newer runs over older ones. `level_reader.py` decodes the files.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,14 +81,15 @@ class ScanPlan:
             raise InvalidInput(f"columns is a list of column names: write [{columns!r}]")
         if not isinstance(columns, Sequence):
             raise InvalidInput(f"columns is a list of column names, not {columns!r}")
-        unknown = [name for name in columns if name not in self.table.schema.names]
+        known = set(self.table.schema.names)
+        unknown = [name for name in columns if not isinstance(name, str) or name not in known]
         if unknown:
             raise InvalidInput(
                 f"table {self.table.name!r} has no column {unknown[0]!r}; it has {self.table.schema.names}"
             )
-        twice = [name for place, name in enumerate(columns) if name in columns[:place]]
-        if twice:
-            raise InvalidInput(f"table {self.table.name!r}: column {twice[0]!r} is listed twice; list it once")
+        if len(set(columns)) < len(columns):
+            twice, _ = Counter(columns).most_common(1)[0]
+            raise InvalidInput(f"table {self.table.name!r}: column {twice!r} is listed twice; list it once")
         return pa.schema([self.table.schema.field(name) for name in columns])
 
     def read(self, files: Files, options: ReadOptions = ALL_ROWS) -> pa.Table:

@@ -126,7 +126,13 @@ def with_dropped(schema: TableSchema, ids: Sequence[int]) -> TableSchema:
     """
     if not ids:
         return schema
-    fields = [_newest_field(schema, id_) for id_ in ids]
+    newest = {
+        id_: field
+        for version in schema.lineage
+        if version.version < schema.version
+        for id_, field in zip(version.ids, version.schema, strict=True)
+    }
+    fields = [pa.field(DROPPED % id_, newest[id_].type, nullable=True) for id_ in ids]  # the widest type that it had
     extended = schema.with_lineage(schema.lineage)
     object.__setattr__(extended, "schema", pa.schema([*schema.schema, *fields]))
     object.__setattr__(extended, "ids", (*schema.ids, *ids))
@@ -136,13 +142,6 @@ def with_dropped(schema: TableSchema, ids: Sequence[int]) -> TableSchema:
 def dropped_ids(schema: TableSchema) -> tuple[int, ...]:
     """Return the field ids of the columns that a schema of `with_dropped` has beyond its version's."""
     return tuple(id_ for id_, name in zip(schema.ids, schema.schema.names, strict=True) if name == DROPPED % id_)
-
-
-def _newest_field(schema: TableSchema, id_: int) -> pa.Field:
-    """Return a dropped column as a field of files, in the widest type that it had."""
-    versions = [version for version in schema.lineage if version.version < schema.version and id_ in version.ids]
-    field = versions[-1].schema.field(versions[-1].ids.index(id_))
-    return pa.field(DROPPED % id_, field.type, nullable=True)
 
 
 def compaction_schema(schema: TableSchema, oldest_epoch: int) -> TableSchema:

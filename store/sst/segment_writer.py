@@ -78,13 +78,11 @@ class SegmentWriter:
         row are accepted.
         """
         key_table = self._target.schema.conform_deletes(keys)
+        schema, given = self._target.schema.schema, dict(zip(key_table.column_names, key_table.columns, strict=True))
         columns = [
-            key_table.column(field.name)
-            if field.name in key_table.column_names
-            else pa.nulls(key_table.num_rows, field.type)
-            for field in self._target.schema.schema
+            given[field.name] if field.name in given else pa.nulls(key_table.num_rows, field.type) for field in schema
         ]
-        fields = [field.with_nullable(field.name not in key_table.column_names) for field in self._target.schema.schema]
+        fields = [field.with_nullable(field.name not in given) for field in schema]
         self._add(pa.table(columns, schema=pa.schema(fields)), deleted=True)
 
     def update(self, data: object, *, ignore_nulls: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,8 @@ def as_table(table: str, data: Any, target: pa.Schema, role: str = "data") -> pa
 
 
 def _from_pandas(table: str, frame: Any, target: pa.Schema) -> pa.Table:
-    levels = [name for name in frame.index.names if name in target.names and name not in frame.columns]
+    fields = {field.name: field for field in target}
+    levels = [name for name in frame.index.names if name in fields and name not in frame.columns]
     frame = frame.reset_index(level=levels) if levels else frame
     if not all(isinstance(name, str) for name in frame.columns):
         raise SchemaMismatch(f"table {table}: column names must be strings, not {list(frame.columns)!r}")
@@ -77,12 +79,13 @@ def _from_pandas(table: str, frame: Any, target: pa.Schema) -> pa.Table:
     arrays = []
     for name in frame.columns:
         series = frame[name]
-        if name in target.names and not len(series):  # an empty series has no inferable type
-            arrays.append(pa.array([], target.field(name).type))
+        kind = fields[name].type if name in fields else None
+        if kind is not None and not len(series):  # an empty series has no inferable type
+            arrays.append(pa.array([], kind))
             continue
-        nested = name in target.names and children(target.field(name).type) and series.dtype == object
+        nested = kind is not None and children(kind) and series.dtype == object
         try:  # a hint of the type only for nested values: elsewhere pyarrow would truncate values to fit it
-            arrays.append(pa.array(series, type=target.field(name).type if nested else None, from_pandas=True))
+            arrays.append(pa.array(series, type=kind if nested else None, from_pandas=True))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SchemaMismatch(f"table {table}, column {name!r}: {error}") from error
     if not arrays:
@@ -94,7 +97,7 @@ def _check_names(table: str, rows: pa.Table, target: pa.Schema, role: str) -> No
     names = rows.column_names
     if names == target.names:
         return
-    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
     if duplicates:
         raise SchemaMismatch(f"table {table}: column {duplicates[0]!r} occurs twice in the {role}")
     target_names = set(target.names)

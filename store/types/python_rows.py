@@ -27,7 +27,8 @@ def from_rows(table: str, data: object, target: pa.Schema) -> pa.Table | None:
     names = list(dict.fromkeys(name for row in data for name in row))
     if not all(isinstance(name, str) for name in names):
         raise SchemaMismatch(f"table {table}: column names must be strings, not {names!r}")
-    _require_uniform_rows(table, data, [name for name in names if name in target.names])
+    known = set(target.names)
+    _require_uniform_rows(table, data, [name for name in names if name in known])
     return _build_table(table, {name: [row.get(name) for row in data] for name in names}, target)
 
 
@@ -95,8 +96,9 @@ def _from_array(table: str, data: Any, name: str) -> pa.Table | None:
 
 
 def _build_table(table: str, columns: Mapping[str, Sequence[Any]], target: pa.Schema) -> pa.Table:
+    fields = {field.name: field for field in target}
     arrays = {
-        name: _build_column(table, values, target.field(name)) if name in target.names else pa.nulls(len(values))
+        name: _build_column(table, values, fields[name]) if name in fields else pa.nulls(len(values))
         for name, values in columns.items()
     }
     return pa.table(arrays)

@@ -86,15 +86,15 @@ def _grouping_sets_are_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def _limits_are_ignored(patch: pytest.MonkeyPatch) -> None:
-    original = stability.is_stable
+    original = stability.stable_outputs
 
-    def is_stable(block: exp.Select, *args: Any, **options: Any) -> bool:
+    def stable_outputs(block: exp.Select, *args: Any, **options: Any) -> Callable[[exp.Expr], bool]:
         block = block.copy()
         for clause in ("limit", "offset"):
             block.set(clause, None)
         return original(block, *args, **options)
 
-    patch.setattr(opening, "is_stable", is_stable)
+    patch.setattr(opening, "stable_outputs", stable_outputs)
 
 
 def _scope_of_one_table(patch: pytest.MonkeyPatch) -> None:
