@@ -22,6 +22,7 @@ from .errors import (
     CatalogRolledBack,
     CatalogUnavailable,
     ChannelUnknown,
+    CheckpointMismatch,
     CheckpointRejected,
     CheckViolated,
     ClockSkew,
@@ -117,9 +118,9 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .serving import StoreServer, serve
     from .snapshot import Snapshot
     from .spark.catalog.install import catalog
+    from .spark.foreach_sink import sink
     from .spark.refresh_context import SparkRefreshContext
     from .spark.session import register, spark
-    from .spark.sink import sink
     from .store.backup.restore import RestoreReport, restore_catalog
     from .store.changelog.consumer_info import ConsumerInfo
     from .store.maintenance.vacuum import VacuumedFile, VacuumReport
@@ -195,7 +196,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "register",
         "spark",
     ),
-    "spark.sink": ("sink",),
+    "spark.foreach_sink": ("sink",),
     "spark.catalog.install": ("catalog",),
 }
 
@@ -258,6 +259,7 @@ __all__ = [
     "InvalidInput",
     "InvalidName",
     "CheckViolated",
+    "CheckpointMismatch",
     "SchemaMismatch",
     "InvalidSchema",
     "SchemaChanged",

@@ -242,6 +242,12 @@ class TxnMismatch(EpochlogError):
     """An earlier commit with this (application, id) wrote other tables, or an alter had other changes."""
 
 
+class CheckpointMismatch(EpochlogError):
+    """A stream numbers its micro-batch as one that has landed with other rows: its checkpoint is new, or older than the
+    table.
+    """
+
+
 class TxnAborted(EpochlogError):
     """An earlier call of `resolve` has decided that this (application, id) never lands."""
 

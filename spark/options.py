@@ -35,7 +35,7 @@ CHANGES = (
     *("keys", "sequenceBy", "storedAsScdType"),
 )
 """Options of a write that say how change events apply, by the names of Spark's AUTO CDC; and `partial`."""
-WRITE = ("txnAppId", "txnVersion", "mergeSchema", *CHANGES)
+WRITE = ("txnAppId", "txnVersion", "newCheckpoint", "mergeSchema", *CHANGES)
 OF_SPARK = ("checkpointLocation", "queryName", "asyncProgressTrackingEnabled")
 """Options that Spark passes on to the sink of a stream, though they are its own."""
 SET_BY_EPOCHLOG = ("sessionParallelism", "schemaVersion")

@@ -15,7 +15,7 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import Columns, plan_changes
 from epochlog.store.commit.edits import CommitConflict, TableEdit
 from epochlog.store.commit.failures import DEFINITE_FAILURES
-from epochlog.store.commit.idempotency import TxnPair, find_committed_epoch
+from epochlog.store.commit.idempotency import CommitTxn, find_committed_epoch
 from epochlog.store.commit.root_commit import commit_root
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table
@@ -31,7 +31,7 @@ from epochlog.store.types.read_options import ReadOptions
 
 
 def commit_overwrite(
-    handle: Handle, table: TableDef, edit: TableEdit, *, txn: TxnPair | None = None, ending: Collection[str] = ()
+    handle: Handle, table: TableDef, edit: TableEdit, *, txn: CommitTxn | None = None, ending: Collection[str] = ()
 ) -> int:
     """Replace all rows of the table by `edit`; return the epoch. `txn` and `ending` are those of `commit_root`.
 

@@ -1,14 +1,13 @@
-"""Spark sinks: batch writes, exactly-once stream writes, and `sink` for update mode and several tables."""
+"""Spark sinks of `format("epochlog")`: batch writes, and exactly-once stream writes."""
 
 # ruff: noqa: N803  # Spark calls these methods by its own names
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -19,8 +18,14 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.change_rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from epochlog.store.changelog.event_shape import WHOLE_ROWS, EventShape
 from epochlog.store.commit.edits import TableEdit
-from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, resolve_outcome
-from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
+from epochlog.store.commit.idempotency import (
+    CommitTxn,
+    check_pair,
+    pair_of,
+    resolve_outcome,
+)
+from epochlog.store.commit.root_commit import commit_root, refuse_unwritable
+from epochlog.store.commit.stream_batches import StreamBatch
 from epochlog.store.commit.table_ddl import alter_schema
 from epochlog.store.env.log_events import INTENT_LEFT
 from epochlog.store.env.redact import redact_url
@@ -28,7 +33,7 @@ from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.metadata.schema_change import SchemaChange, extended
 from epochlog.store.metadata.table_settings import Settings
-from epochlog.store.session.handle import Handle, open_handle
+from epochlog.store.session.handle import Handle
 from epochlog.store.session.write_intents import SEALED_MS
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import WriteTarget
@@ -37,7 +42,7 @@ from epochlog.store.types.schema import TableSchema
 
 from .catalog.sql_columns import check_types
 from .event_options import check_event_options, parse_event_shape
-from .frames import FrameWriter, check_frame
+from .frames import check_frame
 from .options import (
     READ,
     SAVE_OPTIONS,
@@ -54,14 +59,15 @@ from .task_writer import write_batches
 from .types import arrow_schema
 from .worker_gc import freeze_loaded_objects
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+"""Local properties that Spark sets on the thread, and so on the tasks, of a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
     """Resolved options of one write, on the driver: the table and the transaction. is_committed: the transaction was
-    committed before, so nothing is written. merge: missing nullable columns are filled with nulls.
+    committed before, so nothing is written. new_checkpoint: that of `StreamBatch`. merge: missing nullable columns are
+    filled with nulls.
     """
 
     location: StoreLocation
@@ -69,6 +75,7 @@ class Save:
     overwrite: bool
     app_id: str | None
     version: int | None
+    new_checkpoint: bool = False
     is_committed: bool = False
     shape: EventShape = WHOLE_ROWS
     merge: bool = False
@@ -89,7 +96,9 @@ def resolve_save(options: Options, schema: StructType, overwrite: bool, *, strea
     _refuse_options(options)
     app_id, version = text_option(options, "txnAppId"), int_option(options, "txnVersion")
     check_pair(None if app_id is None else (app_id, version or 0))
-    txn = None if app_id is None or version is None else (app_id, version)
+    new_checkpoint = bool_option(options, "newCheckpoint", False)
+    # A batch that began with a new checkpoint is decided at its commit, which knows its query.
+    txn = None if app_id is None or version is None or new_checkpoint else (app_id, version)
     location = parse_store_location(options, SAVE_OPTIONS)
     shape = parse_event_shape(options, overwrite=overwrite)
 
@@ -109,7 +118,7 @@ def resolve_save(options: Options, schema: StructType, overwrite: bool, *, strea
             table, columns = _add_columns(handle, table, columns, schema, shape)
     check_frame(columns, schema, shape=shape, filled=merge)
     table = replace(table, schema=columns)
-    return Save(location, table, overwrite, app_id, version, is_committed, shape, merge)
+    return Save(location, table, overwrite, app_id, version, new_checkpoint, is_committed, shape, merge)
 
 
 def _columns_at_start(table: TableDef, version: int | None, *, streaming: bool) -> TableSchema:
@@ -187,11 +196,14 @@ def _refuse_options(options: Options) -> None:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """Result of one task: its segments, oldest first, their write intent, and the id of the stream's query."""
+    """Result of one task: its segments, oldest first, their write intent, and query and number of the micro-batch in
+    which the task ran.
+    """
 
     segments: tuple[Segment, ...]
     intent: str | None = None
     query_id: str | None = None
+    batch_id: str | None = None
 
 
 Messages = list[WriterCommitMessage | None]
@@ -211,18 +223,22 @@ class _Sink:
             self._target = self._save.target()
         return dict(self.__dict__)
 
-    def _write(self, batches: Iterator[pa.RecordBatch], query_id: str | None = None) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        query_id, batch_id = _micro_batch()
         if self._target is None:  # The transaction was committed before.
-            for _ in batches:  # Spark kills a worker that does not read all rows.
+            for _ in iterator:  # Spark kills a worker that does not read all rows.
                 pass
-            return Written(())
-        segments = write_batches(self._target, batches, shape=self._save.shape, fill=self._save.merge)
-        return Written(tuple(segments), self._target.intent, query_id)
+            return Written((), None, query_id, batch_id)
+        segments = write_batches(self._target, iterator, shape=self._save.shape, fill=self._save.merge)
+        return Written(tuple(segments), self._target.intent, query_id, batch_id)
 
-    def _commit(self, messages: Sequence[Written], txn: TxnPair | None) -> None:
+    def _commit(self, messages: Sequence[Written], txn: CommitTxn | None) -> None:
         """Commit the segments of the tasks, if there are any, and end their intents."""
-        if self._save.is_committed:
-            return  # The earlier outcome stands, even if its record has expired.
+        if self._save.is_committed:  # The earlier outcome stands, even if its record has expired.
+            if isinstance(txn, StreamBatch):
+                with closing(self._save.location.open()) as handle:
+                    handle.catalog.read(lambda view: pair_of(view, txn))
+            return
         segments = tuple(segment for message in messages for segment in message.segments)
         edit, ending = TableEdit(self._save.table.id, self._save.table.name, segments), self._intents(messages)
         with closing(self._save.location.open()) as handle:
@@ -249,6 +265,16 @@ class _Sink:
         return {*planned, *(message.intent for message in messages if message.intent is not None)}
 
 
+def _micro_batch() -> tuple[str | None, str | None]:
+    """Return the query id and the number of the micro-batch in which this task runs; None for each in a batch."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return None, None
+    return context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
+
+
 def _task_results(messages: Messages) -> list[Written]:
     """Return the results of the tasks in the order of their partitions. A failed task has none, and Spark does not
     commit then.
@@ -266,13 +292,23 @@ class BatchSink(_Sink, DataSourceArrowWriter):
             )
         super().__init__(save)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return self._write(iterator)
-
     def commit(self, messages: Messages) -> None:
         freeze_loaded_objects()
-        app_id, version = self._save.app_id, self._save.version
-        self._commit(_task_results(messages), None if app_id is None or version is None else (app_id, version))
+        results = _task_results(messages)
+        self._commit(results, self._txn(results))
+
+    def _txn(self, results: Sequence[Written]) -> CommitTxn | None:
+        """Return the transaction of this write. In foreachBatch, with the batch's number, it is that micro-batch."""
+        app_id, version, new_checkpoint = self._save.app_id, self._save.version, self._save.new_checkpoint
+        query_id = next((result.query_id for result in results if result.batch_id == str(version)), None)
+        if app_id is not None and version is not None and query_id is not None:
+            return StreamBatch(app_id, version, query_id, new_checkpoint=new_checkpoint)
+        if new_checkpoint:
+            raise InvalidInput(
+                "newCheckpoint is for streams: for writeStream, and in foreachBatch for a write with txnAppId and the "
+                "number of the batch as txnVersion (which Spark Connect does not tell); leave it out"
+            )
+        return None if app_id is None or version is None else (app_id, version)
 
     def abort(self, messages: Messages) -> None:
         self._abort(messages)
@@ -282,8 +318,8 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
     """Sink of `df.writeStream`: each micro-batch is one commit with the txn (query id, batch id), so a replay repeats
     no write.
 
-    The query id is in the checkpoint's `metadata`. Delete a checkpoint completely or not at all: if only its offsets
-    are deleted, Spark counts batches from 0 again under the old id, and the sink takes new rows for replayed ones.
+    The query id is in the checkpoint's `metadata`. If the checkpoint goes back under its old id, as a restored or
+    partly deleted one does, its next batch raises CheckpointMismatch, unless it has the number of the newest one.
     """
 
     def __init__(self, save: Save) -> None:
@@ -291,104 +327,17 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
             raise InvalidInput("txnVersion is for batch writes; leave it out, since a stream numbers its own batches")
         super().__init__(save)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        query_id = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-        return self._write(iterator, query_id)
-
     def commit(self, messages: Messages, batchId: int) -> None:
         freeze_loaded_objects()
         results = _task_results(messages)
         if not self._save.overwrite and not any(message.segments for message in results):
             self._commit(results, None)  # An empty micro-batch needs no txn: its replay is empty too.
             return
-        app_id = self._save.app_id or next((message.query_id for message in results if message.query_id), None)
+        query_id = next((message.query_id for message in results if message.query_id), None)
+        app_id = self._save.app_id or query_id
         if app_id is None:
             raise InvalidInput("Spark passed no query id for this micro-batch; set .option('txnAppId', …)")
-        self._commit(results, (app_id, batchId))
+        self._commit(results, StreamBatch(app_id, batchId, query_id, new_checkpoint=self._save.new_checkpoint))
 
     def abort(self, messages: Messages, batchId: int) -> None:
         self._abort(messages)
-
-
-# ---- foreachBatch --------------------------------------------------------------------------------------------------
-
-Shape = Callable[["DataFrame"], "DataFrame"]
-
-
-def sink(
-    tables: Mapping[str, Shape | None],
-    *,
-    app_id: str,
-    path: str,
-    catalog: str | None = None,
-    volatile: bool = False,
-    partial: bool = False,
-    ignore_null_updates: bool = False,
-) -> Callable[[DataFrame, int], None]:
-    """Make a function for `writeStream.foreachBatch` that writes each micro-batch to several tables in one transaction,
-    exactly once.
-
-    tables: {table: function from the micro-batch to the rows of that table, or None for the micro-batch itself}; a
-    column `_change_type` marks deletes. app_id: a name of this stream that survives restarts; with the batch id it
-    identifies the transaction. The function works in every output mode, including update mode. It reads a replayed
-    batch to its end, so that stateful operators keep their state, and does not write it. partial: rows may lack columns
-    of the table, which keep their values. ignore_null_updates: a null leaves a value as it is. Raises TableNotFound,
-    NotWritable, InvalidInput at once.
-    """
-    if not isinstance(tables, Mapping) or not tables:
-        raise InvalidInput("sink takes a dict {table: function} with at least one table")
-    check_pair((app_id, 0))
-    open_store = functools.partial(open_handle, path, catalog, create=False, volatile=volatile)
-    with closing(open_store()) as handle:
-        definitions = {name: handle.catalog.read(lambda view, name=name: _writable(view, name)) for name in tables}
-    events = EventShape(partial=partial, ignore_nulls=ignore_null_updates)
-    for definition in definitions.values():
-        check_event_options({}, definition.schema, events)
-
-    def write(frame: DataFrame, batch_id: int) -> None:
-        with closing(open_store()) as handle:
-            shapes = [(definitions[name], shape) for name, shape in tables.items()]
-            _write_batch(handle, frame, (app_id, batch_id), shapes, events)
-
-    return write
-
-
-def _writable(view: ReadTxn, name: str) -> TableDef:
-    table = find_table(view, name)
-    refuse_unwritable(view, table)
-    return table
-
-
-def _write_batch(
-    handle: Handle,
-    frame: DataFrame,
-    txn: TxnPair,
-    tables: Sequence[tuple[TableDef, Shape | None]],
-    events: EventShape,
-) -> None:
-    if find_committed_epoch(handle, txn, [table.id for table, _ in tables]) is not None:
-        frame.write.format("noop").mode("overwrite").save()
-        return
-    shared = len(tables) > 1
-    if shared:
-        frame.persist()
-    writers = [FrameWriter(handle.write_target(table), events) for table, _ in tables]
-    try:
-        for writer, (_, shape) in zip(writers, tables, strict=True):
-            writer.write(frame if shape is None else shape(frame))
-        edits = [
-            TableEdit(table.id, table.name, tuple(writer.finish()))
-            for writer, (table, _) in zip(writers, tables, strict=True)
-        ]
-    except BaseException:
-        for writer in writers:
-            writer.discard()
-        raise
-    finally:
-        if shared:
-            frame.unpersist()
-    if any(edit.segments for edit in edits):
-        commit_or_delete(handle, edits, txn=txn)

@@ -161,8 +161,13 @@ def trouble_key(table_id: int) -> bytes:
     return b"trouble/%08x" % table_id
 
 
+def txn_prefix(app: str) -> bytes:
+    """Return the prefix of the keys of an application's outcomes."""
+    return TXN_PREFIX + app.encode() + b"\0"
+
+
 def txn_key(app: str, txn_id: int) -> bytes:
-    return b"txn/" + app.encode() + b"\0%016x" % txn_id
+    return txn_prefix(app) + b"%016x" % txn_id
 
 
 def txn_app_key(app: str) -> bytes:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from epochlog.errors import InvalidInput, TxnAborted, TxnMismatch, TxnOutcomeForgotten
-from epochlog.store.catalog.keys import TXN_APP_PREFIX, TXN_PREFIX, key_epoch, txn_app_key, txn_key
+from epochlog.store.catalog.keys import TXN_APP_PREFIX, key_epoch, txn_app_key, txn_key, txn_prefix
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
+
+from .stream_batches import StreamBatch, pair_of_batch
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -21,12 +23,16 @@ UNUSED_MS = 30 * 86_400_000
 MAX_APP_BYTES = 200
 
 TxnPair = tuple[str, int]
+CommitTxn = TxnPair | StreamBatch
+"""Transaction of a commit: a pair of its caller, or a micro-batch, whose pair the catalog decides."""
 
 
-def check_pair(txn: TxnPair | None) -> None:
+def check_pair(txn: CommitTxn | None) -> None:
     """Raise InvalidInput unless `txn` is None or a valid pair (application, id)."""
     if txn is None:
         return
+    if isinstance(txn, StreamBatch):
+        txn = (txn.app, txn.number)
     is_pair = isinstance(txn, tuple | list) and len(txn) == 2 and isinstance(txn[0], str)
     if not is_pair or not isinstance(txn[1], int) or isinstance(txn[1], bool) or not 0 <= txn[1] < 1 << 63:
         raise InvalidInput(f"txn must be a pair (application: str, id: int >= 0), not {txn!r}")
@@ -41,7 +47,7 @@ def _is_text(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def find_committed_epoch(handle: Handle, txn: TxnPair | None, table_ids: Sequence[int]) -> int | None:
+def find_committed_epoch(handle: Handle, txn: CommitTxn | None, table_ids: Sequence[int]) -> int | None:
     """Return the epoch at which this pair landed in these tables, or None. Raises the errors of `resolve_outcome`."""
     return None if txn is None else handle.catalog.read(lambda view: resolve_outcome(view, txn, sorted(table_ids)))
 
@@ -67,14 +73,20 @@ def has_outcome(view: ReadTxn, txn: TxnPair) -> bool:
     return view.get(txn_key(*txn)) is not None
 
 
+def pair_of(view: ReadTxn, txn: CommitTxn | None) -> TxnPair | None:
+    """Return the pair under which a commit's outcome is recorded. Raises the errors of `pair_of_batch`."""
+    return pair_of_batch(view, txn) if isinstance(txn, StreamBatch) else txn
+
+
 def resolve_outcome(
-    view: ReadTxn, txn: TxnPair | None, tables: Sequence[int], alter: bytes | None = None
+    view: ReadTxn, txn: CommitTxn | None, tables: Sequence[int], alter: bytes | None = None
 ) -> int | None:
     """Return the epoch at which the pair landed in exactly these tables (sorted ids), or as this alter (which has no
     tables); None if it has not landed, or `txn` is None. alter: the fingerprint of the alter.
 
-    Raises TxnAborted, TxnMismatch, TxnOutcomeForgotten.
+    Raises TxnAborted, TxnMismatch, TxnOutcomeForgotten, CheckpointMismatch.
     """
+    txn = pair_of(view, txn)
     if txn is None:
         return None
     record = view.get(txn_key(*txn))
@@ -105,19 +117,25 @@ def _refuse_forgotten(view: ReadTxn, txn: TxnPair) -> None:
 
 
 def record_outcome(
-    tx: Txn, txn: TxnPair, tables: Sequence[int], epoch: int | None, now_ms: int, alter: bytes | None = None
+    tx: Txn,
+    txn: TxnPair,
+    tables: Sequence[int],
+    epoch: int | None,
+    now_ms: int,
+    *,
+    alter: bytes | None = None,
+    batch: StreamBatch | None = None,
 ) -> None:
-    """Record an outcome, and keep the newest KEPT_OUTCOMES of its application. An alter has no tables, so that earlier
-    releases refuse a commit under its pair.
+    """Record an outcome, and keep the newest KEPT_OUTCOMES of its application. batch: of which it is. An alter has no
+    tables, so that earlier releases refuse a commit under its pair.
     """
     app, txn_id = txn
     record = tx.get(txn_app_key(app)) or {"forgotten": -1, "count": 0, "used_ms": now_ms}
-    outcome = {"tables": list(tables), "epoch": epoch, "at_ms": now_ms}
+    outcome = {"tables": list(tables), "epoch": epoch, "at_ms": now_ms, **(batch.marks() if batch else {})}
     tx.put(txn_key(app, txn_id), outcome if alter is None else {**outcome, "alter": alter})
     count, forgotten = record["count"] + 1, record["forgotten"]
     if count > KEPT_OUTCOMES:
-        prefix = TXN_PREFIX + app.encode() + b"\0"
-        oldest = next(key for key, _ in scan_prefix(tx, prefix))
+        oldest = next(key for key, _ in scan_prefix(tx, txn_prefix(app)))
         tx.delete(oldest)
         count, forgotten = count - 1, key_epoch(oldest)
     tx.put(txn_app_key(app), {"forgotten": forgotten, "count": count, "used_ms": now_ms})
@@ -136,10 +154,10 @@ def forget_unused(handle: Handle) -> int:
         return [key[len(prefix) :].decode() for key, app in records if app["count"] and app["used_ms"] < before_ms]
 
     def forget(tx: Txn, app: str) -> None:
-        record, prefix = tx.get(txn_app_key(app)), TXN_PREFIX + app.encode() + b"\0"
+        record = tx.get(txn_app_key(app))
         if record is None or record["used_ms"] >= handle.catalog.now_ms() - UNUSED_MS:
             return
-        keys = [key for key, _ in scan_prefix(tx, prefix)]
+        keys = [key for key, _ in scan_prefix(tx, txn_prefix(app))]
         for key in keys:
             tx.delete(key)
         newest = max([record["forgotten"], *map(key_epoch, keys)])

@@ -25,10 +25,11 @@ from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
 from .boundaries import check_skew
 from .edits import CommitConflict, TableEdit, Unprepared, append_entry, check_segments, count_commit, sealed_labels
 from .failures import DEFINITE_FAILURES
-from .idempotency import TxnPair, check_pair, find_committed_epoch, record_outcome, resolve_outcome
+from .idempotency import CommitTxn, check_pair, find_committed_epoch, pair_of, record_outcome, resolve_outcome
 from .kept_merge import merge_kept
 from .loads import LoadCommit, advance_load
 from .preparation import prepared_edits, remove_prepared, remove_rewritten
+from .stream_batches import StreamBatch
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -39,7 +40,7 @@ def commit_root(
     edits: Sequence[TableEdit],
     *,
     epoch: int | None = None,
-    txn: TxnPair | None = None,
+    txn: CommitTxn | None = None,
     ending: Collection[str] = (),
     load: LoadCommit | None = None,
 ) -> int:
@@ -53,7 +54,7 @@ def commit_root(
 
 
 def commit_or_delete(
-    handle: Handle, edits: Sequence[TableEdit], *, epoch: int | None = None, txn: TxnPair | None = None
+    handle: Handle, edits: Sequence[TableEdit], *, epoch: int | None = None, txn: CommitTxn | None = None
 ) -> int:
     """Run `commit_root` for segments that only the caller knows. Delete their files if the commit fails or landed
     before.
@@ -73,7 +74,7 @@ def _commit_root(
     handle: Handle,
     edits: Sequence[TableEdit],
     epoch: int | None,
-    txn: TxnPair | None,
+    txn: CommitTxn | None,
     ending: Collection[str] = (),
     load: LoadCommit | None = None,
 ) -> tuple[int, bool]:
@@ -111,7 +112,7 @@ def _transact_root(
     handle: Handle,
     edits: Sequence[TableEdit],
     epoch: int | None,
-    txn: TxnPair | None,
+    txn: CommitTxn | None,
     ending: Collection[str],
     load: LoadCommit | None,
 ) -> tuple[int, bool]:
@@ -120,7 +121,8 @@ def _transact_root(
     written: list[tuple[TableDef, TableVersion]] = []
 
     def body(tx: Txn) -> tuple[int, bool]:
-        earlier = resolve_outcome(tx, txn, tables)
+        pair = pair_of(tx, txn)
+        earlier = resolve_outcome(tx, pair, tables)
         if earlier is not None:
             end_intents(tx, ending)
             return earlier, False
@@ -133,10 +135,11 @@ def _transact_root(
         counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
         chosen_epoch, labels = _choose_epochs(edits, epoch, counters.last_epoch, now_ms)
         for table, edit in zip(targets, edits, strict=True):
-            written.append((table, append_entry(tx, table, edit, chosen_epoch, labels, now_ms, txn=txn, job=None)))
+            written.append((table, append_entry(tx, table, edit, chosen_epoch, labels, now_ms, txn=pair, job=None)))
         move_counters(tx, counters, chosen_epoch)
-        if txn is not None:
-            record_outcome(tx, txn, tables, chosen_epoch, now_ms)
+        if pair is not None:
+            batch = txn if isinstance(txn, StreamBatch) else None
+            record_outcome(tx, pair, tables, chosen_epoch, now_ms, batch=batch)
         end_intents(tx, ending)
         return chosen_epoch, True
 

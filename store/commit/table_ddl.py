@@ -144,7 +144,8 @@ def alter_schema(
             return get_table(tx, table.id, table.name)
         after = _alter_columns(tx, handle, table, change, settings, txn)
         if txn is not None:
-            record_outcome(tx, txn, (), Counters.read(tx).last_epoch, handle.catalog.now_ms(), fingerprint)
+            now_ms = handle.catalog.now_ms()
+            record_outcome(tx, txn, (), Counters.read(tx).last_epoch, now_ms, alter=fingerprint)
         return after
 
     after = handle.catalog.transact(body)

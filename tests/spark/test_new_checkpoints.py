@@ -1,0 +1,109 @@
+"""Streams whose checkpoint is new, restored or partly deleted: batches with numbers that landed with other rows."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import epochlog as el
+from spark_store import rows
+
+pytestmark = pytest.mark.spark
+DOORS = ("el.sink", "format", "a write in foreachBatch")
+
+
+class Loader:
+    """Stream of files into `orders`, through one of the doors that number micro-batches under an application."""
+
+    def __init__(self, lake: Any, door: str) -> None:
+        self.lake, self.door = lake, door
+        (lake.scratch / "files").mkdir()
+
+    def add(self, first: int) -> None:
+        """Add a file of one row."""
+        pq.write_table(rows(first, 1), self.lake.scratch / "files" / f"{first}.parquet")
+
+    def run(self, checkpoint: str = "ck", *, new_checkpoint: bool = False) -> None:
+        reader = self.lake.spark.readStream.schema("id long, day string, amount double")
+        writer = self._into(reader.parquet(str(self.lake.scratch / "files")).writeStream, new_checkpoint)
+        self.lake.drain(writer.option("checkpointLocation", str(self.lake.scratch / checkpoint)))
+
+    def _into(self, writer: Any, new_checkpoint: bool) -> Any:
+        options = self.lake.options("orders", txnAppId="app", **({"newCheckpoint": "true"} if new_checkpoint else {}))
+        if self.door == "format":
+            return writer.format("epochlog").options(**options)
+        if self.door == "el.sink":
+            return writer.foreachBatch(
+                el.sink({"orders": None}, app_id="app", path=self.lake.root, new_checkpoint=new_checkpoint)
+            )
+
+        def write(frame: Any, batch_id: int) -> None:
+            frame.write.format("epochlog").mode("append").options(**options, txnVersion=batch_id).save()
+
+        return writer.foreachBatch(write)
+
+    def ids(self) -> list[int]:
+        return self.lake.orders.to_arrow()["id"].to_pylist()
+
+
+@pytest.mark.medium
+@pytest.mark.rule("1.25", "1.26")
+@pytest.mark.parametrize("door", DOORS)
+def test_no_batch_is_lost_with_a_new_checkpoint(lake, door: str) -> None:
+    """The rows of the first batch were lost in silence: it counted as a replay of that of the deleted checkpoint."""
+    loader = Loader(lake, door)
+    loader.add(1)
+    loader.run()
+    shutil.rmtree(lake.scratch / "ck")
+    loader.add(2)
+    with pytest.raises(Exception, match=r"CheckpointMismatch.*batch 0 has landed before.*newCheckpoint"):
+        loader.run()
+    assert loader.ids() == [1]
+    shutil.rmtree(lake.scratch / "ck")
+    loader.run(new_checkpoint=True)
+    assert loader.ids() == [1, 2] and lake.orders.history().num_rows == 2
+    lake.forget_last_commit("ck")
+    loader.run(new_checkpoint=door == "el.sink")  # the option may stay, or be taken away
+    assert lake.orders.history().num_rows == 2
+
+
+@pytest.mark.rule("1.26")
+def test_deleted_offsets_lose_no_batch(lake) -> None:
+    """Spark counts the batches from 0 again, under the id that the query had."""
+    loader = Loader(lake, "format")
+    for number in range(2):
+        loader.add(number)
+        loader.run()
+    for folder in ("offsets", "commits"):
+        shutil.rmtree(lake.scratch / "ck" / folder)
+    loader.add(4)
+    with pytest.raises(Exception, match="CheckpointMismatch.*its checkpoint is older than the table"):
+        loader.run()
+    assert loader.ids() == [0, 1]
+
+
+@pytest.mark.rule("1.26")
+def test_a_checkpoint_of_last_night_repeats_no_number_with_other_rows(lake) -> None:
+    """Its newest batch has the number of one that has landed, and the rows of a further file."""
+    loader = Loader(lake, "el.sink")
+    loader.add(1)
+    loader.run()
+    shutil.copytree(lake.scratch / "ck", lake.scratch / "backup")
+    loader.add(2)
+    loader.run()
+    loader.add(3)
+    with pytest.raises(Exception, match="CheckpointMismatch.*its checkpoint is older than the table"):
+        loader.run("backup")
+    assert loader.ids() == [1, 2]
+
+
+def test_the_option_is_for_streams(lake, tmp_path) -> None:
+    write: Callable[..., None] = lake.write
+    frame = lake.spark.createDataFrame(rows(0, 1))
+    with pytest.raises(Exception, match="InvalidInput: newCheckpoint is for streams"):
+        write(frame, txnAppId="app", txnVersion=1, newCheckpoint="true")
+    assert lake.orders.count() == 0
