@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -118,6 +119,7 @@ class Loop:
         self.lease: RunnerLease = runner.new_lease("query")
         self.lease.alive = lambda: is_active(self.query)
         self.query: StreamingQuery | None = None
+        self._started = threading.Event()
         self.idle_polls = 0
         """Number of steps that found no work."""
         self._attached = None if attach is None else attach(runner, self.lease)
@@ -134,6 +136,11 @@ class Loop:
     def active(self) -> bool:
         """Return True if the query is running or starting."""
         return not self._stopped and is_active(self.query)
+
+    def run_in(self, query: StreamingQuery | None) -> None:
+        """Note the query whose micro-batches call this loop; None for one that could not be started."""
+        self.query = query
+        self._started.set()
 
     def halt(self) -> None:
         """Stop after the current step, and wait for its end."""
@@ -155,6 +162,18 @@ class Loop:
         if self._attached is not None:
             self._attached.close()
         self.runner.release(self.lease)
+
+    def _end(self) -> None:
+        """End the query of a job that has finished. A micro-batch cannot stop its own query, so a thread does."""
+        self._stopped = True
+        self.leave()
+        threading.Thread(target=self._stop_query, name=f"epochlog end of {self.runner.name}", daemon=True).start()
+
+    def _stop_query(self) -> None:
+        self._started.wait()
+        if self.query is not None:
+            with suppress(Exception):  # The session was stopped meanwhile, and its queries with it.
+                self.query.stop()
 
     def _wait_for(self, error: JobRunning) -> None:
         if self._schedule.state != "waiting":
@@ -196,6 +215,7 @@ class Loop:
             else:
                 epoch = step(self.runner, self._session, self._refresh, lease=self.lease)
             is_idle = epoch is None and (self._attached is None or not self.runner.has_work())
+            finished = self.runner.record().state == "finished"
         except JobRunning as error:
             if self._attached is None:
                 self._handle_failure(error)
@@ -205,8 +225,10 @@ class Loop:
         except Exception as error:  # noqa: BLE001  # a refresh may raise any error
             self._handle_failure(error)
             return None
-        self._schedule = succeeded(self._schedule, epoch, _now_ms(), finished=False)
-        if epoch is None:
+        self._schedule = succeeded(self._schedule, epoch, _now_ms(), finished=finished)
+        if finished:
+            self._end()
+        elif epoch is None:
             self._schedule = replace(self._schedule, due_ms=_now_ms() + self._poll_ms)
             self.idle_polls += is_idle
         return epoch
@@ -260,8 +282,9 @@ def start(
 ) -> StreamingQuery:
     """Run the job as a StreamingQuery that commits barrier after barrier.
 
-    A failure is recorded on the job and retried by the rules of a pipeline; an error that no retry can fix ends the
-    query. Raises JobRunning if the job has a live query in this process; the query waits for a runner in another one.
+    A failure is recorded on the job and retried by the rules of a pipeline. An error that no retry can fix ends the
+    query, and so does the end of the job's data, without an error. Raises JobRunning if the job has a live query in
+    this process; the query waits for a runner in another one.
     """
     check_arguments(runner, session, refresh)
     pace = make_pace(trigger)
@@ -277,10 +300,11 @@ def start(
         query = JobQuery(_start_with_retries(runner, session, lambda: _start_query(loop, session, pace)), loop)
     except BaseException:
         if loop is not None:
+            loop.run_in(None)
             loop.leave()
         live.set(runner, None)
         raise
-    loop.query = query
+    loop.run_in(query)
     live.set(runner, query)
     return query
 

@@ -301,13 +301,12 @@ class JobTask:
 
     def open(self) -> Opened:
         record = self._runner.record()
+        if record.state == "finished":  # It needs no runner, and nobody would release it.
+            return Opened(record.incarnation, self._parts, frozenset(range(self._parts)), self._settings)
         has_coordinator = record.runner is not None and record.runner.kind == "coordinator"
         # The job's parts attach to this coordinator now, so the earlier one may be fenced.
         record = self._runner.acquire(self._lease, take_over=has_coordinator)
-        finished = record.state == "finished"
-        return Opened(
-            record.incarnation, self._parts, frozenset(range(self._parts) if finished else ()), self._settings
-        )
+        return Opened(record.incarnation, self._parts, frozenset(), self._settings)
 
     def check(self) -> None:
         assert self._lease.incarnation is not None
