@@ -102,8 +102,8 @@ class Job(OneProcess):
         "1 minute 30 seconds", in whole milliseconds) for at most one barrier in each such interval. poll: the time
         between two looks of a continuous query. A failure is recorded as the job's last_error and tried again with the
         backoff of `Pipeline`, for "available_now" up to five times in a row; Fenced, JobParked, JobNotFound, SparkLost
-        and StoreClosed end the query; so does, without an error, the end of the job's data. While another process runs the job, the query waits for its end; take_over=True
-        fences it at once.
+        and StoreClosed end the query. So does the end of the job's data, without an error. While another process runs
+        the job, the query waits for its end; take_over=True fences it at once.
 
         coordinator: the location of a served store ("grpc://host:port"), or a `Worker` of it, for a token, TLS, or one
         stream for many queries. The server then decides, times and commits the barriers, and this driver refreshes
