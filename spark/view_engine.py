@@ -46,7 +46,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-_CONF = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true", "spark.sql.caseSensitive": "false"}
+_CONF = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.variable.substitute": "false",  # else values of the environment, with their quotes, go into the text
+}
 _sessions: WeakKeyDictionary[SparkSession, SparkSession] = WeakKeyDictionary()
 _lock = threading.Lock()
 _numbers = itertools.count()

@@ -102,8 +102,11 @@ def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def spark(spark_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One Spark session for all tests of a process."""
+    from spark_store import HOSTILE, HOSTILE_VALUE
+
     with forking_python(tmp_path_factory.mktemp("python")) as program, pytest.MonkeyPatch.context() as patched:
         patched.chdir(spark_folder)
+        patched.setenv(HOSTILE, HOSTILE_VALUE)  # the JVM inherits it
         patched.setattr(sys, "executable", program)  # the library names this process's interpreter to Spark
         session = el.spark("epochlog tests", master="local[2]", spark__sql__session__timeZone="Europe/Berlin")
         patched.undo()

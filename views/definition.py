@@ -118,6 +118,7 @@ def plan_view(
     """
     if not isinstance(sql, str):
         raise InvalidInput(f"view {name!r}: its query is the text of a SELECT, not {sql!r}")
+    _refuse_variables(name, sql)
     if refresh not in REFRESHES:
         raise InvalidInput(f"view {name!r}: refresh is one of {', '.join(REFRESHES)}, not {refresh!r}")
     if isinstance(primary_key, str) or not all(isinstance(column, str) for column in primary_key):
@@ -129,6 +130,15 @@ def plan_view(
             "the query is nested too deeply; each OR, AND and + of a long row of them counts: write IN, or join a "
             "table of the values"
         ) from error
+
+
+def _refuse_variables(name: str, sql: str) -> None:
+    """Raise InvalidInput for a text into which Spark, by its default settings, would put values of its environment."""
+    if "${" in sql:
+        raise InvalidInput(
+            f"view {name!r}: its query has ${{, where Spark would put the value of a variable, also within a text: "
+            "write the value itself, and a text with it in two parts, '$' || '{…'"
+        )
 
 
 def _planned(

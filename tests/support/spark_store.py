@@ -13,6 +13,9 @@ import epochlog as el
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("day", pa.string()), ("amount", pa.float64())])
 
+HOSTILE, HOSTILE_VALUE = "EPOCHLOG_HOSTILE", "mine' OR day <> '"
+"""Variable of the session's environment whose value ends a text of SQL and widens a condition, and the value."""
+
 
 class Lake:
     """A store with the table `orders`, and short ways to reach it from Spark."""
