@@ -33,6 +33,7 @@ from epochlog.store.types.key_range import ALL_KEYS
 from epochlog.store.types.read_options import ReadOptions
 
 from .batch_source import Load, plan_with_lease
+from .column_names import columns_named
 from .frames import FrameWriter, read_frame
 from .options import StoreLocation, Tasks
 from .overwrite import mask_of_keys_in
@@ -189,7 +190,7 @@ class _Delete:
         rows = read_frame(self._session, partition, schema).filter(self._condition.column)
         writer = FrameWriter(self._target)
         try:
-            writer.write(rows.select(*(f"`{name}`" for name in table.delete_columns)), deletes=True)
+            writer.write(rows.select(*columns_named(table.delete_columns)), deletes=True)
             segments = writer.finish()
         except BaseException:
             writer.discard()

@@ -26,6 +26,7 @@ from epochlog.store.sst.segment_writer import SegmentWriter, WriteTarget, remove
 from epochlog.store.types.key_range import ALL_KEYS
 from epochlog.store.types.schema import TableSchema
 
+from .column_names import is_plain
 from .errors import find_epochlog_error
 from .options import Tasks
 from .parquet_files import parquet_frame
@@ -97,8 +98,13 @@ class FrameWriter:
             (self._writer.delete if deletes else self._writer.upsert)(frame)
             return
         check_frame(self._target.schema, frame.schema, deletes=deletes, shape=self._shape)
+        names = None
+        if not is_plain(frame.columns):  # mapInArrow asks for each column by its name as a text
+            names = frame.columns
+            frame = frame.toDF(*(f"column_{number}" for number in range(len(names))))
+        task = partial(_write_task, self._target, deletes, self._shape, names)
         try:
-            results = frame.mapInArrow(partial(_write_task, self._target, deletes, self._shape), _RESULT).collect()
+            results = frame.mapInArrow(task, _RESULT).collect()
         except Exception as error:
             typed_error = find_epochlog_error(error)
             if typed_error is None:
@@ -137,11 +143,18 @@ def small_bytes(partition_id: int) -> int:
 
 
 def _write_task(
-    target: WriteTarget, deletes: bool, shape: EventShape, batches: Iterable[pa.RecordBatch]
+    target: WriteTarget,
+    deletes: bool,
+    shape: EventShape,
+    names: Sequence[str] | None,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
+    """Write the rows of a task. names: of the columns; None if the batches have them."""
     from pyspark import TaskContext
 
     freeze_loaded_objects()
+    if names is not None:
+        batches = (batch.rename_columns(names) for batch in batches)
     writer = SegmentWriter(target)
     tables = gather_batches(batches)
     first, second = next(tables, None), next(tables, None)

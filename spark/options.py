@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from epochlog.batch.policy_options import OptionKind, PolicyOption
@@ -246,23 +247,32 @@ def bool_option(options: Options, name: str, default: bool) -> bool:
 
 
 def names_option(options: Options, name: str) -> tuple[str, ...] | None:
-    """Parse names separated by commas, or a JSON list for names that contain commas; None if the option is absent.
-    Raises InvalidInput.
-    """
+    """Return the names of an option; None if it is absent. Raises InvalidInput."""
     value_text = text_option(options, name)
-    if value_text is None:
-        return None
+    return None if value_text is None else parse_names(f"option {name}", value_text)
+
+
+def parse_names(label: str, value_text: str) -> tuple[str, ...]:
+    """Parse names separated by commas, or a JSON list for names that contain commas. Raises InvalidInput.
+
+    label: of the value in the message.
+    """
     if not value_text.lstrip().startswith("["):
         return tuple(part.strip() for part in value_text.split(","))
-    import json
-
     try:
         values = json.loads(value_text)
     except ValueError:
         values = None
     if not isinstance(values, list) or not all(isinstance(part, str) for part in values):
-        raise InvalidInput(f"option {name} must be names separated by commas or a JSON list, not {value_text!r}")
+        raise InvalidInput(f"{label} must be names separated by commas or a JSON list, not {value_text!r}")
     return tuple(values)
+
+
+def show_names(names: Sequence[str]) -> str:
+    """Return a text that `parse_names` parses into these names."""
+    text = ", ".join(names)
+    is_list = text.lstrip().startswith("[") or parse_names("names", text) != tuple(names)
+    return json.dumps(names, ensure_ascii=False) if is_list else text
 
 
 def present_options(options: Options, candidates: tuple[str, ...]) -> list[str]:

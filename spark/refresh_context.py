@@ -34,6 +34,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.read_options import ReadOptions
 
+from .column_names import column_of, columns_named
 from .frames import FrameWriter, check_frame, read_frame
 from .partitions import ReadPartition
 from .types import arrow_schema, from_spark, spark_schema, to_spark
@@ -127,7 +128,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         plan, table = upstream.changes, upstream.table.name
         images = not is_key(upstream.table.schema, names)
         if plan.backfill or plan.rows > LOCAL_TOUCHED_ROWS:
-            return self.changes(table, pre_images=images, columns=names).select(*names).distinct()
+            changes = self.changes(table, pre_images=images, columns=names)
+            return changes.select(*columns_named(names)).distinct()
         options = ReadOptions(names, None, upstream.keys)
         batches = plan.batches(self._files, "net", pre_images=images, options=options)
         groups = distinct(pa.Table.from_batches(batches, schema=plan.schema(names)), names)
@@ -192,7 +194,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         rows = _require_unique_keys(output, rows, key, of_view=self._plan.job.view is not None)
         if target.previous.files:
             previous_rows = self.output(output, columns=key, among=groups)
-            rows = previous_rows.join(rows, key, "full").fillna("delete", [CHANGE_TYPE])
+            kind = F.coalesce(F.col(CHANGE_TYPE), F.lit("delete"))
+            rows = previous_rows.join(rows, key, "full").withColumn(CHANGE_TYPE, kind)
         with self._writing(output) as writer:
             writer.write(rows)
 
@@ -206,7 +209,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
             raise InvalidInput(f"the touched groups have no column {missing[0]!r}; their columns are {_names(groups)}")
         local_groups = self._local_table(groups)
         frame = self._make_frame(groups) if isinstance(groups, pa.Table) else groups
-        frame = frame.select(*names).distinct().toDF(*(_GROUP + name for name in names))
+        frame = frame.select(*columns_named(names)).distinct().toDF(*(_GROUP + name for name in names))
         return frame if local_groups is None or local_groups.nbytes >= BROADCAST_BYTES else frame.hint("broadcast")
 
     def _local_table(self, groups: DataFrame | pa.Table) -> pa.Table | None:
@@ -228,9 +231,9 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         columns = [*names, *(name for name in by if name not in names)]
         frame = self._frame(plan, ReadOptions(columns, conjunction(options.filter, group_filter)))
         if group_filter is not None and len(by) == 1:
-            return frame.select(*names)  # The filter selects exactly the groups.
+            return frame.select(*columns_named(names))  # The filter selects exactly the groups.
         groups = self._as_group_frame(among, by)
-        return frame.join(groups, _same_group(frame, groups, by), "left_semi").select(*names)
+        return frame.join(groups, _same_group(frame, groups, by), "left_semi").select(*columns_named(names))
 
     def _frame(
         self, plan: ScanPlan | LogPlan, options: ReadOptions, *, mode: str = "net", pre_images: bool = False
@@ -259,7 +262,8 @@ def _names(groups: DataFrame | pa.Table) -> list[str]:
 
 def _same_group(rows: DataFrame, groups: DataFrame, names: Sequence[str]) -> Column:
     """Build the join condition of a row and its group; null equals null."""
-    return reduce(and_, (rows[name].eqNullSafe(groups[_GROUP + name]) for name in names))
+    pairs = ((column_of(rows, name), column_of(groups, _GROUP + name)) for name in names)
+    return reduce(and_, (value.eqNullSafe(group) for value, group in pairs))
 
 
 def _require_touched(output: str, rows: DataFrame, groups: DataFrame) -> DataFrame:
@@ -269,7 +273,7 @@ def _require_touched(output: str, rows: DataFrame, groups: DataFrame) -> DataFra
     names = [name.removeprefix(_GROUP) for name in groups.columns]
     marked = rows.join(groups.withColumn(_GROUP, F.lit(True)), _same_group(rows, groups, names), "left")
     kind = F.when(F.col(_GROUP), F.col(CHANGE_TYPE)).otherwise(_raise_column(not_touched(output, _GROUP), names))
-    return marked.withColumn(CHANGE_TYPE, kind).select(*rows.columns)
+    return marked.withColumn(CHANGE_TYPE, kind).select(*columns_named(rows.columns))
 
 
 def _require_unique_keys(output: str, rows: DataFrame, key: Sequence[str], *, of_view: bool) -> DataFrame:
@@ -277,9 +281,9 @@ def _require_unique_keys(output: str, rows: DataFrame, key: Sequence[str], *, of
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
-    counted = rows.withColumn(_GROUP, F.count("*").over(Window.partitionBy(*key)))
+    counted = rows.withColumn(_GROUP, F.count("*").over(Window.partitionBy(*columns_named(key))))
     is_unique = reduce(
-        or_, (F.col(name).isNull() for name in key), F.col(_GROUP) == 1
+        or_, (column.isNull() for column in columns_named(key)), F.col(_GROUP) == 1
     )  # The writer refuses a null key.
     error = several_rows(output, _GROUP, of_view=of_view)
     kind = F.when(is_unique, F.col(CHANGE_TYPE)).otherwise(_raise_column(error, key))
@@ -290,7 +294,7 @@ def _raise_column(error: InvalidInput, columns: Sequence[str]) -> Column:
     """Make a column that raises the error, with the row's values of these columns in place of _GROUP in its message."""
     from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
-    values = F.to_json(F.struct(*columns), {"ignoreNullFields": "false"})
+    values = F.to_json(F.struct(*columns_named(columns)), {"ignoreNullFields": "false"})
     before, after = str(error).split(_GROUP)
     message = F.concat(F.lit(f"\n{InvalidInput.__module__}.{InvalidInput.__name__}: {before}"), values, F.lit(after))
     return F.raise_error(message).cast("string")

@@ -34,6 +34,7 @@ from epochlog.views.restriction import TOUCHED
 from epochlog.views.table_names import NOW
 from epochlog.views.table_reads import table_reads
 
+from .column_names import column_named, column_of, columns_named
 from .errors import find_epochlog_error
 from .frames import read_frame
 from .live_session import is_session_lost
@@ -216,10 +217,12 @@ def _require_own_keys(
     """
     key = list(table.primary_key)
     before = ctx.output(table.name, columns=[*key, *(name for name in scope if name not in key)])
-    keys = rows.select(*key).distinct().toDF(*(f"row_{name}" for name in key))
-    touched = groups.select(*scope).toDF(*(f"touched_{name}" for name in scope))
-    of_rows = reduce(and_, (before[name] == keys[f"row_{name}"] for name in key))
-    of_groups = reduce(and_, (before[name].eqNullSafe(touched[f"touched_{name}"]) for name in scope))
+    keys = rows.select(*columns_named(key)).distinct().toDF(*(f"row_{name}" for name in key))
+    touched = groups.select(*columns_named(scope)).toDF(*(f"touched_{name}" for name in scope))
+    of_rows = reduce(and_, (column_of(before, name) == column_of(keys, f"row_{name}") for name in key))
+    of_groups = reduce(
+        and_, (column_of(before, name).eqNullSafe(column_of(touched, f"touched_{name}")) for name in scope)
+    )
     kept = before.join(keys, of_rows, "left_semi").join(touched, of_groups, "left_anti").limit(1).collect()
     if kept:
         raise several_rows(table.name, {name: kept[0][name] for name in key}, of_view=True)
@@ -258,9 +261,7 @@ def _touched(
 
 def _cast(rows: DataFrame, target: StructType) -> DataFrame:
     """Return the rows with exactly the target's columns and types."""
-    from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
-
-    return rows.select(*(F.col(f"`{field.name}`").cast(field.dataType).alias(field.name) for field in target.fields))
+    return rows.select(*(column_named(field.name).cast(field.dataType).alias(field.name) for field in target.fields))
 
 
 class ViewSession:

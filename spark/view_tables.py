@@ -26,6 +26,7 @@ from epochlog.views.restriction import TOUCHED
 from epochlog.views.table_names import CHANGED, EITHER, EMPTY, IS_NEW, NOW, OLD, SIGNED, prefix_of, table_of
 from epochlog.views.table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_reads
 
+from .column_names import columns_named
 from .refresh_context import BROADCAST_BYTES, SparkRefreshContext
 from .types import arrow_schema, spark_schema, to_spark
 
@@ -170,10 +171,12 @@ class ViewTables:
     def _frame(self, read: TableRead, values: pa.Table | None) -> DataFrame:
         columns, table = self._columns(read), read.table
         if read.prefix == CHANGED:
-            return self._ctx.changes(table, pre_images=True, columns=columns).select(*columns)
+            return self._ctx.changes(table, pre_images=True, columns=columns).select(*columns_named(columns))
         if read.prefix == SIGNED:
             changes = self._ctx.changes(table, pre_images=True, columns=columns)
-            return changes.withColumn(IS_NEW, ~changes[CHANGE_TYPE].isin(*_OLD_IMAGES)).select(*columns, IS_NEW)
+            return changes.withColumn(IS_NEW, ~changes[CHANGE_TYPE].isin(*_OLD_IMAGES)).select(
+                *columns_named([*columns, IS_NEW])
+            )
         at = self._ctx.previous if read.prefix == OLD else self._ctx.table
         rows = at(table, columns=columns, among=values)
         if read.prefix != EITHER or not self._ctx._plan.upstream(table).changes.rows:
@@ -182,7 +185,7 @@ class ViewTables:
         if old is not None:
             return rows.unionByName(self._broadcast(read.name, old))
         changes = self._ctx.changes(table, pre_images=True, columns=columns)
-        return rows.unionByName(changes.where(changes[CHANGE_TYPE].isin(*_OLD_IMAGES)).select(*columns))
+        return rows.unionByName(changes.where(changes[CHANGE_TYPE].isin(*_OLD_IMAGES)).select(*columns_named(columns)))
 
     def _broadcast(self, name: str, rows: pa.Table) -> DataFrame:
         key = tuple(column for column in self._schema(name).primary_key if column in rows.column_names)

@@ -172,4 +172,5 @@ def looked_up(values: pa.Table, schema: pa.Schema) -> pa.Table | None:
             same = pc.equal(narrowed.cast(column.type, safe=False), column)
             column, possible = narrowed, pc.and_(possible, pc.fill_null(same, True))
         columns.append(column)
-    return pa.table(columns, names=values.column_names).filter(possible).group_by(values.column_names).aggregate([])
+    fields = [pc.field(name) for name in values.column_names]  # Arrow takes a text that begins with a dot for a path.
+    return pa.table(columns, names=values.column_names).filter(possible).group_by(fields).aggregate([])

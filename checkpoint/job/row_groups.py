@@ -55,7 +55,8 @@ def is_key(schema: TableSchema, columns: Sequence[str]) -> bool:
 def distinct(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Return the distinct groups of the rows."""
     selected = rows.select(list(columns))
-    return selected.group_by(list(columns)).aggregate([]).select(list(columns)).cast(selected.schema)
+    fields = [pc.field(name) for name in columns]  # Arrow takes a text that begins with a dot for a path.
+    return selected.group_by(fields).aggregate([]).select(list(columns)).cast(selected.schema)
 
 
 def as_groups(schema: TableSchema, groups: object) -> pa.Table:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from epochlog.errors import InvalidInput
 from epochlog.spark.batch_source import Load
+from epochlog.spark.column_names import quoted
 from epochlog.spark.options import refuse_catalog_options
 from epochlog.spark.types import spark_schema
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
@@ -154,7 +155,7 @@ class TableChanges(Proxy):
     def rowId(self) -> Any:
         key = self._table.schema.primary_key
         kind = self.jvm.spark.connector.expressions
-        return self.jvm.array(kind.NamedReference, [kind.Expressions.column(name) for name in key])
+        return self.jvm.array(kind.NamedReference, [kind.Expressions.column(quoted(name)) for name in key])
 
     def rowVersion(self) -> Any:
         return self.jvm.spark.connector.expressions.Expressions.column("_commit_version")

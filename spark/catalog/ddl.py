@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from epochlog.errors import InvalidInput, NotWritable
+from epochlog.spark.options import parse_names
 from epochlog.store.commit.table_ddl import alter_schema, create_table
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
@@ -60,7 +61,7 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
     if not key:
         raise InvalidInput(f"CREATE TABLE {name} needs its primary key: … TBLPROPERTIES (primary_key = 'id')")
     schema = stored_columns(name, StructType.fromJson(json.loads(info.schema().json())))
-    names = tuple(part.strip() for part in key.split(","))
+    names = parse_names("primary_key", key)
     return create_table(handle, TableSchema(name, schema, names, sequence_by), changelog)
 
 

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from epochlog.errors import NotWritable
 from epochlog.spark.delete_where import commit_delete
-from epochlog.spark.options import STREAM, WRITE, location_options, refuse_catalog_options
+from epochlog.spark.options import STREAM, WRITE, location_options, refuse_catalog_options, show_names
 from epochlog.spark.overwrite import commit_overwrite
 from epochlog.spark.types import spark_schema
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
@@ -185,7 +185,7 @@ class CatalogTable(Proxy):
     def properties(self) -> Any:
         """Return Java's map of properties. Those of SHOW CREATE TABLE are those that CREATE TABLE takes."""
         definition = self._loaded.definition
-        shown = {"primary_key": ", ".join(definition.schema.primary_key)}
+        shown = {"primary_key": show_names(definition.schema.primary_key)}
         if definition.schema.sequence_by is not None:
             shown["sequence_by"] = definition.schema.sequence_by
         if definition.changelog != "upsert":

@@ -387,5 +387,5 @@ def test_many_small_tasks_do_not_fill_the_driver(store: el.Store, monkeypatch: p
     target = store._handle.write_target(table)
     for place, handed in ((0, True), (60_000, False)):
         monkeypatch.setattr(TaskContext, "get", lambda place=place: SimpleNamespace(partitionId=lambda: place))
-        (result,) = frames._write_task(target, False, frames.WHOLE_ROWS, rows(*range(1000)).to_batches())
+        (result,) = frames._write_task(target, False, frames.WHOLE_ROWS, None, rows(*range(1000)).to_batches())
         assert result.column("rows").is_valid().to_pylist() == [handed]

@@ -118,12 +118,12 @@ class MoodySource(EpochlogSource):
         return sink
 
 
-def moody_task(real: Any, notes: str, mood: str, target: Any, deletes: bool, shape: Any, batches: Any) -> Iterator[Any]:
+def moody_task(real: Any, notes: str, mood: str, *arguments: Any) -> Iterator[Any]:
     """Wrap the task that writes a job's output or el.sink; it fails as the mood says."""
     from epochlog.store.catalog.records import unpack
     from epochlog.store.sst.segment import Segment
 
-    results = list(real(target, deletes, shape, batches))
+    results = list(real(*arguments))
     records = [record for batch in results for record in batch.column(0).to_pylist()]
     behave(notes, mood, [Segment.from_record(unpack(b"segment", record)).path for record in records])
     yield from results
