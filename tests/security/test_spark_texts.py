@@ -63,8 +63,8 @@ def is_text(node: ast.AST) -> bool:
 
 
 def test_every_text_that_spark_parses_is_known() -> None:
-    found = {place for path in (ROOT / "spark").rglob("*.py") for place in places(path, str(path.relative_to(ROOT)))}
-    assert found == set(PLACES)
+    calls = {place for path in (ROOT / "spark").rglob("*.py") for place in places(path, str(path.relative_to(ROOT)))}
+    assert calls == set(PLACES)
 
 
 def test_no_other_package_gives_texts_to_spark() -> None:

@@ -74,10 +74,10 @@ def test_any_name_goes_through_each_door(lake, names: tuple[str, ...]) -> None:
     lake.write(spark.createDataFrame(rows(names, 5, shift=2)), "t", columnList=json.dumps(names), keys=json.dumps(key))
     read = lake.read("t", columns=json.dumps([key[0], names[-1]]), filter=f"{quoted(key[-1])} = 5")
     assert [tuple(row) for row in read.collect()] == [(5, 7)]
-    found = spark.sql(
+    selected = spark.sql(
         f"SELECT {quoted(names[-1])} FROM lake.t WHERE {quoted(key[0])} IN (4, 7) AND {quoted(key[1])} > 4"
     )
-    assert [tuple(row) for row in found.collect()] == [(8,)]
+    assert [tuple(row) for row in selected.collect()] == [(8,)]
 
 
 @pytest.mark.medium
