@@ -80,7 +80,10 @@ def _query_of(frame: DataFrame, batch_id: int) -> tuple[str | None, int | None]:
     if query_id is None:
         return None, None
     java_id = session.sparkContext._jvm.java.util.UUID.fromString(query_id)
-    planned = session._jsparkSession.sharedState().activeStreamingQueries().get(java_id).offsetLog().get(batch_id)
+    query = session._jsparkSession.sharedState().activeStreamingQueries().get(java_id)
+    planned = None if query is None else query.offsetLog().get(batch_id)  # None: a thread that outlived the query
+    if planned is None or planned.isEmpty():
+        return query_id, None
     return query_id, planned.get().metadataOpt().get().batchTimestampMs()
 
 

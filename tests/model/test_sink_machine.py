@@ -122,12 +122,16 @@ class SinkMachine(RuleBasedStateMachine):
 
     def land(self, write: PendingWrite) -> None:
         done = write.txn in self.landed
+        empty = not any(write.rows) and not write.overwrite
+        if write.play._stream is not None and not empty and write.play._stream < self.newest_batch:
+            with pytest.raises(el.CheckpointMismatch):
+                write.play.commit(write.messages)
+            return
         if write.ended and any(write.rows) and not done:
             with pytest.raises(el.SegmentUnknown):
                 write.play.commit(write.messages)
             return
         write.play.commit(write.messages)
-        empty = not any(write.rows) and not write.overwrite
         if done or write.landed or (empty and write.play._stream is not None):
             return
         new: dict[str, int | None] = {} if write.overwrite else dict(self.rows)
@@ -135,6 +139,11 @@ class SinkMachine(RuleBasedStateMachine):
         self.rows = {key: value for key, value in new.items() if value is not None}
         if write.txn:
             self.landed.add(write.txn)
+
+    @property
+    def newest_batch(self) -> int:
+        """The number of the stream's newest batch that has landed; -1 without one."""
+        return max((number for app, number in self.landed if app == "s"), default=-1)
 
     @precondition(lambda self: self.writes)
     @rule(data=st.data())
