@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlglot import exp
 
 from epochlog.errors import InvalidInput
 
 from . import syntax
+from .scope import Scope
+
+_OF_WINDOWS = ("partition_by", "order", "spec")
+_LISTS_OF_KEYS = (exp.Group, exp.Rollup, exp.Cube, exp.GroupingSets, exp.Tuple)
 
 
 def with_window_definitions(node: exp.Expr, windows: Mapping[str, exp.Expr]) -> exp.Expr:
@@ -18,12 +22,16 @@ def with_window_definitions(node: exp.Expr, windows: Mapping[str, exp.Expr]) -> 
         name = window.args.get("alias")
         if name is None:
             continue
+        if any(window.args.get(clause) for clause in _OF_WINDOWS):
+            raise InvalidInput(f"a view cannot have {window.sql(syntax.DIALECT)}: write all of the window in OVER (…)")
         if name.name.casefold() not in windows:
             raise InvalidInput(f"the window {name.name!r} is not defined")
         definition = windows[name.name.casefold()]
+        if definition.args.get("alias"):
+            raise InvalidInput(f"the window {name.name!r} is defined by another one: write all of it in WINDOW")
         window.set("alias", None)
-        for clause in ("partition_by", "order", "spec"):
-            if definition.args.get(clause) and not window.args.get(clause):
+        for clause in _OF_WINDOWS:
+            if definition.args.get(clause):
                 value = definition.args[clause]
                 window.set(clause, [part.copy() for part in value] if isinstance(value, list) else value.copy())
     return node
@@ -42,16 +50,58 @@ def without_ordinals(group: exp.Expr, query: exp.Select) -> exp.Expr:
     """Replace positions in GROUP BY by the outputs that they name."""
 
     def output(node: exp.Expr) -> exp.Expr:
-        if not (isinstance(node, exp.Literal) and node.is_int):
+        position = node.unnest()
+        negative = isinstance(position, exp.Neg) and isinstance(position.this, exp.Literal) and position.this.is_int
+        if not (isinstance(position, exp.Literal) and position.is_int) and not negative:
             return node
-        ordinal = int(node.name)
+        ordinal = 0 if negative else int(position.name)
         if any(e.is_star for e in query.expressions) or not 1 <= ordinal <= len(query.expressions):
-            raise InvalidInput(f"GROUP BY {ordinal}: the query has no such column, or it has a star")
+            raise InvalidInput(f"GROUP BY {node.sql(syntax.DIALECT)}: the query has no such column, or it has a star")
         return query.expressions[ordinal - 1].unalias().copy()
 
-    for node in [child for child in group.walk() if isinstance(child, exp.Group | exp.Rollup | exp.Cube)]:
+    for node in [child for child in group.walk() if isinstance(child, _LISTS_OF_KEYS)]:
+        if isinstance(node, exp.Tuple) and not isinstance(node.parent, _LISTS_OF_KEYS):
+            continue
         node.set("expressions", [output(part) for part in node.expressions])
     return group
+
+
+def with_constants(group: exp.Expr) -> exp.Expr:
+    """Return GROUP BY in normal form with casts in place of integers, which would be positions of outputs again.
+
+    Raises InvalidInput for a constant among grouping sets: Spark gives NULL for it wherever it stands in the block.
+    """
+    constants = [key for key in grouping_keys(group) if isinstance(key.unnest(), exp.Literal | exp.Boolean | exp.Null)]
+    if constants and group.find(exp.Rollup, exp.Cube, exp.GroupingSets):
+        text = constants[0].sql(syntax.DIALECT)
+        raise InvalidInput(f"a view cannot group by the constant {text} in GROUPING SETS, ROLLUP or CUBE: leave it out")
+    for key in [constant.unnest() for constant in constants]:
+        if isinstance(key, exp.Literal) and key.is_int:
+            key.replace(exp.Cast(this=key.copy(), to=exp.DataType.build("INT" if int(key.name) < 2**31 else "BIGINT")))
+    return group
+
+
+def all_outputs_in_order(order: exp.Order, outputs: int) -> list[exp.Expr]:
+    """Return the terms of ORDER BY; for ORDER BY ALL, the positions of all outputs."""
+    terms = order.expressions
+    term = terms[0].this
+    if len(terms) > 1 or not (isinstance(term, exp.Var) and term.name.upper() == "ALL"):
+        return terms
+    ordered = []
+    for position in range(outputs):
+        ordered.append(terms[0].copy())
+        ordered[-1].set("this", exp.Literal.number(position + 1))
+    return ordered
+
+
+def refuse_earlier_outputs(output: exp.Expr, earlier: Collection[str], scope: Scope) -> None:
+    """Refuse the name of an earlier output of the SELECT that is no column of FROM. earlier: in lower case."""
+    for column in syntax.columns(output):
+        if not column.table and column.name.casefold() in earlier and scope.find(column.name) is None:
+            raise InvalidInput(
+                f"a view cannot read {column.name}, another column of this SELECT: write its expression again, or "
+                "compute it in a subquery in FROM"
+            )
 
 
 def refuse_misplaced(query: exp.Select) -> None:
@@ -81,7 +131,7 @@ def grouping_keys(group: exp.Expr | None) -> list[exp.Expr]:
     """Return the expressions of all grouping sets."""
     if group is None:
         return []
-    lists = [node for node in group.walk() if isinstance(node, exp.Group | exp.Rollup | exp.Cube | exp.Tuple)]
+    lists = [node for node in group.walk() if isinstance(node, _LISTS_OF_KEYS)]
     return [part for node in lists for part in node.expressions]
 
 

@@ -17,6 +17,7 @@ from epochlog.store.types.schema import TableSchema
 
 from . import syntax
 from .changed_keys import changed_keys
+from .clock_texts import require_no_clock
 from .folding import Fold, fold_of
 from .normal_form import NormalForm, normal_form
 from .opening import covered, holds, path_to
@@ -184,7 +185,7 @@ def render(query: exp.Expr, dialect: str, names: Mapping[str, str] | None = None
         for table in query.find_all(exp.Table):
             if table.name in names:
                 table.set("this", exp.to_identifier(names[table.name], quoted=True))
-    return query.sql(dialect, identify=True)
+    return query.sql(syntax.DIALECT if dialect == "spark" else dialect, identify=True)
 
 
 def derive(sql: str, tables: Mapping[str, TableSchema], primary_key: Sequence[str], refresh: str = "auto") -> ViewPlan:
@@ -201,6 +202,7 @@ def derive(sql: str, tables: Mapping[str, TableSchema], primary_key: Sequence[st
         )
     if not form.occurrences:
         raise InvalidInput("a view reads at least one table")
+    require_no_clock(form.query, form.occurrences, tables)
     occurrences = tuple(_occurrence(form, alias, table) for alias, table in form.occurrences.items())
     plan = ViewPlan(sql, tuple(primary_key), form, dict(tables), occurrences, None)
     reason = None

@@ -6,7 +6,10 @@ and texts to numbers, and comparisons of texts with numbers differ between the e
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from sqlglot import exp
@@ -17,7 +20,7 @@ from epochlog.store.types.schema import TableSchema
 from . import syntax
 from .advice import ADVICE, BY_PYTHON, name_of, written
 from .parsing import ALLOWED
-from .value_kinds import NARROW, OF_ALL, ValueKinds, kind_of_type
+from .value_kinds import NARROW, OF_ALL, ValueKinds, kind_of_literal, kind_of_type
 
 _ELSEWHERE = frozenset(
     (
@@ -32,9 +35,16 @@ _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeE
 _NUMBERS = ("integer", "float")
 _OF_TIMES = (exp.TimestampTrunc, exp.Hour, exp.Minute, exp.Second)
 _OF_DATES = (exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfYear)
+OF_MOMENTS = (
+    *(*_OF_TIMES, exp.TsOrDsToDate, exp.TsOrDsAdd, exp.DateDiff, exp.DateTrunc, exp.DateAdd, exp.DateSub),
+    *(exp.Quarter, exp.DayOfWeek, exp.DayOfYear),
+)
+"""Functions whose first value is a date or a timestamp."""
 _MOST_DIGITS = 6
 """Digits of a number that is added to a date or timestamp. With larger ones Spark's dates begin again at the oldest."""
 _UNITS = ("DAY", "DAYS", "HOUR", "HOURS", "MINUTE", "MINUTES", "SECOND", "SECONDS")
+_MOMENT = re.compile(r"\s*\d{4}-\d\d?-\d\d?([ T]\d\d?:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?\s*")
+_NOT_A_MOMENT = "write the date or time as 2024-01-31 or 2024-01-31 10:00:00"
 _NO_EQUIVALENT = "no equivalent"
 _WITH_SPARK = (
     "pass a Spark session (spark=…) to create_view, replace_views, step and check, and --engine spark to commands"
@@ -60,6 +70,10 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
 
 def _reason(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return how to write the node so that the engines agree; None if they do."""
+    if isinstance(node, exp.Literal) and not node.is_string and math.isinf(float(node.name)):
+        return "the number is too large"
+    if isinstance(node, exp.Lag | exp.Lead) and node.args.get("offset") and not node.args["offset"].is_int:
+        return "its distance must be a number"
     if not _is_known(node):
         return ADVICE.get(name_of(node), _NO_EQUIVALENT)
     reasons = (check(node, kinds) for types, check in _CHECKS if isinstance(node, types))
@@ -96,7 +110,7 @@ def _reason_of_text(node: exp.Expr, kinds: ValueKinds) -> str | None:
 
 def _reason_of_time(node: exp.Expr, kinds: ValueKinds) -> str | None:
     if isinstance(node, exp.TsOrDsToDate):
-        known = isinstance(node.this, exp.Literal) or kinds.of(node.this) in ("date", "timestamp")
+        known = _is_moment(node.this) or kinds.of(node.this) in ("date", "timestamp")
         return None if known and not node.args.get("format") else "it takes a date, a timestamp or a literal"
     if isinstance(node, exp.TsOrDsAdd):
         days = node.expression.unnest()
@@ -208,7 +222,9 @@ def _reason_of_cast(node: exp.Cast, kinds: ValueKinds) -> str | None:
         "timestamp": ("timestamp", "date"),
         "boolean": ("boolean", "integer"),
     }
-    if isinstance(node.this, exp.Null) or (isinstance(node.this, exp.Literal) and target in ("date", "timestamp")):
+    if isinstance(node.this, exp.Literal) and target in ("date", "timestamp"):
+        return None if _is_moment(node.this) else _NOT_A_MOMENT
+    if isinstance(node.this, exp.Null):
         return None
     if source is None or target not in agreed.get(source, ()):
         return _NO_EQUIVALENT  # it rounds or fails differently
@@ -222,19 +238,19 @@ def _reason_of_comparison(node: exp.Expr, kinds: ValueKinds) -> str | None:
     numbers = {"integer", "float", "decimal"}
     if {left, right} <= numbers:
         return None
-    literal = any(isinstance(side, exp.Literal) for side in (node.this, node.expression))
-    if literal and {left, right} & {"date", "timestamp"} and "text" in (left, right):
-        return None
+    literals = [side for side in (node.this, node.expression) if isinstance(side, exp.Literal)]
+    if literals and {left, right} & {"date", "timestamp"} and "text" in (left, right):
+        return None if all(map(_is_moment, literals)) else _NOT_A_MOMENT
     return f"it compares {left} with {right}: cast one side"
 
 
 def _reason_of_mixture(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for values of several types: the engines choose other common types for them."""
-    for values in _values_with_one_type(node, kinds):
+    for values in values_with_one_type(node, kinds):
         known = {kinds.of(value) for value in values} - {None, "null"}
         if known & {"integer", "decimal"} and any(kinds.width(value) == "FLOAT" for value in values):
             return "cast its FLOAT to DOUBLE"
-        if "text" in known and len(known) > 1 and not _is_date_text(values, known):
+        if "text" in known and len(known) > 1 and not _is_date_text(values, known, kinds):
             return f"it takes {' and '.join(sorted(map(str, known)))} together: cast them to one type"
     results = kinds.values_of(node) if isinstance(node, (*OF_ALL, exp.Case, exp.If)) else []
     if any(_is_number(value) for value in results):
@@ -247,6 +263,8 @@ def _reason_of_place(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for a part of the node that Spark refuses: DuckDB casts it to the type that it needs."""
     if isinstance(node, exp.And | exp.Or):
         conditions = [node.left, node.right]
+    elif isinstance(node, exp.CountIf):
+        conditions = node.this.expressions if isinstance(node.this, exp.Distinct) else [node.this]
     elif isinstance(node, exp.Where | exp.Having | exp.Not | exp.If):
         is_compared = isinstance(node.parent, exp.Case) and node.parent.this is not None
         conditions = [] if is_compared else [node.this]
@@ -273,7 +291,7 @@ def _is_number(value: exp.Expr) -> bool:
     return isinstance(value, exp.Literal) and value.is_int
 
 
-def _values_with_one_type(node: exp.Expr, kinds: ValueKinds) -> list[list[exp.Expr]]:
+def values_with_one_type(node: exp.Expr, kinds: ValueKinds) -> list[list[exp.Expr]]:
     """Return the lists of values for which an engine needs one type to compute the node."""
     if isinstance(node, exp.SetOperation):
         sides = [syntax.unwrapped(side) for side in (node.this, node.expression)]
@@ -295,16 +313,21 @@ def _values_with_one_type(node: exp.Expr, kinds: ValueKinds) -> list[list[exp.Ex
     return []
 
 
-def _is_date_text(values: Sequence[exp.Expr], known: set[str | None]) -> bool:
-    """Return True if the only texts beside dates or instants are literals."""
-    texts = [value for value in values if not (isinstance(value, exp.Literal) and value.is_string)]
-    return bool(known & {"date", "timestamp"}) and len(texts) < len(values) and len(known) == 2
+def _is_date_text(values: Sequence[exp.Expr], known: set[str | None], kinds: ValueKinds) -> bool:
+    """Return True if the only texts beside dates or instants are literals of such."""
+    texts = [value for value in values if kinds.of(value) == "text"]
+    return bool(known & {"date", "timestamp"}) and len(known) == 2 and all(map(_is_moment, texts))
 
 
 def _reason_of_membership(test: exp.In) -> str | None:
     if not test.args.get("query") or _is_condition(test):
         return None
     return "as a value it is FALSE in Spark where it is NULL in SQL, so use it in WHERE, ON or HAVING"
+
+
+def _is_moment(value: exp.Expr) -> bool:
+    """Return True for a literal date or time as both engines read it; DuckDB knows 'infinity' and 'epoch' too."""
+    return isinstance(value, exp.Literal) and value.is_string and _MOMENT.fullmatch(value.name) is not None
 
 
 def _is_condition(test: exp.In) -> bool:
@@ -358,6 +381,10 @@ def as_spark_computes(query: exp.Expr) -> exp.Expr:
         other = _rewritten(node)
         if other is not node:
             node.replace(other)
+    for count in list(query.find_all(exp.CountIf)):
+        count.replace(_as_count(count))
+    for number in [node for node in query.find_all(exp.Literal) if kind_of_literal(node) == "decimal"]:
+        number.replace(_as_decimal(number))
     for average in query.find_all(exp.Avg):
         values = average.this.expressions if isinstance(average.this, exp.Distinct) else [average.this]
         for value in values:
@@ -384,6 +411,23 @@ def _rewritten(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Trim) and not node.expression:  # else other white space too
         return exp.Trim(this=node.this, position=node.args.get("position"), expression=exp.Literal.string(" "))
     return node
+
+
+def _as_decimal(number: exp.Literal) -> exp.Expr:
+    """Return a number with a point, or beyond BIGINT, in the type that Spark gives it: zeros before it do not count."""
+    if isinstance(number.parent, exp.Cast):
+        return number
+    _, digits, exponent = Decimal(number.name).as_tuple()
+    scale = -int(exponent)
+    params = [exp.DataTypeParam(this=exp.Literal.number(size)) for size in (max(len(digits), scale), scale)]
+    return exp.Cast(this=number.copy(), to=exp.DataType(this=exp.DType.DECIMAL, expressions=params))
+
+
+def _as_count(count: exp.CountIf) -> exp.Count:
+    """Return COUNT of a value that is NULL where the condition is not met: of no rows it is 0."""
+    conditions = count.this.expressions if isinstance(count.this, exp.Distinct) else [count.this]
+    values = [exp.Case(ifs=[exp.If(this=condition.copy(), true=exp.true())]) for condition in conditions]
+    return exp.Count(this=exp.Distinct(expressions=values) if isinstance(count.this, exp.Distinct) else values[0])
 
 
 def _as_int(node: exp.Expr) -> exp.Cast:

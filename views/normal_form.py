@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from sqlglot import exp
 
@@ -19,20 +20,26 @@ from epochlog.store.types.schema import TableSchema
 from . import syntax
 from .advice import ADVICE, hint_for_column, keep_text
 from .clauses import (
+    all_outputs_in_order,
     grouping_keys,
     kind_of_join,
     name_of_output,
+    refuse_earlier_outputs,
     refuse_misplaced,
     rename_outputs,
     require_width,
     unnamed,
+    with_constants,
     with_totals_inside,
     with_window_definitions,
     without_ordinals,
 )
 from .column_history import change_of
 from .null_rejection import inner_where_nulls_are_rejected
+from .scope import Scope, Source, sources_in
 from .tie_breaks import break_ties
+
+NO_OUTPUTS: Mapping[str, exp.Expr] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +49,6 @@ class NormalForm:
     query: exp.Query
     outputs: tuple[str, ...]
     occurrences: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Source of a block: its name in the text, its alias in the normal form, its columns, and those of its key."""
-
-    name: str
-    alias: str
-    columns: Sequence[str]
-    key: Sequence[str]
-    by_lower_case: dict[str, str] = field(init=False)
-    """Columns by their names without case; of several, the first."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by_lower_case", {name.casefold(): name for name in reversed(self.columns)})
-
-
-@dataclass(slots=True)
-class _Scope:
-    """Names that a block's expressions can use. merged: columns of USING, by name."""
-
-    outer: _Scope | None
-    sources: list[_Source] = field(default_factory=list)
-    merged: dict[str, exp.Expr] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +79,6 @@ def normal_form(query: exp.Query, tables: Mapping[str, TableSchema]) -> NormalFo
     return NormalForm(normal, tuple(outputs), resolver.occurrences)
 
 
-def _sources_in(scope: _Scope) -> dict[str, Sequence[str]]:
-    """Return the columns that can be read in a scope, by the names of its sources; an inner name hides an outer one."""
-    outer = {} if scope.outer is None else _sources_in(scope.outer)
-    return {**outer, **{source.name: source.columns for source in scope.sources}}
-
-
 class _Resolver:
     def __init__(self, tables: Mapping[str, TableSchema]) -> None:
         self._tables = {name.casefold(): (name, table) for name, table in tables.items()}
@@ -118,7 +95,7 @@ class _Resolver:
     # queries
 
     def query(
-        self, query: exp.Expr, ctes: Mapping[str, _Cte], outer: _Scope | None, *, for_expression: bool
+        self, query: exp.Expr, ctes: Mapping[str, _Cte], outer: Scope | None, *, for_expression: bool
     ) -> tuple[exp.Query, list[str]]:
         """Return the normal form of a query, and the names of its outputs.
 
@@ -139,7 +116,7 @@ class _Resolver:
         return self._select(query, ctes, outer, for_expression)
 
     def _limited(
-        self, modified: exp.Expr, query: exp.Expr, ctes: Mapping[str, _Cte], outer: _Scope | None
+        self, modified: exp.Expr, query: exp.Expr, ctes: Mapping[str, _Cte], outer: Scope | None
     ) -> tuple[exp.Query, list[str]]:
         """Return SELECT * FROM (query) with the ORDER BY and LIMIT that stand behind a query in parentheses."""
         inner = query.copy()
@@ -153,7 +130,7 @@ class _Resolver:
         return self._select(wrapper, ctes, outer, for_expression=False)
 
     def _set_operation(
-        self, query: exp.SetOperation, ctes: Mapping[str, _Cte], outer: _Scope | None, for_expression: bool
+        self, query: exp.SetOperation, ctes: Mapping[str, _Cte], outer: Scope | None, for_expression: bool
     ) -> tuple[exp.Query, list[str]]:
         if query.args.get("by_name") or query.args.get("side") or query.args.get("on"):
             raise InvalidInput("a view cannot have UNION BY NAME: list the columns of both sides in one order")
@@ -168,9 +145,9 @@ class _Resolver:
         return type(query)(this=sides[0], expression=sides[1], distinct=distinct), outputs
 
     def _select(
-        self, query: exp.Select, ctes: Mapping[str, _Cte], outer: _Scope | None, for_expression: bool
+        self, query: exp.Select, ctes: Mapping[str, _Cte], outer: Scope | None, for_expression: bool
     ) -> tuple[exp.Query, list[str]]:
-        scope, normal = _Scope(outer), exp.Select()
+        scope, normal = Scope(outer), exp.Select()
         semi_joins = self._from(query, normal, ctes, scope)
         outputs = self._outputs(query, ctes, scope, for_expression)
         normal.set("expressions", outputs)
@@ -192,12 +169,12 @@ class _Resolver:
 
     # FROM
 
-    def _from(self, query: exp.Select, normal: exp.Select, ctes: Mapping[str, _Cte], scope: _Scope) -> list[exp.Expr]:
+    def _from(self, query: exp.Select, normal: exp.Select, ctes: Mapping[str, _Cte], scope: Scope) -> list[exp.Expr]:
         """Add the sources to the scope and the normal form; return the conditions that SEMI and ANTI joins become."""
         if query.args.get("from_") is None:
             return []
         first, source = self._source(query.args["from_"].this, ctes)
-        scope.sources.append(source)
+        scope.add(source)
         syntax.put_from(normal, first)
         conditions: list[exp.Expr] = []
         for join in query.args.get("joins") or []:
@@ -223,7 +200,7 @@ class _Resolver:
             normal.append("joins", exp.Join(this=right, on=on, **sided, **crossed))
         return conditions
 
-    def _source(self, node: exp.Expr, ctes: Mapping[str, _Cte]) -> tuple[exp.Expr, _Source]:
+    def _source(self, node: exp.Expr, ctes: Mapping[str, _Cte]) -> tuple[exp.Expr, Source]:
         alias, renamed = self._alias(), list(node.alias_column_names)
         if isinstance(node, exp.Subquery):
             if not isinstance(node.this, exp.Query):
@@ -236,19 +213,19 @@ class _Resolver:
             cte = ctes[node.name.casefold()]
             inner, columns = self.query(cte.query, cte.ctes, None, for_expression=False)
             if cte.columns:
-                inner, columns = self._renamed(inner, columns, cte.columns)
+                columns = _renamed(inner, columns, cte.columns)
             name = node.alias or node.name
         elif isinstance(node, exp.Table):
             return self._base(node, alias, renamed)
         else:
             raise InvalidInput(f"a view cannot read {node.key.upper()}: {node.sql(syntax.DIALECT)}")
         if renamed:
-            inner, columns = self._renamed(inner, columns, renamed)
+            columns = _renamed(inner, columns, renamed)
         if len({column.casefold() for column in columns}) < len(columns):
             raise InvalidInput(f"the subquery {name!r} has two columns of one name: {', '.join(columns)}")
-        return syntax.derived(inner, alias), _Source(name, alias, columns, columns)
+        return syntax.derived(inner, alias), Source(name, alias, columns, columns)
 
-    def _base(self, node: exp.Table, alias: str, renamed: Sequence[str]) -> tuple[exp.Expr, _Source]:
+    def _base(self, node: exp.Table, alias: str, renamed: Sequence[str]) -> tuple[exp.Expr, Source]:
         extra = [clause for clause, value in node.args.items() if value and clause not in ("this", "alias")]
         if extra or not isinstance(node.this, exp.Identifier):
             raise InvalidInput(f"a view reads tables of its store by name alone, not {node.sql(syntax.DIALECT)!r}")
@@ -258,27 +235,17 @@ class _Resolver:
         columns = list(table.schema.names)
         self.occurrences[alias] = name
         if not renamed:
-            return syntax.table(name, alias), _Source(node.alias or node.name, alias, columns, table.primary_key)
-        outer = self._alias()
+            return syntax.table(name, alias), Source(node.alias or node.name, alias, columns, table.primary_key)
         inner = syntax.select(syntax.named(syntax.column(alias, column), column) for column in columns)
         syntax.put_from(inner, syntax.table(name, alias))
-        query, columns = self._renamed(inner, columns, renamed)
-        return syntax.derived(query, outer), _Source(node.alias or node.name, outer, columns, columns)
-
-    def _renamed(self, query: exp.Query, columns: Sequence[str], names: Sequence[str]) -> tuple[exp.Query, list[str]]:
-        if len(columns) != len(names):
-            raise InvalidInput(f"{len(names)} column names are given to a query with {len(columns)} columns")
-        alias = self._alias()
-        pairs = zip(columns, names, strict=True)
-        wrapper = syntax.select(syntax.named(syntax.column(alias, column), name) for column, name in pairs)
-        syntax.put_from(wrapper, syntax.derived(query, alias))
-        return wrapper, list(names)
+        outer, columns = self._alias(), _renamed(inner, columns, renamed)
+        return syntax.derived(inner, outer), Source(node.alias or node.name, outer, columns, columns)
 
     def _semi_join(
-        self, join: exp.Join, kind: str, right: exp.Expr, source: _Source, ctes: Mapping[str, _Cte], scope: _Scope
+        self, join: exp.Join, kind: str, right: exp.Expr, source: Source, ctes: Mapping[str, _Cte], scope: Scope
     ) -> exp.Expr:
-        inner = _Scope(scope.outer, list(scope.sources), dict(scope.merged))
-        on = self._joined(join, kind, source, ctes, inner)
+        on = self._joined(join, kind, source, ctes, scope.copy())
+        scope.put_first([identifier.name for identifier in join.args.get("using") or []])
         query = syntax.select([syntax.named(exp.Literal.number(1), "c1")])
         syntax.put_from(query, right)
         if on is not None:
@@ -287,65 +254,38 @@ class _Resolver:
         return exists if kind == "SEMI" else exp.Not(this=exists)
 
     def _joined(
-        self, join: exp.Join, kind: str, source: _Source, ctes: Mapping[str, _Cte], scope: _Scope
+        self, join: exp.Join, kind: str, source: Source, ctes: Mapping[str, _Cte], scope: Scope
     ) -> exp.Expr | None:
         """Add the right source of a join to the scope; return the condition of ON or USING."""
-        if not join.args.get("using"):
-            scope.sources.append(source)
-            return self._expression(join.args["on"], ctes, scope) if join.args.get("on") else None
-        parts: list[exp.Expr] = []
-        merged: dict[str, exp.Expr] = {}
-        for identifier in join.args["using"]:
-            name = identifier.name
-            left = self._unqualified(name, scope)
-            right = _column_of(source, name)
-            if left is None or right is None:
-                raise InvalidInput(f"USING ({name}): both sides of the join must have the column{self._past(name)}")
-            parts.append(exp.EQ(this=left.copy(), expression=right.copy()))
-            both = exp.Coalesce(this=left.copy(), expressions=[right.copy()])
-            merged[name.casefold()] = {"RIGHT": right, "FULL": both}.get(kind, left)
-        scope.sources.append(source)
-        scope.merged.update(merged)
-        return exp.and_(*parts, copy=False)
+        names = [identifier.name for identifier in join.args.get("using") or []]
+        if names:
+            return exp.and_(*scope.merge(source, names, kind, self._past), copy=False)
+        scope.add(source)
+        return self._expression(join.args["on"], ctes, scope) if join.args.get("on") else None
 
     # names
 
-    def _unqualified(self, name: str, scope: _Scope) -> exp.Expr | None:
-        if name.casefold() in scope.merged:
-            return scope.merged[name.casefold()].copy()
-        matches = [match for source in scope.sources if (match := _column_of(source, name)) is not None]
-        if len(matches) > 1:
-            raise InvalidInput(f"the column {name!r} is ambiguous: write the table's name before it")
-        return matches[0] if matches else None
-
-    def _column(self, node: exp.Column, scope: _Scope | None) -> exp.Expr | None:
+    def _column(self, node: exp.Column, scope: Scope, outputs: Mapping[str, exp.Expr]) -> exp.Expr | None:
+        """Return what a column means: one of FROM, else an output, else a column of a block around."""
         if node.args.get("db"):
             raise InvalidInput(f"a view cannot read {node.sql(syntax.DIALECT)}, which is no column: {ADVICE['DOT']}")
         if isinstance(node.this, exp.Star):
             raise InvalidInput(f"a view cannot read {node.sql(syntax.DIALECT)!r} here")
-        while scope is not None:
-            if not node.table:
-                match = self._unqualified(node.name, scope)
-                if match is not None:
-                    return match
-            else:
-                sources = [source for source in scope.sources if source.name.casefold() == node.table.casefold()]
-                if len(sources) > 1:
-                    raise InvalidInput(f"the table name {node.table!r} is ambiguous: give each occurrence an alias")
-                match = _column_of(sources[0], node.name) if sources else None
-                if match is not None:
-                    return match
-                if sources:
-                    break
-            scope = scope.outer
-        return None
+        if node.table:
+            is_source, match = scope.find_in(node.table, node.name)
+        else:
+            found = scope.find(node.name)
+            is_source, match = False, found.value if found else outputs.get(node.name.casefold())
+        if match is not None or is_source or scope.outer is None:
+            return match
+        return self._column(node, scope.outer, {})
 
     def _expression(
         self,
         node: exp.Expr,
         ctes: Mapping[str, _Cte],
-        scope: _Scope,
-        outputs: Mapping[str, exp.Expr] | None = None,
+        scope: Scope,
+        outputs: Mapping[str, exp.Expr] = NO_OUTPUTS,
     ) -> exp.Expr:
         """Return a scalar expression with its columns resolved. outputs: by name, for those that no source has."""
 
@@ -354,14 +294,12 @@ class _Resolver:
                 inner, _ = self.query(current, ctes, scope, for_expression=True)
                 return exp.Subquery(this=inner) if isinstance(current, exp.Subquery) else inner
             if isinstance(current, exp.Column):
-                match = self._column(current, scope)
-                if match is None and not current.table and outputs:
-                    match = outputs.get(current.name.casefold())
+                match = self._column(current, scope, outputs)
                 if match is None:
                     text = current.sql(syntax.DIALECT)
-                    if current.table and self._unqualified(current.table, scope) is not None:
+                    if current.table and scope.find(current.table) is not None:
                         raise InvalidInput(f"a view cannot read {text}, a field of a struct: {ADVICE['DOT']}")
-                    hint = self._past(current.name) or hint_for_column(current, _sources_in(scope))
+                    hint = self._past(current.name) or hint_for_column(current, sources_in(scope))
                     raise InvalidInput(f"the query reads the column {text}, which is unknown{hint}")
                 return keep_text(match.copy(), current)
             for name, value in list(current.args.items()):
@@ -377,7 +315,7 @@ class _Resolver:
         self,
         node: exp.Expr,
         ctes: Mapping[str, _Cte],
-        scope: _Scope,
+        scope: Scope,
         outputs: Mapping[str, exp.Expr],
         keys: Sequence[exp.Expr] = (),
     ) -> exp.Expr:
@@ -403,23 +341,27 @@ class _Resolver:
     # SELECT, GROUP BY, ORDER BY
 
     def _outputs(
-        self, query: exp.Select, ctes: Mapping[str, _Cte], scope: _Scope, for_expression: bool
+        self, query: exp.Select, ctes: Mapping[str, _Cte], scope: Scope, for_expression: bool
     ) -> list[exp.Expr]:
         windows = {window.name.casefold(): window for window in query.args.get("windows") or []}
         outputs: list[exp.Expr] = []
+        earlier: set[str] = set()
         for node in query.expressions:
             if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and isinstance(node.this, exp.Star)):
-                outputs += _expand_star(node, scope)
+                outputs += scope.star(node)
                 continue
             inside = node.this if isinstance(node, exp.Alias) else node
             name = name_of_output(node) or unnamed(len(outputs))
             inside = with_window_definitions(inside, windows)
+            refuse_earlier_outputs(inside, earlier, scope)
+            if isinstance(node, exp.Alias):
+                earlier.add(name.casefold())
             outputs.append(syntax.named(self._expression(inside, ctes, scope), name))
         if for_expression:
             return [syntax.named(output.this, f"c{number + 1}") for number, output in enumerate(outputs)]
         return outputs
 
-    def _group(self, query: exp.Select, normal: exp.Select, ctes: Mapping[str, _Cte], scope: _Scope) -> None:
+    def _group(self, query: exp.Select, normal: exp.Select, ctes: Mapping[str, _Cte], scope: Scope) -> None:
         outputs = {output.alias.casefold(): output.this for output in reversed(normal.expressions)}
         group = query.args.get("group")
         if group is not None:
@@ -431,13 +373,14 @@ class _Resolver:
             else:
                 resolved = without_ordinals(with_totals_inside(group), query)
                 resolved = self._expression(resolved, ctes, scope, outputs)
-            normal.set("group", resolved)
+            if not group.args.get("all") or resolved.expressions:  # else it is one group, also of no rows
+                normal.set("group", with_constants(resolved))
         if query.args.get("having"):
             keys = grouping_keys(normal.args.get("group"))
             having = self._with_outputs(query.args["having"].this, ctes, scope, outputs, keys)
             normal.set("having", exp.Having(this=having))
 
-    def _order(self, query: exp.Select, normal: exp.Select, ctes: Mapping[str, _Cte], scope: _Scope) -> None:
+    def _order(self, query: exp.Select, normal: exp.Select, ctes: Mapping[str, _Cte], scope: Scope) -> None:
         """Keep ORDER BY, LIMIT and OFFSET of a limited block. ORDER BY alone says nothing about a view's rows."""
         if not syntax.is_limited(query):
             return
@@ -451,7 +394,7 @@ class _Resolver:
                 normal.set(clause, node.copy())
         outputs = {output.alias.casefold(): output.this for output in reversed(normal.expressions)}
         terms = []
-        for ordered in query.args["order"].expressions:
+        for ordered in all_outputs_in_order(query.args["order"], len(normal.expressions)):
             term, inside = ordered.copy(), ordered.this
             if isinstance(inside, exp.Literal) and inside.is_int:
                 term.set("this", exp.Literal.number(inside.name))
@@ -468,37 +411,21 @@ def _with_ctes(query: exp.Expr, ctes: Mapping[str, _Cte]) -> Mapping[str, _Cte]:
     clause = query.args.get("with_")
     if clause is None:
         return ctes
-    known = dict(ctes)
+    known, own = dict(ctes), set[str]()
     for cte in clause.expressions:
         if not isinstance(cte.this, exp.Query):
             raise InvalidInput(f"a view's WITH takes queries, not {cte.this.key.upper()}")
         renamed = [column.name for column in cte.args["alias"].columns]
+        if cte.alias.casefold() in own:
+            raise InvalidInput(f"WITH has two queries of one name, {cte.alias}: give one of them another name")
+        own.add(cte.alias.casefold())
         known[cte.alias.casefold()] = _Cte(cte.this, renamed, dict(known))
     return known
 
 
-def _column_of(source: _Source, name: str) -> exp.Column | None:
-    match = source.by_lower_case.get(name.casefold())
-    return None if match is None else syntax.column(source.alias, match)
-
-
-def _expand_star(node: exp.Expr, scope: _Scope) -> list[exp.Expr]:
-    star = node if isinstance(node, exp.Star) else node.this
-    extra = [clause for clause, value in star.args.items() if value and clause != "except_"]
-    if extra:
-        raise InvalidInput(f"a view cannot have {star.sql(syntax.DIALECT)}")
-    left_out = {column.name.casefold() for column in star.args.get("except_") or []}
-    sources, merged = scope.sources, scope.merged
-    if isinstance(node, exp.Column):
-        sources = [source for source in scope.sources if source.name.casefold() == node.table.casefold()]
-        merged = {}
-        if len(sources) != 1:
-            raise InvalidInput(f"{node.sql(syntax.DIALECT)} names no source of its block")
-    outputs = []
-    for name, expression in merged.items():
-        spelled = next(c for source in sources for c in source.columns if c.casefold() == name)
-        outputs.append(syntax.named(expression, spelled))
-    for source in sources:
-        names = [name for name in source.columns if name.casefold() not in merged]
-        outputs += [syntax.named(syntax.column(source.alias, name), name) for name in names]
-    return [output for output in outputs if output.alias.casefold() not in left_out]
+def _renamed(query: exp.Query, columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Give the outputs of a query in normal form other names, by position; return these."""
+    if len(columns) != len(names):
+        raise InvalidInput(f"{len(names)} column names are given to a query with {len(columns)} columns")
+    rename_outputs(query, names)
+    return list(names)

@@ -6,6 +6,7 @@ A query that passes has one answer for its tables' rows, on each run and on each
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import sqlglot
 from sqlglot import exp
@@ -51,6 +52,42 @@ _BY_ORDER = (
 """Aggregates whose value the order of the rows decides, some of them among equal rows alone."""
 
 
+_TYPES = (
+    *(exp.DType.BOOLEAN, exp.DType.TINYINT, exp.DType.SMALLINT, exp.DType.INT, exp.DType.BIGINT, exp.DType.FLOAT),
+    *(exp.DType.DOUBLE, exp.DType.DECIMAL, exp.DType.TEXT, exp.DType.BINARY, exp.DType.DATE, exp.DType.TIMESTAMP),
+    *(exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ, exp.DType.NULL, exp.DType.INTERVAL),
+    *(exp.DType.ARRAY, exp.DType.MAP, exp.DType.STRUCT, exp.DType.VARIANT),
+)
+_QUERY = ("this", "with_", "order", "limit", "offset")
+_PARTS: Mapping[type[exp.Expr], tuple[str, ...]] = {
+    **dict.fromkeys(
+        (exp.Union, exp.Except, exp.Intersect), (*_QUERY, "expression", "distinct", "by_name", "side", "on")
+    ),
+    exp.Subquery: (*_QUERY, "alias"),
+    exp.Table: ("this", "alias", "db", "catalog"),
+    exp.With: ("expressions", "recursive"),
+    exp.CTE: ("this", "alias"),
+    exp.Join: ("this", "on", "using", "side", "kind", "method", "match_condition"),
+    exp.Order: ("expressions",),
+    exp.Ordered: ("this", "desc", "nulls_first"),
+    exp.Limit: ("expression",),
+    exp.Offset: ("expression",),
+    exp.Window: ("this", "partition_by", "order", "spec", "alias", "over"),
+    exp.WindowSpec: ("kind", "start", "start_side", "end", "end_side"),
+    exp.DataType: ("this", "expressions", "nested"),
+    exp.Between: ("this", "low", "high"),
+    exp.In: ("this", "expressions", "query"),
+    exp.Cast: ("this", "to", "safe"),
+    exp.TryCast: ("this", "to", "safe", "requires_string"),
+    exp.Trim: ("this", "expression", "position"),
+    exp.CountIf: ("this",),
+    **dict.fromkeys((exp.Max, exp.Min), ("this",)),
+    exp.NthValue: ("this", "offset"),
+    exp.RegexpLike: ("this", "expression"),
+}
+"""Parts of clauses and functions that the normal form keeps, for those that can have others."""
+
+
 def parse(sql: str) -> exp.Query:
     """Parse a query in Spark's dialect. Raises InvalidInput, with the name of the clause that a view cannot have."""
     try:
@@ -68,9 +105,18 @@ def parse(sql: str) -> exp.Query:
     if statements[0].find(exp.Placeholder, exp.Parameter):
         raise InvalidInput("the query has a parameter or a template ({{ … }}): a view has values and names of tables")
     note_texts(statements[0], sql)
-    for node in statements[0].walk():
+    for node in list(statements[0].walk()):
         _require_allowed(node)
+        _complete(node)
     return statements[0]
+
+
+def _complete(node: exp.Expr) -> None:
+    """Write out what Spark adds to a text by itself: adjacent texts are one, and DECIMAL has 10 digits."""
+    if isinstance(node, exp.Concat) and "start" not in node.meta and all(part.is_string for part in node.expressions):
+        node.replace(exp.Literal.string("".join(part.name for part in node.expressions)))
+    elif isinstance(node, exp.DataType) and node.this == exp.DType.DECIMAL and not node.expressions:
+        node.set("expressions", [exp.DataTypeParam(this=exp.Literal.number(number)) for number in (10, 0)])
 
 
 def _place_of(error: SqlglotError) -> str:
@@ -96,6 +142,7 @@ def _require_allowed(node: exp.Expr) -> None:
             raise InvalidInput(f"a view cannot have {text}: its value is another one at each run{advice}")
         reason = "its value can depend on the order of rows" if isinstance(node, _BY_ORDER) else ""
         raise InvalidInput(refusal(text, name, reason))
+    _require_known_parts(node)
     if isinstance(node, exp.Table) and not isinstance(node.this, exp.Identifier):
         raise InvalidInput(f"a view reads tables of its store by name, not {node.sql(syntax.DIALECT)}")
     if isinstance(node, exp.With) and node.args.get("recursive"):
@@ -112,3 +159,22 @@ def _require_allowed(node: exp.Expr) -> None:
             around = around.parent
         if not isinstance(around, exp.Window):
             raise InvalidInput(f"a view cannot have {node.sql(syntax.DIALECT)} without OVER")
+
+
+def _require_known_parts(node: exp.Expr) -> None:
+    """Refuse a part of a clause, function or type that the normal form would drop."""
+    known = _PARTS.get(type(node), tuple(node.args))
+    others = [part for part, value in node.args.items() if value and part not in known and not _is_refused(value)]
+    if others and others[0] == "joins":
+        raise InvalidInput(f"a view cannot join in parentheses: {written(node)}; write the joins one after the other")
+    if others:
+        name = clause_name(others[0])
+        raise InvalidInput(refusal(f"{name} in {written(node)}", name))
+    if isinstance(node, exp.DataType) and node.this not in _TYPES:
+        raise InvalidInput(f"a view cannot have the type {node.this.value}: keep it as a text or a number")
+
+
+def _is_refused(part: object) -> bool:
+    """Return True for a clause that is refused by its own name."""
+    first = part[0] if isinstance(part, list) else part
+    return isinstance(first, exp.Expr) and type(first) not in ALLOWED

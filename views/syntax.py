@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sqlglot import exp
 
-DIALECT = "spark"
+from .spark_dialect import SparkText
+
+DIALECT = SparkText
 """Dialect of the text of views, on each engine."""
 
 

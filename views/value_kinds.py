@@ -47,7 +47,7 @@ class ValueKinds:
         if isinstance(node, exp.Null):
             return "null"
         if isinstance(node, exp.Literal):
-            return "text" if node.is_string else "integer" if node.is_int else "decimal"
+            return kind_of_literal(node)
         if isinstance(node, exp.Cast):
             return kind_of_type(node.to)
         if isinstance(node, exp.Query):
@@ -55,7 +55,7 @@ class ValueKinds:
             return self._of_output(inner, output_names(inner)[0])
         fixed = (
             *(("integer", _INTEGERS), ("float", _FLOATS), ("text", _TEXTS), ("boolean", _TESTS)),
-            *(("timestamp", exp.TimestampTrunc), ("date", exp.TsOrDsAdd)),
+            *(("timestamp", exp.TimestampTrunc), ("date", (exp.TsOrDsAdd, exp.DateTrunc))),
         )
         for kind, types in fixed:
             if isinstance(node, types):
@@ -128,6 +128,17 @@ class ValueKinds:
             sides = [syntax.unwrapped(query.this), syntax.unwrapped(query.expression)]
             return self._common([self._of_output(side, name) for side in sides])
         return self.of(next(output.this for output in query.expressions if output.alias == name))
+
+
+def kind_of_literal(literal: exp.Literal) -> str:
+    """Return the kind of a text or of a number without a suffix."""
+    if literal.is_string:
+        return "text"
+    if "e" in literal.name.lower():
+        return "float"
+    return (
+        "integer" if literal.is_int and int(literal.name) < 2**63 + isinstance(literal.parent, exp.Neg) else "decimal"
+    )
 
 
 def _kind_of_arrow(kind: pa.DataType) -> str | None:

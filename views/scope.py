@@ -1,0 +1,126 @@
+"""Names that the expressions of a block can use: sources, columns of FROM in their order, and those merged by USING."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from epochlog.errors import InvalidInput
+
+from . import syntax
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Source of a block: its name in the text, its alias in the normal form, its columns, and those of its key."""
+
+    name: str
+    alias: str
+    columns: Sequence[str]
+    key: Sequence[str]
+
+    def column(self, name: str) -> exp.Column | None:
+        matches = [column for column in self.columns if column.casefold() == name.casefold()]
+        return syntax.column(self.alias, matches[0]) if matches else None
+
+
+@dataclass(frozen=True, slots=True)
+class FromColumn:
+    """Column of FROM: its name, its value, and the name of its source; none for a value of several sources."""
+
+    name: str
+    value: exp.Expr
+    source: str = ""
+
+    def is_named(self, name: str) -> bool:
+        return self.name.casefold() == name.casefold()
+
+
+@dataclass(slots=True)
+class Scope:
+    """Names of a block. columns: those that `*` gives. hidden: columns of USING that only their source's name gives."""
+
+    outer: Scope | None
+    sources: list[Source] = field(default_factory=list)
+    columns: list[FromColumn] = field(default_factory=list)
+    hidden: list[FromColumn] = field(default_factory=list)
+
+    def copy(self) -> Scope:
+        return Scope(self.outer, list(self.sources), list(self.columns), list(self.hidden))
+
+    def add(self, source: Source) -> None:
+        """Add a source, whose columns come behind the others."""
+        self.sources.append(source)
+        self.columns += _columns_of(source)
+
+    def merge(self, source: Source, names: Sequence[str], kind: str, past: Callable[[str], str]) -> list[exp.Expr]:
+        """Add a source that is joined with USING; return the conditions of the join.
+
+        The merged columns come first, then the others of the left side, then those of the source. past: tells of a
+        column that a table had.
+        """
+        merged: list[FromColumn] = []
+        pairs: list[tuple[FromColumn, FromColumn]] = []
+        right = _columns_of(source)
+        for name in names:
+            left_column, right_column = self.find(name), next((c for c in right if c.is_named(name)), None)
+            if left_column is None or right_column is None:
+                raise InvalidInput(f"USING ({name}): both sides of the join must have the column{past(name)}")
+            pairs.append((left_column, right_column))
+            both = exp.Coalesce(this=left_column.value.copy(), expressions=[right_column.value.copy()])
+            chosen = {"RIGHT": right_column, "FULL": FromColumn(left_column.name, both)}
+            merged.append(chosen.get(kind, left_column))
+        lost = [column for pair in pairs for column in pair if column not in merged]
+        self.hidden = [column for column in lost if column.source] + self.hidden
+        used = [column for pair in pairs for column in pair]
+        self.columns = merged + [column for column in [*self.columns, *right] if column not in used]
+        self.sources.append(source)
+        return [exp.EQ(this=left.value.copy(), expression=right.value.copy()) for left, right in pairs]
+
+    def put_first(self, names: Sequence[str]) -> None:
+        """Put the columns of a SEMI or ANTI join's USING before the others."""
+        first = [column for name in names if (column := self.find(name)) is not None]
+        self.columns = first + [column for column in self.columns if column not in first]
+
+    def find(self, name: str) -> FromColumn | None:
+        """Return the column of this name. Raises InvalidInput for a name that several columns have."""
+        matches = [column for column in self.columns if column.is_named(name)]
+        if len(matches) > 1:
+            raise InvalidInput(f"the column {name!r} is ambiguous: write the table's name before it")
+        return matches[0] if matches else None
+
+    def find_in(self, table: str, name: str) -> tuple[bool, exp.Expr | None]:
+        """Return True if a source has the name `table`, and its column; None if it has no such column."""
+        sources = [source for source in self.sources if source.name.casefold() == table.casefold()]
+        if len(sources) > 1:
+            raise InvalidInput(f"the table name {table!r} is ambiguous: give each occurrence an alias")
+        return bool(sources), sources[0].column(name) if sources else None
+
+    def star(self, node: exp.Expr) -> list[exp.Expr]:
+        """Return the outputs that `*` or `table.*` stands for, in Spark's order."""
+        star = node if isinstance(node, exp.Star) else node.this
+        extra = [clause for clause, value in star.args.items() if value and clause != "except_"]
+        if extra:
+            raise InvalidInput(f"a view cannot have {star.sql(syntax.DIALECT)}")
+        columns = self.columns
+        if isinstance(node, exp.Column):
+            if not self.find_in(node.table, "")[0]:
+                raise InvalidInput(f"{node.sql(syntax.DIALECT)} names no source of its block")
+            columns = [c for c in [*self.hidden, *self.columns] if c.source.casefold() == node.table.casefold()]
+        left_out = {column.name.casefold() for column in star.args.get("except_") or []}
+        unknown = left_out - {column.name.casefold() for column in columns}
+        if unknown:
+            raise InvalidInput(f"{node.sql(syntax.DIALECT)}: there is no column {min(unknown)}")
+        return [syntax.named(c.value, c.name) for c in columns if c.name.casefold() not in left_out]
+
+
+def sources_in(scope: Scope) -> dict[str, Sequence[str]]:
+    """Return the columns that can be read in a scope, by the names of its sources; an inner name hides an outer one."""
+    outer = {} if scope.outer is None else sources_in(scope.outer)
+    return {**outer, **{source.name: source.columns for source in scope.sources}}
+
+
+def _columns_of(source: Source) -> list[FromColumn]:
+    return [FromColumn(name, syntax.column(source.alias, name), source.name) for name in source.columns]
