@@ -23,7 +23,7 @@ def with_window_definitions(node: exp.Expr, windows: Mapping[str, exp.Expr]) -> 
         if name is None:
             continue
         if any(window.args.get(clause) for clause in _OF_WINDOWS):
-            raise InvalidInput(f"a view cannot have {window.sql(syntax.DIALECT)}: write all of the window in OVER (…)")
+            raise InvalidInput(f"a view cannot have {window.sql(syntax.DIALECT)}: write all of it in OVER (…)")
         if name.name.casefold() not in windows:
             raise InvalidInput(f"the window {name.name!r} is not defined")
         definition = windows[name.name.casefold()]

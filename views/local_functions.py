@@ -350,7 +350,7 @@ def _is_empty(entry: exp.Expr) -> bool:
 
 
 def _is_nonzero(divisor: exp.Expr) -> bool:
-    while isinstance(divisor, exp.Paren | exp.Cast):
+    while isinstance(divisor, exp.Paren | exp.Cast | exp.Neg):
         divisor = divisor.this
     if isinstance(divisor, exp.Literal):
         return not divisor.is_string and float(divisor.name) != 0

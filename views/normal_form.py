@@ -149,9 +149,8 @@ class _Resolver:
     ) -> tuple[exp.Query, list[str]]:
         scope, normal = Scope(outer), exp.Select()
         semi_joins = self._from(query, normal, ctes, scope)
-        outputs = self._outputs(query, ctes, scope, for_expression)
-        normal.set("expressions", outputs)
-        names = [output.alias for output in outputs]
+        normal.set("expressions", self._outputs(query, ctes, scope))
+        names = [output.alias for output in normal.expressions]
         if query.args.get("distinct"):
             if query.args["distinct"].args.get("on"):
                 raise InvalidInput("a view cannot have DISTINCT ON: number the rows with ROW_NUMBER and take the first")
@@ -162,6 +161,9 @@ class _Resolver:
             normal.set("where", exp.Where(this=exp.and_(*(exp.paren(part) for part in conditions), copy=False)))
         self._group(query, normal, ctes, scope)
         self._order(query, normal, ctes, scope)
+        if for_expression:
+            names = [f"c{number + 1}" for number in range(len(names))]
+            rename_outputs(normal, names)
         refuse_misplaced(normal)
         break_ties(normal, [(source.alias, source.key) for source in scope.sources])
         inner_where_nulls_are_rejected(normal)
@@ -340,9 +342,7 @@ class _Resolver:
 
     # SELECT, GROUP BY, ORDER BY
 
-    def _outputs(
-        self, query: exp.Select, ctes: Mapping[str, _Cte], scope: Scope, for_expression: bool
-    ) -> list[exp.Expr]:
+    def _outputs(self, query: exp.Select, ctes: Mapping[str, _Cte], scope: Scope) -> list[exp.Expr]:
         windows = {window.name.casefold(): window for window in query.args.get("windows") or []}
         outputs: list[exp.Expr] = []
         earlier: set[str] = set()
@@ -357,8 +357,6 @@ class _Resolver:
             if isinstance(node, exp.Alias):
                 earlier.add(name.casefold())
             outputs.append(syntax.named(self._expression(inside, ctes, scope), name))
-        if for_expression:
-            return [syntax.named(output.this, f"c{number + 1}") for number, output in enumerate(outputs)]
         return outputs
 
     def _group(self, query: exp.Select, normal: exp.Select, ctes: Mapping[str, _Cte], scope: Scope) -> None:
