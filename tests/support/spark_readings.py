@@ -102,6 +102,10 @@ def kind(type_: pa.DataType) -> str:
     return names.get(str(type_), str(type_).partition("[")[0].removesuffix("32"))
 
 
+def columns_of(rows: pa.Table) -> str:
+    return ", ".join(f"{field.name} {kind(field.type)}" for field in rows.schema)
+
+
 def in_order(rows: pa.Table) -> list[list[Any]]:
     """Return rows in an order that does not depend on the engine."""
     columns = [column.to_pylist() for column in rows.columns]

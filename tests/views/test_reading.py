@@ -28,6 +28,7 @@ from spark_readings import (
     TEXT_ANSWERS,
     TEXTS,
     as_query,
+    columns_of,
     in_order,
     kind,
     with_comment,
@@ -54,10 +55,6 @@ def answer(tables: DuckDB, sql: str) -> pa.Table:
     plan = plan_of(sql)
     schema = local_engine.output_schema(plan, SCHEMAS, plan.primary_key)
     return local_engine._run(tables, plan.query()).cast(schema)
-
-
-def columns_of(rows: pa.Table) -> str:
-    return ", ".join(f"{field.name} {kind(field.type)}" for field in rows.schema)
 
 
 # literals, comments, numbers
