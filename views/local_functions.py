@@ -72,12 +72,22 @@ def _reason(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return how to write the node so that the engines agree; None if they do."""
     if isinstance(node, exp.Literal) and not node.is_string and math.isinf(float(node.name)):
         return "the number is too large"
-    if isinstance(node, exp.Lag | exp.Lead) and node.args.get("offset") and not node.args["offset"].is_int:
-        return "its distance must be a number"
+    if isinstance(node, exp.Lag | exp.Lead):
+        return _reason_of_neighbour(node, kinds)
     if not _is_known(node):
         return ADVICE.get(name_of(node), _NO_EQUIVALENT)
     reasons = (check(node, kinds) for types, check in _CHECKS if isinstance(node, types))
     return next((reason for reason in reasons if reason is not None), None)
+
+
+def _reason_of_neighbour(node: exp.Lag | exp.Lead, kinds: ValueKinds) -> str | None:
+    if node.args.get("offset") and not node.args["offset"].is_int:
+        return "its distance must be a number"
+    kind, default = kinds.of(node.this), node.args.get("default")
+    known = (kind, "null", "integer") if kind in ("float", "decimal") else (kind, "null")
+    if default is None or kinds.of(default) in known:
+        return None
+    return "its default must have the type of its value"
 
 
 def _reason_of_division(node: exp.Expr, kinds: ValueKinds) -> str | None:

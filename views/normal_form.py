@@ -36,7 +36,7 @@ from .clauses import (
 )
 from .column_history import change_of
 from .null_rejection import inner_where_nulls_are_rejected
-from .scope import Scope, Source, sources_in
+from .scope import FromSource, Scope, sources_in
 from .tie_breaks import break_ties
 
 NO_OUTPUTS: Mapping[str, exp.Expr] = MappingProxyType({})
@@ -202,7 +202,7 @@ class _Resolver:
             normal.append("joins", exp.Join(this=right, on=on, **sided, **crossed))
         return conditions
 
-    def _source(self, node: exp.Expr, ctes: Mapping[str, _Cte]) -> tuple[exp.Expr, Source]:
+    def _source(self, node: exp.Expr, ctes: Mapping[str, _Cte]) -> tuple[exp.Expr, FromSource]:
         alias, renamed = self._alias(), list(node.alias_column_names)
         if isinstance(node, exp.Subquery):
             if not isinstance(node.this, exp.Query):
@@ -225,9 +225,9 @@ class _Resolver:
             columns = _renamed(inner, columns, renamed)
         if len({column.casefold() for column in columns}) < len(columns):
             raise InvalidInput(f"the subquery {name!r} has two columns of one name: {', '.join(columns)}")
-        return syntax.derived(inner, alias), Source(name, alias, columns, columns)
+        return syntax.derived(inner, alias), FromSource(name, alias, columns, columns)
 
-    def _base(self, node: exp.Table, alias: str, renamed: Sequence[str]) -> tuple[exp.Expr, Source]:
+    def _base(self, node: exp.Table, alias: str, renamed: Sequence[str]) -> tuple[exp.Expr, FromSource]:
         extra = [clause for clause, value in node.args.items() if value and clause not in ("this", "alias")]
         if extra or not isinstance(node.this, exp.Identifier):
             raise InvalidInput(f"a view reads tables of its store by name alone, not {node.sql(syntax.DIALECT)!r}")
@@ -237,14 +237,14 @@ class _Resolver:
         columns = list(table.schema.names)
         self.occurrences[alias] = name
         if not renamed:
-            return syntax.table(name, alias), Source(node.alias or node.name, alias, columns, table.primary_key)
+            return syntax.table(name, alias), FromSource(node.alias or node.name, alias, columns, table.primary_key)
         inner = syntax.select(syntax.named(syntax.column(alias, column), column) for column in columns)
         syntax.put_from(inner, syntax.table(name, alias))
         outer, columns = self._alias(), _renamed(inner, columns, renamed)
-        return syntax.derived(inner, outer), Source(node.alias or node.name, outer, columns, columns)
+        return syntax.derived(inner, outer), FromSource(node.alias or node.name, outer, columns, columns)
 
     def _semi_join(
-        self, join: exp.Join, kind: str, right: exp.Expr, source: Source, ctes: Mapping[str, _Cte], scope: Scope
+        self, join: exp.Join, kind: str, right: exp.Expr, source: FromSource, ctes: Mapping[str, _Cte], scope: Scope
     ) -> exp.Expr:
         on = self._joined(join, kind, source, ctes, scope.copy())
         scope.put_first([identifier.name for identifier in join.args.get("using") or []])
@@ -256,7 +256,7 @@ class _Resolver:
         return exists if kind == "SEMI" else exp.Not(this=exists)
 
     def _joined(
-        self, join: exp.Join, kind: str, source: Source, ctes: Mapping[str, _Cte], scope: Scope
+        self, join: exp.Join, kind: str, source: FromSource, ctes: Mapping[str, _Cte], scope: Scope
     ) -> exp.Expr | None:
         """Add the right source of a join to the scope; return the condition of ON or USING."""
         names = [identifier.name for identifier in join.args.get("using") or []]
@@ -276,8 +276,8 @@ class _Resolver:
         if node.table:
             is_source, match = scope.find_in(node.table, node.name)
         else:
-            found = scope.find(node.name)
-            is_source, match = False, found.value if found else outputs.get(node.name.casefold())
+            column = scope.find(node.name)
+            is_source, match = False, column.value if column else outputs.get(node.name.casefold())
         if match is not None or is_source or scope.outer is None:
             return match
         return self._column(node, scope.outer, {})

@@ -112,11 +112,13 @@ def parse(sql: str) -> exp.Query:
 
 
 def _complete(node: exp.Expr) -> None:
-    """Write out what Spark adds to a text by itself: adjacent texts are one, and DECIMAL has 10 digits."""
+    """Write out what Spark adds to a text by itself: adjacent texts are one, DECIMAL has digits, TIMESTAMP a zone."""
     if isinstance(node, exp.Concat) and "start" not in node.meta and all(part.is_string for part in node.expressions):
         node.replace(exp.Literal.string("".join(part.name for part in node.expressions)))
     elif isinstance(node, exp.DataType) and node.this == exp.DType.DECIMAL and not node.expressions:
         node.set("expressions", [exp.DataTypeParam(this=exp.Literal.number(number)) for number in (10, 0)])
+    elif isinstance(node, exp.DataType) and node.this == exp.DType.TIMESTAMP:
+        node.set("this", exp.DType.TIMESTAMPTZ)
 
 
 def _place_of(error: SqlglotError) -> str:

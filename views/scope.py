@@ -13,7 +13,7 @@ from . import syntax
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FromSource:
     """Source of a block: its name in the text, its alias in the normal form, its columns, and those of its key."""
 
     name: str
@@ -43,19 +43,19 @@ class Scope:
     """Names of a block. columns: those that `*` gives. hidden: columns of USING that only their source's name gives."""
 
     outer: Scope | None
-    sources: list[Source] = field(default_factory=list)
+    sources: list[FromSource] = field(default_factory=list)
     columns: list[FromColumn] = field(default_factory=list)
     hidden: list[FromColumn] = field(default_factory=list)
 
     def copy(self) -> Scope:
         return Scope(self.outer, list(self.sources), list(self.columns), list(self.hidden))
 
-    def add(self, source: Source) -> None:
+    def add(self, source: FromSource) -> None:
         """Add a source, whose columns come behind the others."""
         self.sources.append(source)
         self.columns += _columns_of(source)
 
-    def merge(self, source: Source, names: Sequence[str], kind: str, past: Callable[[str], str]) -> list[exp.Expr]:
+    def merge(self, source: FromSource, names: Sequence[str], kind: str, past: Callable[[str], str]) -> list[exp.Expr]:
         """Add a source that is joined with USING; return the conditions of the join.
 
         The merged columns come first, then the others of the left side, then those of the source. past: tells of a
@@ -122,5 +122,5 @@ def sources_in(scope: Scope) -> dict[str, Sequence[str]]:
     return {**outer, **{source.name: source.columns for source in scope.sources}}
 
 
-def _columns_of(source: Source) -> list[FromColumn]:
+def _columns_of(source: FromSource) -> list[FromColumn]:
     return [FromColumn(name, syntax.column(source.alias, name), source.name) for name in source.columns]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +53,8 @@ def session(spark: SparkSession) -> SparkSession:
 
 def read(session: SparkSession, text: str) -> tuple[str | None, str | None]:
     """Return the value of a text that Spark reads as one literal, and the expression that it reads."""
-    parser = session._jsparkSession.sessionState().sqlParser()
+    jvm: Any = session._jsparkSession
+    parser = jvm.sessionState().sqlParser()
     try:
         expression = parser.parseExpression(text)
     except Exception:  # each error of the parser is an answer
