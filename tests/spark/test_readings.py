@@ -19,6 +19,8 @@ from spark_readings import (
     EXPRESSIONS,
     QUERIES,
     SCHEMAS,
+    STAR_ANSWERS,
+    STARS,
     TABLES,
     TEXT_ANSWERS,
     TEXTS,
@@ -63,12 +65,13 @@ def read(session: SparkSession, text: str) -> tuple[str | None, str | None]:
     return expression.value().toString() if is_text else None, expression.sql()
 
 
-def test_spark_reads_literals_and_comments_so(session: SparkSession) -> None:
+def test_spark_reads_literals_comments_and_stars_so(session: SparkSession) -> None:
     texts = {text: read(session, text)[0] for text in TEXTS}
     assert {text: value for text, value in texts.items() if value is not None} == TEXT_ANSWERS
     comments = {word: read(session, with_comment(word))[1] for word in COMMENTS}
     read_ones = {word: text for word, text in comments.items() if text is not None and "unresolvedstar" not in text}
     assert read_ones == COMMENT_ANSWERS
+    assert {sql: " ".join(session.sql(sql).columns) for sql in STARS} == STAR_ANSWERS
 
 
 def test_spark_gives_expressions_these_values(session: SparkSession) -> None:

@@ -79,11 +79,25 @@ COMMENTS = [
 ]
 """Comments, and words that are nearly comments: all of up to four of the characters that begin, end or continue one."""
 
+_SOURCES = {"k": "(SELECT v, k FROM c)", "z": "(SELECT v, z FROM c)", "z, k": "(SELECT v, k, z FROM c)"}
+_KINDS = ("", "LEFT ", "RIGHT ", "FULL ")
+STARS = [
+    f"SELECT {star} FROM (SELECT x, k FROM a) a {first}JOIN (SELECT z, k FROM b) b USING (k) "
+    f"{second}JOIN {source} c USING ({names})"
+    for first, second in itertools.product(_KINDS, _KINDS)
+    for names, source in _SOURCES.items()
+    for star in ("*", "a.*", "b.*", "c.*")
+]
+"""Chains of two joins with USING, of each kind and over each choice of columns."""
+
 _LEXEMES = json.loads((Path(__file__).parent / "spark_lexemes.json").read_text("utf-8"))
 TEXT_ANSWERS: dict[str, str] = _LEXEMES["texts"]
 """Values of the literals; those that Spark refuses have none."""
 COMMENT_ANSWERS: dict[str, str] = _LEXEMES["comments"]
 """Expressions that Spark reads in 1, a word, and + 1 on the next line; those that it refuses have none."""
+
+STAR_ANSWERS: dict[str, str] = _LEXEMES["stars"]
+"""Names of the columns that a star gives, in order."""
 
 
 def with_comment(word: str) -> str:

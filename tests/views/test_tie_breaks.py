@@ -60,6 +60,14 @@ CASES: Mapping[str, tuple[str, Sequence[str]]] = {
         ),
         ["id", "a", "v"],
     ),
+    "the last of equal rows": (
+        "SELECT id, a, v, LAST_VALUE(id) OVER (PARTITION BY a ORDER BY v) AS last FROM t",
+        ["id", "a", "v"],
+    ),
+    "the second of a frame": (
+        "SELECT id, a, v, NTH_VALUE(id, 2) OVER (PARTITION BY a ORDER BY v) AS second FROM t",
+        ["id", "a", "v"],
+    ),
     "the row before": ("SELECT id, a, v, LAG(id) OVER (PARTITION BY a ORDER BY v) AS before FROM t", ["id", "a", "v"]),
 }
 """Query of each case, and the columns whose values ties leave as they are."""
