@@ -20,10 +20,15 @@ class FromSource:
     alias: str
     columns: Sequence[str]
     key: Sequence[str]
+    by_lower_case: dict[str, str] = field(init=False)
+    """Columns by their names without case; of several, the first."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_lower_case", {name.casefold(): name for name in reversed(self.columns)})
 
     def column(self, name: str) -> exp.Column | None:
-        matches = [column for column in self.columns if column.casefold() == name.casefold()]
-        return syntax.column(self.alias, matches[0]) if matches else None
+        match = self.by_lower_case.get(name.casefold())
+        return None if match is None else syntax.column(self.alias, match)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,16 @@ class Scope:
     sources: list[FromSource] = field(default_factory=list)
     columns: list[FromColumn] = field(default_factory=list)
     hidden: list[FromColumn] = field(default_factory=list)
+    by_lower_case: dict[str, list[FromColumn]] = field(init=False)
+    """The columns by their names without case."""
+
+    def __post_init__(self) -> None:
+        self._set_columns(self.columns)
+
+    def _set_columns(self, columns: list[FromColumn]) -> None:
+        self.columns, self.by_lower_case = columns, {}
+        for column in columns:
+            self.by_lower_case.setdefault(column.name.casefold(), []).append(column)
 
     def copy(self) -> Scope:
         return Scope(self.outer, list(self.sources), list(self.columns), list(self.hidden))
@@ -53,7 +68,7 @@ class Scope:
     def add(self, source: FromSource) -> None:
         """Add a source, whose columns come behind the others."""
         self.sources.append(source)
-        self.columns += _columns_of(source)
+        self._set_columns([*self.columns, *_columns_of(source)])
 
     def merge(self, source: FromSource, names: Sequence[str], kind: str, past: Callable[[str], str]) -> list[exp.Expr]:
         """Add a source that is joined with USING; return the conditions of the join.
@@ -75,18 +90,18 @@ class Scope:
         lost = [column for pair in pairs for column in pair if column not in merged]
         self.hidden = [column for column in lost if column.source] + self.hidden
         used = [column for pair in pairs for column in pair]
-        self.columns = merged + [column for column in [*self.columns, *right] if column not in used]
+        self._set_columns(merged + [column for column in [*self.columns, *right] if column not in used])
         self.sources.append(source)
         return [exp.EQ(this=left.value.copy(), expression=right.value.copy()) for left, right in pairs]
 
     def put_first(self, names: Sequence[str]) -> None:
         """Put the columns of a SEMI or ANTI join's USING before the others."""
         first = [column for name in names if (column := self.find(name)) is not None]
-        self.columns = first + [column for column in self.columns if column not in first]
+        self._set_columns(first + [column for column in self.columns if column not in first])
 
     def find(self, name: str) -> FromColumn | None:
         """Return the column of this name. Raises InvalidInput for a name that several columns have."""
-        matches = [column for column in self.columns if column.is_named(name)]
+        matches = self.by_lower_case.get(name.casefold(), [])
         if len(matches) > 1:
             raise InvalidInput(f"the column {name!r} is ambiguous: write the table's name before it")
         return matches[0] if matches else None
