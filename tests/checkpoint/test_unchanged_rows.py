@@ -20,6 +20,7 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter
 from lab import KEY, SCHEMA, Lab, keys_of, mirror, table_of
 from log_model import tiny
+from seeds import seeds
 
 Row = tuple[int, int]
 Ops = Sequence[dict[int, Row] | list[int]]
@@ -283,7 +284,7 @@ def test_pieces_of_a_snapshot_are_judged_together(lab: Lab) -> None:
 @pytest.mark.rule("5.14")
 @pytest.mark.medium
 @pytest.mark.parametrize("changelog", ["upsert", "full"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(range(4)))
 def test_random_refreshes_commit_what_differs(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, seed: int, changelog: str
 ) -> None:

@@ -15,6 +15,7 @@ from faults.ledger import Ledger
 from faults.power import Moment, check_all, look, moments, seeded
 from faults.test_kill import kill_at
 from faults.workload import Ticks, resume_changes, run_changes
+from seeds import seeds
 
 pytestmark = pytest.mark.local_only
 
@@ -45,7 +46,7 @@ def go_on(moment: Moment, base: Path, clock: Ticks) -> None:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(SEEDS, 2))
 def test_power_cuts_among_changes_of_tables(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULT_EVOLUTION", str(seed))
     cut(tmp_path, most=8)
@@ -59,7 +60,7 @@ def test_many_power_cuts_among_changes_of_tables(tmp_path: Path, seed: int, monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(SEEDS, 2))
 def test_kills_among_changes_of_tables(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kill at failpoints, each the first, second or third time that it is reached."""
     monkeypatch.setenv("FAULT_EVOLUTION", str(seed))
@@ -69,7 +70,7 @@ def test_kills_among_changes_of_tables(tmp_path: Path, seed: int, monkeypatch: p
             kill_at(children, tmp_path / str(number), f"{name}:{dice.randrange(1, 4)}", "disk", "changes")
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(SEEDS, 2))
 def test_operations_that_are_repeated_have_one_effect(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,8 +25,11 @@ BATCH = 10
 
 
 def batches(seeds: range) -> list[Any]:
+    """Return parts of the seeds; where no number of seeds is asked for, all but the first are for `make long`."""
     parts = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
-    return [pytest.param(part, id=f"seeds-{part[0]}-{part[-1]}") for part in parts]
+    named = [pytest.param(part, id=f"seeds-{part[0]}-{part[-1]}") for part in parts]
+    brief = len(named) if "EPOCHLOG_LAW_SEEDS" in os.environ else 1
+    return [*named[:brief], *(pytest.param(*part.values, id=part.id, marks=pytest.mark.long) for part in named[brief:])]
 
 
 @pytest.mark.rule("2.5")

@@ -12,13 +12,11 @@ import pipeline
 import refresh_cases
 from refresh_cases import ORDERS, Shown
 from refresh_world import CheckedView, RefreshWorld, Story
+from seeds import seeds
 
 pytestmark = pytest.mark.local_only
 
-SEEDS = [
-    0,
-    *(pytest.param(seed, marks=pytest.mark.slow if seed < 3 else pytest.mark.long) for seed in range(1, 6)),
-]
+SEEDS = seeds(range(6))
 ROUNDS = 6
 
 

@@ -12,6 +12,7 @@ from epochlog.checkpoint import CheckpointManager
 from epochlog.testing.simulator.runs import check
 from epochlog.testing.simulator.shapes import KINDS, Violation, draw_plan
 from epochlog.testing.simulator.world import World
+from seeds import seeds
 
 pytestmark = pytest.mark.local_only
 
@@ -27,7 +28,7 @@ def test_a_few_seeds(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(FEW, max(SEEDS, FEW + 1), IN_ONE))
+@pytest.mark.parametrize("first", seeds(range(FEW, max(SEEDS, FEW + 1), IN_ONE), 2))
 def test_many_seeds(first: int) -> None:
     """EPOCHLOG_SIM_SEEDS says how many."""
     for seed in range(first, min(first + IN_ONE, max(SEEDS, FEW + 1))):

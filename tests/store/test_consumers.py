@@ -21,6 +21,7 @@ from epochlog.store.metadata.lookups import find_table
 from epochlog.store.retention.holds import Hold, holds_of, put_holds
 from epochlog.store.session.leases import LEASE_MS
 from lab import Lab, mirror
+from seeds import seeds
 
 HOUR_MS = 3_600_000
 SHORT = el.TableOptions(log_retention=timedelta(0), history_retention=timedelta(0))
@@ -539,7 +540,7 @@ def test_whoever_is_kept_can_read_on_and_whoever_is_not_lets_go(lab: Lab, seed: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 105))
+@pytest.mark.parametrize("seed", seeds(range(100, 105), 2))
 def test_the_same_for_longer(lab: Lab, seed: int) -> None:
     print(f"seed {seed}")
     by_chance(lab, random.Random(seed), 200)

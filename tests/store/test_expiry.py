@@ -23,6 +23,7 @@ from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.types.epoch import EPOCH_ORIGIN_MS
 from lab import Lab
 from law_queries import KEY
+from seeds import seeds
 
 HOUR_MS = 3_600_000
 LATER_MS = HOUR_MS + 1000  # a boundary has passed since
@@ -303,7 +304,7 @@ def test_a_ttl_that_was_altered_meanwhile_is_heeded(tmp_path: Path, after: el.Ta
 
 
 @pytest.mark.rule("1.23")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(range(3)))
 def test_random_histories_expire_what_a_dict_says(lab: Lab, seed: int) -> None:
     histories(lab, seed)
 

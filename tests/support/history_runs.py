@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from epoch_histories import INTERVAL_MS, History, play, random_history
 from epochlog.checkpoint.job.barrier import InputPosition, next_barrier
 from epochlog.store.epochs.view import EpochView
+from seeds import seeds
 
 FIRST_SEED = int(os.environ.get("EPOCHLOG_MODEL_FIRST_SEED", "0"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EPOCHLOG_MODEL_SEEDS", "120")))
@@ -33,13 +35,15 @@ def decide_barrier(history: History, view: EpochView, job: str, after: int, firs
     return None if barrier is None else barrier.curr
 
 
-def batches() -> list[range]:
-    return [SEEDS[at : at + BATCH] for at in range(0, len(SEEDS), BATCH)]
+def batches() -> list[Any]:
+    """Return parts of the seeds; where no number of seeds is asked for, all but the first two are for `make long`."""
+    parts = [SEEDS[at : at + BATCH] for at in range(0, len(SEEDS), BATCH)]
+    return seeds(parts, len(parts) if "EPOCHLOG_MODEL_SEEDS" in os.environ else 2)
 
 
-def runs(seeds: Iterable[int], decide: Decide = by_library) -> Iterator[tuple[int, random.Random, History]]:
+def runs(chosen: Iterable[int], decide: Decide = by_library) -> Iterator[tuple[int, random.Random, History]]:
     """The histories of these seeds, each at several moments."""
-    for seed in seeds:
+    for seed in chosen:
         rng = random.Random(seed)
         for history in play(random_history(rng), rng, decide):
             yield seed, rng, history

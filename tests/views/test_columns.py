@@ -53,8 +53,8 @@ def columns_of_all_queries(plan: ViewPlan) -> dict[str, set[str]]:
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(90), marks=pytest.mark.medium, id="few"),
-        pytest.param(range(90, 400), marks=pytest.mark.long, id="many"),
+        pytest.param(range(30), marks=pytest.mark.medium, id="few"),
+        pytest.param(range(30, 400), marks=pytest.mark.long, id="many"),
     ],
 )
 def test_a_plan_over_the_columns_that_it_reads_is_the_plan_over_all(seeds: range) -> None:
@@ -74,7 +74,7 @@ def test_a_plan_over_the_columns_that_it_reads_is_the_plan_over_all(seeds: range
             assert columns - {IS_NEW} <= set(few[table].schema.names), query.sql
         seen += 1
         narrower += any(len(few[name].schema) < len(SCHEMAS[name].schema) - 2 for name in few)
-    assert seen > 30 and narrower > 15, (seen, narrower)
+    assert seen > len(seeds) // 3 and narrower > len(seeds) // 6, (seen, narrower)
 
 
 @pytest.mark.rule("7.7")

@@ -14,6 +14,7 @@ from sqlglot import exp
 
 from epochlog.views import derivation, opening, restriction, stability, syntax, touched
 from epochlog.views.derivation import ViewPlan
+from seeds import seeds
 from view_cases import CASES
 from view_world import Differs, DuckDBEngine, Outcome, ViewWorld, plan_of_case, play, random_plan
 
@@ -46,7 +47,7 @@ def play_random_queries(seeds: Sequence[int], steps: int, engine: DuckDBEngine) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 300, 50))
+@pytest.mark.parametrize("first", seeds(range(0, 300, 50)))
 def test_random_queries_refresh_to_their_rows(first: int, engine: DuckDBEngine) -> None:
     outcome = play_random_queries(range(first, first + 50), 2, engine)
     assert outcome.incremental > 0.15 * outcome.full, outcome

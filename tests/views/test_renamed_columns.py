@@ -213,13 +213,13 @@ def compare_random_texts(seeds: range) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(60), marks=pytest.mark.medium, id="few"),
-        pytest.param(range(60, 260), marks=pytest.mark.long, id="many"),
+        pytest.param(range(20), marks=pytest.mark.medium, id="few"),
+        pytest.param(range(20, 260), marks=pytest.mark.long, id="many"),
     ],
 )
 def test_random_texts_in_present_names_have_the_rows_of_the_given_ones(seeds: range) -> None:
     seen, wrapped = compare_random_texts(seeds)
-    assert seen > 30 and seen > wrapped, (seen, wrapped)
+    assert seen > len(seeds) // 2 and seen > wrapped, (seen, wrapped)
 
 
 @pytest.mark.planted
