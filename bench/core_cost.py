@@ -142,7 +142,7 @@ def prepared() -> Iterator[Mapping[str, Work]]:
 def measure() -> dict[str, float]:
     """Return the cost of each core operation in units of the yardstick."""
     with prepared() as work:
-        least = {name: min(once() for once in [one] * 2) for name, one in work.items()}  # warms up, too
+        least = {name: min(once(), once()) for name, once in work.items()}  # warms up, too
         for _ in range(ROUNDS):
             least = {name: min(least[name], once()) for name, once in work.items()}
     unit = least.pop("")

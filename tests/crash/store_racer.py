@@ -12,6 +12,9 @@ import epochlog as el
 from crash.committer import SCHEMA, rows_of
 from epochlog.store.env.clock import Deadline
 
+LEAST = 10
+"""Commits of each process, on however slow a machine."""
+
 
 def main(root: str, catalog: str, name: str, seconds: float) -> None:
     store = el.open(root, None if catalog == "-" else catalog, durability="os")
@@ -22,7 +25,7 @@ def main(root: str, catalog: str, name: str, seconds: float) -> None:
     print("ready")
     sys.stdin.readline()
     over, number = Deadline.after(seconds), 0
-    while not over.passed:
+    while number < LEAST or not over.passed:
         epoch = table.upsert(rows_of(int(name) * 1_000_000 + number), txn=(name, number))
         print(f"done {number} {epoch}")
         number += 1

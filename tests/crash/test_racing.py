@@ -19,7 +19,7 @@ from crash.children import TESTS
 from crash.committer import ROWS
 from stores import servers
 
-SECONDS = float(os.environ.get("EPOCHLOG_RACE_SECONDS", "4"))
+SECONDS = float(os.environ.get("EPOCHLOG_RACE_SECONDS", "2"))
 
 
 def racer(stack: ExitStack, root: Path, catalog: str | None, name: int) -> subprocess.Popen[str]:

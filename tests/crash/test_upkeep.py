@@ -15,7 +15,7 @@ import epochlog as el
 from crash.children import child, lines
 from crash.upkeeper import ROWS, SCHEMA
 
-SECONDS = float(os.environ.get("EPOCHLOG_RACE_SECONDS", "4"))
+SECONDS = float(os.environ.get("EPOCHLOG_RACE_SECONDS", "2"))
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 
 

@@ -84,7 +84,7 @@ def main(root: str, role: str, seconds: float, name: str) -> None:
         print("ready")
         sys.stdin.readline()
         rounds, end = 0, time.monotonic() + seconds
-        while time.monotonic() < end:
+        while not rounds or time.monotonic() < end:
             ROLES[role](store, table, rounds, name)
             rounds += 1
         print(f"done {rounds}")

@@ -12,13 +12,15 @@ pytestmark = pytest.mark.local_only
 
 
 @pytest.mark.medium
-def test_a_power_cut_before_any_operation(tmp_path: Path) -> None:
-    cut_everywhere(tmp_path, seeded(), chances=1, most=60)
+@pytest.mark.parametrize("most", [20, pytest.param(40, marks=pytest.mark.long)])
+def test_a_power_cut_before_any_operation(tmp_path: Path, most: int) -> None:
+    cut_everywhere(tmp_path, seeded(), chances=1, most=most)
 
 
 @pytest.mark.slow
-def test_a_power_cut_during_recovery(tmp_path: Path) -> None:
-    cut_twice(tmp_path, seeded(), first=6, second=4)
+@pytest.mark.parametrize("first", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_a_power_cut_during_recovery(tmp_path: Path, first: int) -> None:
+    cut_twice(tmp_path, seeded(), first=first, second=4)
 
 
 @pytest.mark.campaign

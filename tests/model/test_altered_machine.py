@@ -147,5 +147,11 @@ class AlteredMachine(RuleBasedStateMachine):
             assert self.altered.table.to_arrow().to_pylist() == self.altered.moments[newest].read()
 
 
-AlteredMachine.TestCase.settings = settings(max_examples=settings().max_examples // 2)  # each takes seconds
+class LongerAlteredMachine(AlteredMachine):
+    """State machine of more examples: each takes seconds."""
+
+
+AlteredMachine.TestCase.settings = settings(max_examples=settings().max_examples // 8)
+LongerAlteredMachine.TestCase.settings = settings(max_examples=settings().max_examples // 2)
 TestAlteredMachine = pytest.mark.slow(AlteredMachine.TestCase)
+TestLongerAlteredMachine = pytest.mark.long(LongerAlteredMachine.TestCase)

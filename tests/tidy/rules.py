@@ -294,10 +294,18 @@ def parse(path: str, text: str) -> ast.Module:
     return ast.parse(text, filename=path)
 
 
-@lru_cache(maxsize=1)
+@cache
 def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """All of a tree; each rule goes over all of it, and walking is what takes the time."""
-    return tuple(ast.walk(tree))
+    """Return a tree's nodes but for contexts; each rule goes over all of them, and walking is what takes the time."""
+    walked = [tree]
+    for node in walked:
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                walked += [item for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+                walked.append(value)
+    return tuple(walked)
 
 
 def place(path: str) -> str | None:
