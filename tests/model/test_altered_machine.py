@@ -151,7 +151,7 @@ class LongerAlteredMachine(AlteredMachine):
     """State machine of more examples: each takes seconds."""
 
 
-AlteredMachine.TestCase.settings = settings(max_examples=settings().max_examples // 8)
+AlteredMachine.TestCase.settings = settings(max_examples=max(1, settings().max_examples // 8))
 LongerAlteredMachine.TestCase.settings = settings(max_examples=settings().max_examples // 2)
 TestAlteredMachine = pytest.mark.slow(AlteredMachine.TestCase)
 TestLongerAlteredMachine = pytest.mark.long(LongerAlteredMachine.TestCase)
