@@ -68,6 +68,7 @@ def test_requests_whose_clients_have_gone_keep_neither_threads_nor_files(gate: G
     check_gone_requests(gate, metrics)
 
 
+@pytest.mark.planted
 def test_unnoticed_ends_of_clients_are_found(gate: Gate, metrics: MetricsPort, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HttpConnection, "is_gone", lambda connection: False)
     monkeypatch.setattr(http_listener, "REQUEST_S", 3600.0)
@@ -385,10 +386,11 @@ def connections_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.medium
+@pytest.mark.planted
 @pytest.mark.parametrize(
-    "break_it", [threads_without_bound, waiting_without_bound, each_its_own_text, connections_left_open]
+    "plant", [threads_without_bound, waiting_without_bound, each_its_own_text, connections_left_open]
 )
-def test_a_crowd_finds_planted_bugs(break_it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    break_it(monkeypatch)
+def test_a_crowd_finds_planted_bugs(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
     with pytest.raises(AssertionError):
         check_crowd(0, monkeypatch)

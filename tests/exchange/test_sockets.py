@@ -201,11 +201,12 @@ def any_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "_is_tcp", lambda descriptor: True)
 
 
-@pytest.mark.parametrize("break_it", [python_sockets, any_address, any_protocol])
+@pytest.mark.planted
+@pytest.mark.parametrize("plant", [python_sockets, any_address, any_protocol])
 def test_planted_bugs_are_found(
-    break_it: Any, monkeypatch: pytest.MonkeyPatch, default_timeout: Callable[[float | None], None]
+    plant: Any, monkeypatch: pytest.MonkeyPatch, default_timeout: Callable[[float | None], None]
 ) -> None:
-    break_it(monkeypatch)
+    plant(monkeypatch)
     with pytest.raises((AssertionError, OSError)):
         check_strangers(0, default_timeout)
 

@@ -199,6 +199,21 @@ def check_waits_end_with_their_clients(store: el.Store) -> None:
         late.close()
 
 
+def check_a_wait_ends_with_the_server(store: el.Store) -> None:
+    server = el.serve(store, token=TOKEN, read_token=READ_TOKEN)
+    with closing(Reader(server.location)) as reader:
+        reader.wait(at_least(timeout=NEVER))
+        wait_until(lambda: waits_of(server) == 1)
+        server.shutdown(NEVER)
+        reader.threads[0].join()
+        assert "this server is shutting down" in str(reader.ended[0])
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_wait_ends_with_its_server(store: el.Store) -> None:
+    check_a_wait_ends_with_the_server(store)
+
+
 @pytest.mark.usefixtures("patient")
 def test_a_wait_ends_with_its_client(store: el.Store) -> None:
     check_waits_end_with_their_clients(store)
@@ -318,16 +333,29 @@ def a_shutdown_that_lets_them_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FlightDesk, "end", lambda desk: None)
 
 
-@pytest.mark.usefixtures("patient")
-def test_a_wait_that_outlives_its_client_is_found(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.planted
+@pytest.mark.parametrize(
+    ("plant", "check"),
+    [
+        (waits_without_checks, check_waits_end_with_their_clients),
+        (waits_without_checks, check_a_wait_ends_with_the_server),
+        (a_shutdown_that_lets_them_wait, check_a_wait_ends_with_the_server),
+    ],
+)
+def test_a_wait_that_goes_on_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    check: Callable[[el.Store], None],
+    store: el.Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(wait_until_module, "WAIT_LIMIT_S", 0.5)
-    monkeypatch.setattr(serving, "MAX_WAIT_S", NEVER)
     monkeypatch.setitem(globals(), "NEVER", 1.0)  # so that the wait ends after all
-    waits_without_checks(monkeypatch)
+    plant(monkeypatch)
     with pytest.raises(AssertionError):
-        check_waits_end_with_their_clients(store)
+        check(store)
 
 
+@pytest.mark.planted
 def test_a_process_that_ends_during_its_calls_is_found(store: el.Store, tmp_path: Path) -> None:
     store.close()
     process = begin_stuck_calls(tmp_path / "s", STUCK.replace("server.shutdown", f"{DAEMONS}server.shutdown", 1))
