@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite("epochlog.testing")
 # Processes that tests start find the helpers of tests/support, as this one does by `pythonpath` in pyproject.toml.
 SUPPORT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support")
+ROOT = os.path.dirname(os.path.dirname(SUPPORT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))
 
 # Options of each JVM that tests start, also in processes of their own.
@@ -107,6 +108,7 @@ def spark(spark_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with forking_python(tmp_path_factory.mktemp("python")) as program, pytest.MonkeyPatch.context() as patched:
         patched.chdir(spark_folder)
         patched.setenv(HOSTILE, HOSTILE_VALUE)  # the JVM inherits it
+        patched.setenv("PYTHONPATH", ROOT, prepend=os.pathsep)  # functions of test modules
         patched.setattr(sys, "executable", program)  # the library names this process's interpreter to Spark
         session = el.spark("epochlog tests", master="local[2]", spark__sql__session__timeZone="Europe/Berlin")
         patched.undo()
