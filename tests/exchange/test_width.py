@@ -66,8 +66,8 @@ def joined_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.local_only
 @pytest.mark.usefixtures("joined_calls")
 def test_no_door_does_work_that_grows_faster_than_the_columns(tmp_path: Path) -> None:
-    found = superlinear(lambda columns, meter: world(tmp_path, columns, meter), 16, kinds=["columns"])
-    assert found == []
+    growing = superlinear(lambda columns, meter: world(tmp_path, columns, meter), 16, kinds=["columns"])
+    assert growing == []
 
 
 @pytest.mark.slow
@@ -82,5 +82,7 @@ def test_a_put_that_asks_each_name_anew_is_found(tmp_path: Path, monkeypatch: py
         return real(*args, **options)
 
     monkeypatch.setattr(put_handler, "take_rows", taken)
-    found = superlinear(lambda columns, meter: world(tmp_path, columns, meter), 16, also=[__file__], kinds=["columns"])
-    assert [line.partition(":")[0] for line in found] == ["put"]
+    growing = superlinear(
+        lambda columns, meter: world(tmp_path, columns, meter), 16, also=[__file__], kinds=["columns"]
+    )
+    assert [line.partition(":")[0] for line in growing] == ["put"]

@@ -165,6 +165,6 @@ def test_names_that_are_made_anew_for_each_column_are_found(tmp_path: Path, monk
         return pa.Table.from_arrays(columns, schema=schema)
 
     monkeypatch.setattr(merged_updates, "_padded", padded)
-    (found,) = superlinear(lambda columns, meter: updates(tmp_path, columns, meter), also=[__file__])
-    assert "columns in" in found
-    assert Path(__file__).name in found
+    (growing,) = superlinear(lambda columns, meter: updates(tmp_path, columns, meter), also=[__file__])
+    assert "columns in" in growing
+    assert Path(__file__).name in growing

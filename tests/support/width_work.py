@@ -51,7 +51,7 @@ _current: list[Callable[..., Any]] = []
 
 
 @dataclass
-class Work:
+class WidthWork:
     """Instructions by function, and columns gone through in C by line."""
 
     instructions: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Meter:
     """Work of each named call of one run. counts: False to make the calls only. also: files with planted bugs."""
 
     def __init__(self, *, counts: bool = True, also: Sequence[str] = ()) -> None:
-        self.works: dict[str, Work] = {}
+        self.works: dict[str, WidthWork] = {}
         self._counts, self._folders = counts, (_PACKAGE, *also)
 
     def __call__(self, name: str, call: Callable[[], T]) -> T:
@@ -82,7 +82,7 @@ def _costly(code: CodeType) -> Mapping[int, tuple[str, tuple[str, ...]]]:
     """Return the instructions that may go through columns in C: by offset, the attribute used ("in": a search), and the
     path of names that leads to the object.
     """
-    found: dict[int, tuple[str, tuple[str, ...]]] = {}
+    costly: dict[int, tuple[str, tuple[str, ...]]] = {}
     path: tuple[str, ...] = ()  # of the object on top of the stack; empty: not known
     for instruction in dis.get_instructions(code):
         name, value = instruction.opname, instruction.argval
@@ -90,15 +90,15 @@ def _costly(code: CodeType) -> Mapping[int, tuple[str, tuple[str, ...]]]:
             continue
         if name in _ATTRIBUTES:
             if path and value in _OF_ARROW | _OF_LISTS | _OF_PARQUET:
-                found[instruction.offset] = value, path
+                costly[instruction.offset] = value, path
             path = (*path, value) if path else ()
         elif name in _NAMES:
             path = (str(value),)
         else:
             if name == "CONTAINS_OP" and path:
-                found[instruction.offset] = "in", path
+                costly[instruction.offset] = "in", path
             path = ()
-    return found
+    return costly
 
 
 def _width(frame: FrameType, attribute: str, path: tuple[str, ...]) -> int:
@@ -117,9 +117,9 @@ def _width(frame: FrameType, attribute: str, path: tuple[str, ...]) -> int:
 
 
 @contextmanager
-def counted(folders: tuple[str, ...]) -> Iterator[Work]:
+def counted(folders: tuple[str, ...]) -> Iterator[WidthWork]:
     """Count the work of the code below these folders, in this thread and in those that it starts."""
-    work = Work()
+    work = WidthWork()
     tracers: dict[CodeType, Callable[..., Any]] = {}
 
     def tracer_of(code: CodeType) -> Callable[..., Any]:
@@ -177,13 +177,13 @@ def superlinear(
     The world makes the calls with that number of columns; it is run with once, twice and three times as many.
     """
     world(columns, Meter(counts=False))  # modules are loaded, and caches filled
-    runs: list[dict[str, Work]] = []
+    runs: list[dict[str, WidthWork]] = []
     for factor in (1, 2, 3):
         meter = Meter(also=also)
         world(factor * columns, meter)
         runs.append(meter.works)
     works = {name: [run[name].kinds() for run in runs] for name in runs[0]}
-    return [found for name in works for kind in kinds for found in _growing(name, kind, works[name])]
+    return [line for name in works for kind in kinds for line in _growing(name, kind, works[name])]
 
 
 def _growing(name: str, kind: str, runs: Sequence[Mapping[str, Counter[str]]]) -> Iterator[str]:

@@ -68,6 +68,6 @@ def test_a_search_of_each_sum_among_all_outputs_is_found(tmp_path: Path, monkeyp
 
     real = folding._outputs_by_value
     monkeypatch.setattr(folding, "_outputs_by_value", lambda block: Searched(real(block)))
-    found = superlinear(lambda columns, meter: sums_alone(tmp_path, columns, meter), 8, also=[__file__])
-    assert found
-    assert all("instructions in" in line and Path(__file__).name in line for line in found)
+    growing = superlinear(lambda columns, meter: sums_alone(tmp_path, columns, meter), 8, also=[__file__])
+    assert growing
+    assert all("instructions in" in line and Path(__file__).name in line for line in growing)
