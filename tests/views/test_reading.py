@@ -140,6 +140,7 @@ def test_a_query_has_the_rows_that_spark_gives(tables: DuckDB, sql: str) -> None
     check_query(tables, sql)
 
 
+@pytest.mark.medium
 def test_stars_over_chains_of_using_have_the_columns_of_spark() -> None:
     seen = {sql: " ".join(normal_form.normal_form(parse(sql), SCHEMAS).outputs) for sql in STARS}
     assert seen == STAR_ANSWERS
@@ -307,10 +308,6 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[DuckDB]
     "column lists": (_lists_of_columns_go_by_name, lambda tables: check_all(tables, "(p, r)")),
     "USING": (_using_keeps_the_order_of_the_sources, lambda tables: check_all(tables, "USING")),
     "columns of a source of USING": (_using_hides_nothing, lambda tables: check_all(tables, "USING")),
-    "chains of USING": (
-        _using_keeps_the_order_of_the_sources,
-        lambda _: test_stars_over_chains_of_using_have_the_columns_of_spark(),
-    ),
     "frames": (
         _keys_are_appended_in_every_frame,
         lambda _: test_values_of_a_frame_are_those_of_an_order_of_its_equal_rows(),
@@ -327,6 +324,7 @@ def check_all(tables: DuckDB, part: str) -> None:
             check_query(tables, sql)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("error", PLANTED)
 def test_a_planted_error_of_reading_is_found(error: str, tables: DuckDB, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, check = PLANTED[error]
