@@ -17,6 +17,7 @@ from epochlog.checkpoint.coordinator.managed_jobs import JobTask
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.manager.job_state_machine import JobProtocol
 from epochlog.checkpoint.worker import job_part
+from raw_check import raw_check
 from wait_until import wait_until
 
 SMALL = "SELECT day, SUM(cents) AS cents FROM orders WHERE cents < 10 GROUP BY day"
@@ -132,7 +133,7 @@ def test_an_overtaken_attempt_leaves_neither_rows_nor_an_error(
 ) -> None:
     """The rows of the attempt are those of the old query, and none of them is one of the new query."""
     attached.overtake(lambda: overtake(attached))
-    assert attached.rows() == rows and attached.view.check().ok
+    assert attached.rows() == rows and raw_check(attached.view).ok
     assert attached.driver.error is None and not attached.recorded and not attached.failures
 
 

@@ -1,33 +1,31 @@
 """A real store under random commits, with views of random queries that must equal their queries at each valid epoch.
 
 Views read tables of columns of every type, and other views. The judge is the engine, which runs the text of a view's
-query over the rows that the store has of its tables at an epoch; it knows nothing of plans.
+query over the rows that the store has of its tables at an epoch; it knows nothing of plans. DuckDB judges texts of the
+list of worlds, which Spark has answered as it does; Spark judges fresh ones.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import sqlglot
 
 import epochlog as el
-from epochlog.batch.arrow_compat import compatible_schema, in_duckdb
+from confirmed import RawJudge, confirmed
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.derivation import derive, tables_of
 from lab import Lab, epochs_of
-from view_queries import TABLES, Queries
-from view_types import ARROW, FAMILIES, TypedTexts, random_value, sql_type
-
-COLUMNS = sorted({column for columns, _ in TABLES.values() for column in columns})
-KEYS = sorted({column for _, key in TABLES.values() for column in key})
+from view_queries import TABLES
+from view_types import ARROW, random_value
+from view_worlds import NAMES, ViewText, WorldOfViews, has_key, random_types, random_view, replacement, worlds
 
 
 class NoAnswer(Exception):
@@ -43,39 +41,59 @@ class Differs(AssertionError):
 
 
 @cache
-def _database() -> duckdb.DuckDBPyConnection:
-    return duckdb.connect(config={"threads": 1})
-
-
-@lru_cache(maxsize=64)
-def _for_duckdb(sql: str) -> str:
-    return sqlglot.transpile(sql, read="spark", write="duckdb")[0]
+def _raw_judge() -> RawJudge:
+    return RawJudge()
 
 
 def judged_by_duckdb(sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
-    with _database().cursor() as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        for name, rows in tables.items():
-            connection.register(name, rows.cast(compatible_schema(rows.schema, in_duckdb)))
-        try:
-            return connection.sql(_for_duckdb(sql)).to_arrow_table()
-        except duckdb.Error as error:
-            if isinstance(error, duckdb.InternalException):
-                _database.cache_clear()  # the error has ended the database
-            raise NoAnswer(sql) from error
+    """Return the rows of a text that Spark has answered, as it was given."""
+    try:
+        return _raw_judge().rows(sql, tables)
+    except duckdb.Error as error:
+        if isinstance(error, duckdb.InternalException):
+            _raw_judge().restart()  # the error has ended the database
+        raise NoAnswer(sql) from error
+
+
+@cache
+def confirmed_world(number: int) -> WorldOfViews:
+    """Return the texts of a world of the list that Spark has answered as DuckDB does; views of others need Spark."""
+    world, same = worlds()[number], confirmed(worlds()[number].texts, f"world {number}")
+    assert len(same) > 0.75 * len(world.texts)
+    views = {
+        name: tuple(
+            ViewText(view.sql, view.key, tuple(sql for sql in view.replacements if sql in same))
+            for view in of
+            if view.sql in same
+        )
+        for name, of in world.views.items()
+    }
+    return WorldOfViews(world.types, {name: of for name, of in views.items() if of})
 
 
 class StoredViews:
-    """Store with the tables of `view_queries`, whose columns have random types, and random views. `seed` repeats it."""
+    """Store with the tables of `view_queries`, whose columns have random types, and random views. `seed` repeats it.
+
+    world: its number in the list of worlds; chance decides otherwise.
+    """
 
     def __init__(
-        self, folder: Path, seed: int, judge: Judge = judged_by_duckdb, spark: Any = None, *, alters: int = 2
+        self,
+        folder: Path,
+        seed: int,
+        judge: Judge = judged_by_duckdb,
+        spark: Any = None,
+        *,
+        alters: int = 2,
+        world: int | None = None,
     ) -> None:
         self.alters = alters  # their weight among the actions
         self.seed, self.chance, self.judge, self.spark = seed, random.Random(seed), judge, spark
         self.lab = Lab(folder)
         self.seen: Counter[str] = Counter()
-        self.types = self._random_types()
+        number = self.chance.randrange(len(worlds())) if world is None else world
+        self.world = confirmed_world(number) if spark is None else None
+        self.types = self.world.types if self.world else random_types(self.chance)
         self.definitions: list[tuple[int, dict[str, str]]] = [(0, {})]
         self.made: list[tuple[int, dict[str, int]]] = [(0, {})]  # epochs at which the definitions were made
         self.remade: dict[str, list[tuple[int, str]]] = {name: [] for name in TABLES}  # columns dropped and added again
@@ -92,8 +110,8 @@ class StoredViews:
             options = el.TableOptions(compact_segments=self.chance.choice([2, 8]))
             self.lab.store.create_table(name, pa.schema(fields), key, options=options)
             self._put(name, self.chance.choice([0, self.ids, self.ids, 2 * self.ids]) if name != "cfg" else 1)
-        for number in range(self.chance.randint(3, 5)):
-            self._create(f"v{number}")
+        for name in self.world.views if self.world else NAMES[: self.chance.randint(3, 4)]:
+            self._create(name)
 
     @property
     def store(self) -> el.Store:
@@ -105,19 +123,6 @@ class StoredViews:
         return self.definitions[-1][1]
 
     # ---- tables ----------------------------------------------------------------------------------------------------
-
-    def _random_types(self) -> dict[str, dict[str, str]]:
-        """Choose the family of types of each column name, and a type of it for each table."""
-        chance, some = self.chance, self.chance.sample(sorted(FAMILIES), 3)
-        of_values = ["integer", "float", "STRING", *some]
-        of_keys = ["integer", *(name for name in some if name not in ("BOOLEAN", "float"))]
-        families = {column: chance.choice(of_keys if column in KEYS else of_values) for column in COLUMNS}
-        if "integer" not in (families["a"], families["v"]):
-            families[chance.choice(["a", "a", "v"])] = "integer"
-        return {
-            name: {column: chance.choice(FAMILIES[families[column]]) for column in columns}
-            for name, (columns, _) in TABLES.items()
-        }
 
     def _row(self, table: str) -> dict[str, Any]:
         row: dict[str, Any] = {}
@@ -166,14 +171,12 @@ class StoredViews:
     # ---- views -----------------------------------------------------------------------------------------------------
 
     def _create(self, name: str) -> None:
-        """Create a view of a random query that the engine takes, and whose rows have a key at present."""
-        while True:
-            sql, key = self._random_query()
-            if key is None:
-                continue
+        """Create a view of a random query that the engine takes, and whose rows have a key at present if any has."""
+        for sql, key, needs_key in self._candidates(name):
             try:
                 rows = self.judge(sql, {table: self._rows(table) for table in tables_of(sql)})
-                if not has_key(rows, key) or (not rows.num_rows and self.chance.random() < 0.9):
+                is_empty = not rows.num_rows and self.world is None and self.chance.random() < 0.9
+                if is_empty or (needs_key and not has_key(rows, key)):
                     self.seen["no rows"] += 1
                     continue
                 refresh = self.chance.choice(["auto", "auto", "auto", "incremental", "full"])
@@ -183,6 +186,8 @@ class StoredViews:
                 self.last_refusal = error
                 continue
             break
+        else:
+            return
         self.seen["views"] += 1
         self.first[name] = sql
         self.checked.pop(name, None)
@@ -190,6 +195,23 @@ class StoredViews:
         # At all its epochs: no valid epoch of another view is of a dropped one of this name.
         self.definitions = [(begin, {**queries, name: sql}) for begin, queries in self.definitions]
         self.made = [(begin, {**made, name: self.store.last_epoch}) for begin, made in self.made]
+
+    def _candidates(self, name: str) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+        """Yield queries for a view, and True if its rows must have keys: those of the world in a random order, or
+        random ones without end.
+        """
+        if self.world is not None:
+            views = self.chance.sample(self.world.views[name], len(self.world.views[name]))
+            yield from ((view.sql, view.key, needs_key) for needs_key in (True, False) for view in views)
+            return
+        while True:
+            schemas = {}
+            for view in self.views:
+                table = self.store.table(view)
+                schemas[view] = TableSchema(view, table.schema, tuple(table.primary_key))
+            sql, key = random_view(self.chance, self.types, schemas)
+            if key is not None:
+                yield sql, key, True
 
     def _rows(self, table: str) -> pa.Table:
         """Return the present rows of a table; none of a view that has not been stepped."""
@@ -204,31 +226,12 @@ class StoredViews:
         schemas = {table: TableSchema(table, t.schema, tuple(t.primary_key)) for table, t in tables.items()}
         return tuple(derive(sql, schemas, self.store.table(name).primary_key).tables)
 
-    def _random_query(self) -> tuple[str, tuple[str, ...] | None]:
-        chance = self.chance
-        schemas = {name: self.store.table(name) for name in self.views}
-        tables = {**TABLES, **{name: (tuple(t.schema.names), tuple(t.primary_key)) for name, t in schemas.items()}}
-        types = {**self.types, **{name: {f.name: sql_type(f.type) for f in t.schema} for name, t in schemas.items()}}
-        queries = Queries(chance, tables=tables, column_types=types)
-        query = queries.sums() if chance.random() < 0.25 else queries.query(chance.choice([1, 1, 2]))
-        if not query.unique:
-            return query.sql, None
-        sql, key = query.sql, tuple(chance.sample(query.unique, len(query.unique)))
-        if chance.random() < 0.5:
-            texts = TypedTexts(chance, dict(zip((f"q.{c}" for c in query.columns), query.types, strict=True)))
-            outputs = [f"{texts.filled(f'q.{c}') if c in key else f'q.{c}'} AS {c}" for c in query.columns]
-            sql = f"SELECT {', '.join(outputs)} FROM ({sql}) q"
-        return sql, key
-
     def _replace(self) -> None:
         """Replace some views: each has some rows of its first query from then on, or all of them."""
         chance, new = self.chance, {}
         for name in chance.sample(sorted(self.views), chance.randint(1, 2)):
-            table = self.store.table(name)
-            texts = Queries(chance)
-            columns = tuple(texts.typed(f"q.{field.name}", sql_type(field.type)) for field in table.schema)
-            sql = f"SELECT {', '.join(columns)} FROM ({self.first[name]}) q WHERE {texts.predicate(columns, 0)}"
-            new[name] = chance.choice([sql, sql, self.first[name]])
+            sqls = self._replacements(name)
+            new[name] = chance.choice([*sqls, *sqls, self.first[name]])
         made = dict.fromkeys(new, self.store.last_epoch)
         try:
             epoch = self.store.replace_views(new, spark=self.spark)
@@ -240,6 +243,12 @@ class StoredViews:
         self.tables_read.update((sql, self._tables_read(name, sql)) for name, sql in new.items())
         self.definitions.append((epoch, {**self.views, **new}))
         self.made.append((epoch, {**self.made[-1][1], **made}))
+
+    def _replacements(self, name: str) -> Sequence[str]:
+        """Return queries of some rows of a view's first query."""
+        if self.world is None:
+            return [replacement(self.chance, self.first[name], self.store.table(name).schema)]
+        return next(view.replacements for view in self.world.views[name] if view.sql == self.first[name])
 
     def _drop(self) -> None:
         """Drop a view that no other reads, and create another of its name."""
@@ -437,14 +446,6 @@ class StoredViews:
         finally:
             self.store.close()
         return self.seen
-
-
-def has_key(rows: pa.Table, key: tuple[str, ...] | list[str]) -> bool:
-    """Return True if rows have a key each that no other has."""
-    keys = rows.select(list(key))
-    return not any(column.null_count for column in keys.columns) and (
-        len(set(map(repr, keys.to_pylist()))) == keys.num_rows
-    )
 
 
 def newest_commit(table: el.Table, epoch: int) -> int:

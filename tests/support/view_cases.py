@@ -365,3 +365,20 @@ CASES: Mapping[str, Case] = {
         (),
     ),
 }
+
+OF_KEYS = {
+    "t": "SELECT u.id, SUM(t.v) AS s FROM t JOIN u ON t.id = u.id GROUP BY u.id",
+    "u": "SELECT u.id, t.v, r.c FROM t JOIN u ON t.id = u.id JOIN r ON r.a = u.a",
+    "e": "SELECT e.a, e.b, COUNT(*) AS n FROM e JOIN t ON e.a = t.a AND e.b = t.b WHERE e.v > 1 GROUP BY e.a, e.b",
+    "r": "SELECT t.a, MAX(t.v) AS v FROM t, r WHERE r.a = t.a AND r.c > 0 GROUP BY t.a",
+}
+"""Queries whose scope is a key of that table."""
+OF_OTHERS = {
+    "t": "SELECT u.c, COUNT(*) AS n FROM t JOIN u ON t.id = u.id GROUP BY u.c",
+    "u": "SELECT t.id, u.c FROM t LEFT JOIN u ON t.id = u.id",
+    "r": "SELECT t.id, r.c FROM t JOIN r ON r.c = t.id",
+    "e": "SELECT t.id, e.v FROM t JOIN e ON e.a <=> t.id",
+}
+OF_AN_OUTER_JOIN = "SELECT r.a, COUNT(*) AS n FROM t LEFT JOIN r ON r.a = t.id GROUP BY r.a"
+COUNTED = "SELECT r.a, COUNT(*) AS n FROM r LEFT JOIN t ON t.b = r.a GROUP BY r.a"
+"""Counts over outer joins."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -466,3 +467,25 @@ class Queries(TypedTexts):
 def same(left: str, right: str) -> bool:
     """Return True for columns of one name."""
     return left.rpartition(".")[2] == right.rpartition(".")[2]
+
+
+def seeded_query(seed: int) -> tuple[random.Random, Query]:
+    """Return the random query of a seed, and the chance that has made it."""
+    chance = random.Random(f"query {seed}")
+    return chance, Queries(chance).query(chance.choice([1, 1, 2]))
+
+
+def seeded_sums(seed: int) -> tuple[random.Random, Query]:
+    """Return the random sums and counts of a seed over an inner join, and the chance that has made them."""
+    chance = random.Random(f"sums {seed}")
+    return chance, Queries(chance).sums()
+
+
+def random_query(seed: int) -> Query:
+    """Return the random query of a seed."""
+    return seeded_query(seed)[1]
+
+
+def random_sums(seed: int) -> Query:
+    """Return the random sums and counts of a seed, over an inner join."""
+    return seeded_sums(seed)[1]

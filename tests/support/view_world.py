@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from itertools import islice
@@ -12,9 +12,9 @@ from typing import Protocol
 
 import duckdb
 import pyarrow as pa
-import sqlglot
 from sqlglot import exp
 
+from confirmed import RawJudge, kept
 from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.derivation import TOUCHED, ViewPlan, derive, render
@@ -23,7 +23,7 @@ from epochlog.views.normal_form import normal_form
 from epochlog.views.parsing import parse
 from epochlog.views.table_names import CHANGED, EITHER, EMPTY, IS_NEW, NOW, OLD, SIGNED, prefix_of, table_of
 from view_cases import CASES
-from view_queries import TABLES, Queries
+from view_queries import TABLES, seeded_query, seeded_sums
 
 Row = tuple[int | None, ...]
 Rows = dict[tuple[int | None, ...], Row]
@@ -133,17 +133,22 @@ class Engine(Protocol):
 
 
 class DuckDBEngine:
-    """DuckDB as the engine of plans, and as the judge of both engines."""
+    """DuckDB as the engine of plans, and another one that judges them by the raw text of the query.
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+    fresh: further texts to which Spark has given the answers of that DuckDB.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, fresh: Collection[str] = ()) -> None:
         self._connection = connection
         self._loaded: dict[str, list[Row]] = {}
-        self._judges: dict[str, str] = {}
+        self._raw = RawJudge()
+        self._fresh = fresh
 
     def restart(self) -> None:
         """Begin with a database anew: an internal error of DuckDB has ended it."""
         self._connection = duckdb.connect()
         self._connection.execute("SET threads = 1")
+        self._raw.restart()
         self._loaded.clear()
 
     def load(self, contents: Mapping[str, list[Row]]) -> None:
@@ -165,22 +170,26 @@ class DuckDBEngine:
         self._connection.register(name, rows)
 
     def judge(self, sql: str, tables: Mapping[str, Rows]) -> list[Row]:
-        """Return the rows of a query, independently of the derivation."""
-        for name, rows in tables.items():
-            self._fill(name, list(rows.values()))
-        if sql not in self._judges:
-            self._judges = {sql: sqlglot.parse_one(sql, read="spark").sql("duckdb", copy=False)}
-        return self._connection.execute(self._judges[sql]).fetchall()
+        """Return the rows of a text, as it was given. Raises NotConfirmed for one that Spark has not answered."""
+        if sql not in self._fresh:
+            kept("integers").reply(sql)
+        given = {name: _as_table(name, list(rows.values())) for name, rows in tables.items()}
+        answer = self._raw.rows(sql, given)
+        return list(zip(*(column.to_pylist() for column in answer.columns), strict=True))
 
     def _fill(self, name: str, rows: list[Row]) -> None:
         if self._loaded.get(name) == rows:
             return
-        columns = columns_of(name)
-        values = [[row[place] for row in rows] for place in range(len(columns))]
-        kinds = [pa.bool_() if column == IS_NEW else pa.int32() for column in columns]
-        arrays = [pa.array(column, kind) for column, kind in zip(values, kinds, strict=True)]
-        self._connection.register(name, pa.Table.from_arrays(arrays, names=list(columns)))
+        self._connection.register(name, _as_table(name, rows))
         self._loaded[name] = rows
+
+
+def _as_table(name: str, rows: Sequence[Row]) -> pa.Table:
+    columns = columns_of(name)
+    values = [[row[place] for row in rows] for place in range(len(columns))]
+    kinds = [pa.bool_() if column == IS_NEW else pa.int32() for column in columns]
+    arrays = [pa.array(column, kind) for column, kind in zip(values, kinds, strict=True)]
+    return pa.Table.from_arrays(arrays, names=list(columns))
 
 
 def columns_of(name: str) -> tuple[str, ...]:
@@ -316,16 +325,14 @@ def play(
 
 def random_plan(seed: int) -> ViewPlan:
     """Return the plan of a random query with a random key."""
-    chance = random.Random(f"query {seed}")
-    query = Queries(chance).query(chance.choice([1, 1, 2]))
+    chance, query = seeded_query(seed)
     names = query.unique if query.unique and chance.random() < 0.7 else query.columns
     return derive(query.sql, SCHEMAS, chance.sample(names, chance.randint(1, min(3, len(names)))))
 
 
 def random_sums(seed: int) -> ViewPlan:
     """Return the plan of random sums and counts over an inner join, to which changes are added."""
-    chance = random.Random(f"sums {seed}")
-    query = Queries(chance).sums()
+    chance, query = seeded_sums(seed)
     return derive(query.sql, SCHEMAS, chance.sample(query.unique or (), len(query.unique or ())))
 
 

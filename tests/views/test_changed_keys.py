@@ -15,21 +15,8 @@ from sqlglot import exp
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import changed_keys, local_engine
 from epochlog.views.derivation import ViewPlan, derive
+from view_cases import OF_AN_OUTER_JOIN, OF_KEYS, OF_OTHERS
 from view_world import SCHEMAS, Differs, DuckDBEngine, ViewWorld, play
-
-OF_KEYS = {
-    "t": "SELECT u.id, SUM(t.v) AS s FROM t JOIN u ON t.id = u.id GROUP BY u.id",
-    "u": "SELECT u.id, t.v, r.c FROM t JOIN u ON t.id = u.id JOIN r ON r.a = u.a",
-    "e": "SELECT e.a, e.b, COUNT(*) AS n FROM e JOIN t ON e.a = t.a AND e.b = t.b WHERE e.v > 1 GROUP BY e.a, e.b",
-    "r": "SELECT t.a, MAX(t.v) AS v FROM t, r WHERE r.a = t.a AND r.c > 0 GROUP BY t.a",
-}
-"""Queries whose scope is a key of that table."""
-OF_OTHERS = {
-    "t": "SELECT u.c, COUNT(*) AS n FROM t JOIN u ON t.id = u.id GROUP BY u.c",
-    "u": "SELECT t.id, u.c FROM t LEFT JOIN u ON t.id = u.id",
-    "r": "SELECT t.id, r.c FROM t JOIN r ON r.c = t.id",
-    "e": "SELECT t.id, e.v FROM t JOIN e ON e.a <=> t.id",
-}
 
 
 def reads(sql: str, table: str) -> set[str]:
@@ -88,7 +75,7 @@ def test_an_equality_of_an_outer_join_would_be_found(monkeypatch: pytest.MonkeyP
         return flat
 
     monkeypatch.setattr(changed_keys, "settled", settled)
-    plan = derive("SELECT r.a, COUNT(*) AS n FROM t LEFT JOIN r ON r.a = t.id GROUP BY r.a", SCHEMAS, ["a"])
+    plan = derive(OF_AN_OUTER_JOIN, SCHEMAS, ["a"])
     with pytest.raises(Differs):
         play(plan, 1, 300, engine, engine.judge)
 

@@ -10,6 +10,7 @@ import pytest
 
 import epochlog as el
 from lab import Lab
+from raw_check import raw_check
 
 ITEMS = pa.schema([("id", pa.int64()), ("a", pa.int64())])
 QUERIES = {"two rows": "SELECT a, id FROM t", "null": "SELECT a, MAX(id) AS id FROM t GROUP BY a"}
@@ -50,7 +51,7 @@ def test_a_view_goes_on_at_the_first_boundary_after_its_rows_were_mended(lab: La
     mended = view.step()
     assert mended and mended > first and view.info.state == "running"
     assert lab.store.table("v").to_arrow().to_pylist() == [{"a": 5, "id": 1}]
-    assert view.check().ok and view.info.last_error is None
+    assert raw_check(view).ok and view.info.last_error is None
     for value in (6, 7):  # from here on it takes each boundary again
         lab.store.table("t").upsert(pa.table([[1], [value]], schema=ITEMS))
         lab.tick(interval)
