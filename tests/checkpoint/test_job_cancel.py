@@ -10,6 +10,7 @@ import pytest
 
 import epochlog as el
 from lab import Lab, keys_of, mirror, table_of
+from wait_until import WAIT_LIMIT_S
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_from_another_thread(lab: Lab) -> None:
     def refresh(ctx: Any) -> None:
         ctx.upsert("j_out", table_of({1: (1, 1)}))
         reached.set()
-        assert cancelled.wait(30)
+        assert cancelled.wait(WAIT_LIMIT_S)
         ctx.delete("j_out", keys_of([2]))
 
     def run() -> None:
@@ -104,7 +105,7 @@ def test_from_another_thread(lab: Lab) -> None:
 
     runner = threading.Thread(target=run)
     runner.start()
-    assert reached.wait(30)
+    assert reached.wait(WAIT_LIMIT_S)
     lab.store.job("j").cancel()
     cancelled.set()
     runner.join()

@@ -19,6 +19,7 @@ from epochlog.store.metadata.definitions import Runner
 from epochlog.store.metadata.lookups import get_job
 from epochlog.store.session.leases import RUNNER_MS
 from lab import Lab, mirror, refuse
+from wait_until import WAIT_LIMIT_S
 
 COPY = mirror("r", "j_out")
 OTHER_MACHINE = "another-boot/1 4711 99"
@@ -299,7 +300,7 @@ def test_of_many_threads_with_handles_of_their_own_one_runs_the_job(lab: Lab) ->
     all_refused, gate = threading.Event(), threading.Barrier(8)
 
     def refresh(ctx: Any) -> None:
-        assert all_refused.wait(60)
+        assert all_refused.wait(WAIT_LIMIT_S)
         COPY(ctx)
 
     def step() -> None:

@@ -16,7 +16,7 @@ import epochlog as el
 from lab import Lab, mirror, refuse, sums, table_of
 from logged_events import logged
 from virtual_time import VirtualTime
-from wait_until import wait_until
+from wait_until import WAIT_LIMIT_S, wait_until
 
 
 @pytest.fixture
@@ -465,11 +465,11 @@ def test_a_pipeline_waits_for_a_live_runner_and_goes_on_when_it_has_ended(
     def slowly(ctx: Any) -> None:
         mirror("r", "a_out")(ctx)
         at_work.set()
-        assert released.wait(60)
+        assert released.wait(WAIT_LIMIT_S)
 
     step = threading.Thread(target=other.step_local, args=[slowly])
     step.start()
-    assert at_work.wait(60)
+    assert at_work.wait(WAIT_LIMIT_S)
     run = threading.Thread(target=pipe.run, args=["idle"])
     run.start()
     wait_until(lambda: states(pipe) == {"a": "waiting"})

@@ -17,7 +17,7 @@ from control_fixture import TOKEN, open_worker, settings
 from epochlog.checkpoint import control_messages
 from epochlog.checkpoint.worker.job_part import JobPart
 from ports import fixed_location
-from wait_until import wait_until
+from wait_until import WAIT_LIMIT_S, wait_until
 
 
 @contextmanager
@@ -204,7 +204,7 @@ def test_all_jobs_are_drained_at_one_epoch(tmp_path: Path) -> None:
             add_orders(store, 100, 50)
             last = store.last_epoch
             pipe.stop(drain=True)
-            thread.join(30.0)
+            thread.join(WAIT_LIMIT_S)
             assert not thread.is_alive()
         assert set(states(pipe).values()) == {"finished"}
         assert {store.job(name).info.state for name in refreshes} == {"finished"}

@@ -22,6 +22,7 @@ from epochlog.exchange.staged.messages import PULL, PUSH
 from epochlog.exchange.transport import duplex as lines
 from epochlog.exchange.transport.duplex import ClientStream, DuplexStream, Frame, call_options, connect, run_action
 from epochlog.exchange.transport.services import Action, Exchange, Role
+from wait_until import WAIT_LIMIT_S
 
 TOKEN = "s3cret-of-the-test"
 
@@ -50,7 +51,7 @@ def server() -> Iterator[Server]:
 def call(server: Server, kind: str, body: bytes = b"", token: str | None = TOKEN) -> bytes:
     client = connect(server.location)
     try:
-        return run_action(client, server.location, kind, body, token=token, timeout_s=5)
+        return run_action(client, server.location, kind, body, token=token, timeout_s=WAIT_LIMIT_S)
     finally:
         client.close()
 
@@ -224,17 +225,17 @@ def test_a_shutdown_is_bounded_though_lines_are_open_and_a_call_waits(server: Se
         line.closed.clear()
         entered.set()
         line.read()
-        release.wait(10)
+        release.wait(WAIT_LIMIT_S)
 
     other = Server("grpc://127.0.0.1:0", token=None, exchanges={b"echo": Exchange(echo), b"stuck": Exchange(stuck)})
     lines = [ClientStream(other.location, name, token=None, tls_roots=None) for name in (b"echo:", b"stuck:")]
     lines[0].send(b"x")
     assert lines[0].read() == b"x"
-    assert entered.wait(5)
+    assert entered.wait(WAIT_LIMIT_S)
     ended = threading.Thread(target=other.shutdown, args=(0.5,))
     ended.start()
     assert lines[0].read() is None and lines[1].read() is None  # though their client did nothing
-    ended.join(5)
+    ended.join(WAIT_LIMIT_S)
     assert not ended.is_alive()
     release.set()
     for line in lines:
@@ -259,11 +260,11 @@ def test_a_shutdown_waits_for_no_frozen_client() -> None:
     child.send_signal(signal.SIGSTOP)
     ended = threading.Thread(target=server.shutdown, args=(5,))
     ended.start()
-    ended.join(10)
+    ended.join(WAIT_LIMIT_S)
     assert not ended.is_alive()
     child.send_signal(signal.SIGCONT)
     assert child.stdout.readline() == "cut\n"
-    assert child.wait(10) == 0
+    assert child.wait(WAIT_LIMIT_S) == 0
 
 
 def test_a_port_that_is_taken_and_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from epochlog.exchange.staged.batch_file import encode_batch
 from epochlog.exchange.staged.push_handler import PushHandler
 from epochlog.exchange.transport.duplex import ClientStream, DuplexStream, Frame
 from staged_fixture import TOKEN, batch, served
-from wait_until import wait_until
+from wait_until import WAIT_LIMIT_S, wait_until
 
 PART = wire.PartName("load", "l", 0)
 
@@ -48,8 +48,8 @@ def test_messages_for_a_worker_are_bounded_while_a_send_is_held_up(monkeypatch: 
         session.send(wire.Started(PART, number, b"s" * 1_000, False))
         most = max(most, sum(map(memory_bytes, session._queue)))
     assert most <= 1 << 20 and not session._queue
-    assert line.cut.wait(30), "it is cut"
-    session.join(30)
+    assert line.cut.wait(WAIT_LIMIT_S), "it is cut"
+    session.join(WAIT_LIMIT_S)
     assert not session._thread.is_alive()
 
 
@@ -65,7 +65,7 @@ def test_what_was_sent_is_counted_no_more(monkeypatch: pytest.MonkeyPatch) -> No
             session.send(wire.Pong(number))
         wait_until(lambda: not session._queue and session._bytes == 0)
     assert sum(len(wire.decode(frame)) for frame in sent) == 1_000 and not line.cut.is_set()
-    session.join(30)
+    session.join(WAIT_LIMIT_S)
 
 
 @pytest.mark.medium
@@ -128,5 +128,5 @@ def test_a_producer_that_reads_no_answers_is_read_no_further(
     read, answered = line.read_count, handler._answers.qsize() + 1  # the sender holds one answer
     assert read <= answered + 1, "one more push is read, and waits"
     line.cut.set()
-    serving.join(30)
+    serving.join(WAIT_LIMIT_S)
     assert not serving.is_alive() and line.read_count <= read + 1

@@ -29,7 +29,7 @@ from epochlog.exchange.transport.admission import (
 )
 from epochlog.exchange.transport.services import Call
 from epochlog.store.changelog.footprint import Footprint
-from wait_until import wait_until
+from wait_until import WAIT_LIMIT_S, wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.binary(100))])
 ROWS = 400_000  # 43 MB: more than what sockets and gRPC keep between a server and a client that does not read
@@ -328,13 +328,13 @@ def test_who_is_held_up_by_his_client_lets_those_behind_him_pass() -> None:
 
     def beat() -> None:
         held_up.set()
-        assert go_on.wait(30)
+        assert go_on.wait(WAIT_LIMIT_S)
 
     with hand.enter() as holder, hand.enter() as stuck, hand.enter() as behind:
         holder.acquire(100)
         first = threading.Thread(target=lambda: stuck.acquire(10, on_poll=beat))
         first.start()
-        assert held_up.wait(30)
+        assert held_up.wait(WAIT_LIMIT_S)
         second = threading.Thread(target=lambda: behind.acquire(10))
         second.start()
         wait_until(lambda: holder.has_waiters)

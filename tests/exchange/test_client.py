@@ -245,7 +245,7 @@ def test_a_server_that_is_shut_down_in_the_middle_never_looks_like_an_end(tmp_pa
     with el.open(tmp_path / "store", durability="os") as store:
         store.create_table("t", SCHEMA, ["id"]).upsert(many(1_500_000))
         server = el.serve(store)
-        with el.connect(server.location, timeout=5) as client:
+        with el.connect(server.location, timeout=WAIT_LIMIT_S) as client:
             reader = client.snapshot("t")
             count = reader.read_next_batch().num_rows
             ending = threading.Thread(target=server.shutdown)

@@ -19,7 +19,7 @@ import epochlog as el
 import plain_flight as plain
 from epochlog.exchange.flight import put
 from epochlog.testing.tcp_proxy import TcpProxy
-from wait_until import wait_until
+from wait_until import WAIT_LIMIT_S, wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 CLIENT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
@@ -122,7 +122,7 @@ def test_after_a_lost_answer_a_retry_is_told_the_first_epoch(store: el.Store, se
         lost.start()
         wait_until(lambda: store.table("orders").history().num_rows == 1)  # delivered and done
         proxy.refuse(True)
-        lost.join(10)
+        lost.join(WAIT_LIMIT_S)
         assert not lost.is_alive() and not epochs
     proxy.stop()
     first = store.table("orders").history().column("epoch").to_pylist()

@@ -22,6 +22,7 @@ from epochlog.store.maintenance import scheduler
 from epochlog.store.maintenance.scheduler import LOOK_AGAIN_MS, VACUUM_EVERY_MS, Maintenance, all_troubles
 from lab import Lab
 from logged_events import logged
+from wait_until import WAIT_LIMIT_S
 
 OPTIONS = el.TableOptions(
     history_retention=timedelta(seconds=10), log_retention=timedelta(minutes=1), compact_segments=2
@@ -157,7 +158,7 @@ def test_vacuum_comes_now_and_then(lab: Lab, worker: Maintenance, monkeypatch: p
 
 
 def until(condition: threading.Event) -> None:
-    assert condition.wait(60)
+    assert condition.wait(WAIT_LIMIT_S)
 
 
 def test_the_thread_compacts_when_a_commit_wakes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +190,7 @@ def test_a_close_in_the_middle_of_a_compaction_waits_for_one_slice(lab: Lab, mon
     def slow(self: Any, *args: Any, **options: Any) -> Any:
         folds.append(1)
         began.set()
-        assert closing.wait(60)
+        assert closing.wait(WAIT_LIMIT_S)
         return fold(self, *args, **options)
 
     monkeypatch.setattr(rewriter.Rewriter, "rewrite", slow)

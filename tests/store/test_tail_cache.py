@@ -17,6 +17,7 @@ from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.sst.segment import SegmentReader
 from lab import Lab, commits
 from log_source_model import History, Item, RecordingRefresh, received, shown
+from wait_until import WAIT_LIMIT_S
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_readers_that_wake_up_together_decode_it_once(lab: Lab, monkeypatch: pyt
     lab.tick()
     arrived, decoded, real = threading.Barrier(4), [], tail_module.replay
     name = tail_module._name
-    monkeypatch.setattr(tail_module, "_name", lambda *args: (arrived.wait(60), name(*args))[1])
+    monkeypatch.setattr(tail_module, "_name", lambda *args: (arrived.wait(WAIT_LIMIT_S), name(*args))[1])
     monkeypatch.setattr(tail_module, "replay", lambda *args: decoded.append(1) or real(*args))
     logs = [el.UpstreamLog(lab.store, ["r"]) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:

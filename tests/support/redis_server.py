@@ -16,6 +16,7 @@ from pathlib import Path
 import redis
 
 from ports import free_port
+from wait_until import WAIT_LIMIT_S
 
 PASSWORD = "not/so+secret"
 
@@ -101,7 +102,7 @@ class RedisProcess:
 
     def client(self, **options: object) -> redis.Redis:
         touched.note()
-        return redis.Redis(port=self.port, socket_timeout=10, retry=None, **options)  # pyright: ignore[reportArgumentType]
+        return redis.Redis(port=self.port, socket_timeout=WAIT_LIMIT_S, retry=None, **options)  # pyright: ignore[reportArgumentType]
 
     def kill(self) -> None:
         """As a crash does it; a second call does nothing."""
