@@ -93,13 +93,13 @@ def check(spread: Sequence[str]) -> list[Pass]:
 
 
 def test(spread: Sequence[str]) -> list[Pass]:
-    """Return the passes of `make test`: Spark tests one by one beside all others, then quick store tests on S3 and
-    Redis.
+    """Return the passes of `make test`: Spark tests one by one beside all others, then the store tests of
+    tests/support/far.tsv on S3 and Redis.
     """
     return [
         Pass("Spark", (*PYTEST, "-m", "spark and not long and not campaign"), BRIEF_JVM, beside=True),
         Pass("tests", (*PYTEST, "-m", "not spark and not long and not campaign", *spread, "--dist", "worksteal")),
-        with_store_on("s3", AGAIN, QUICK, spread),
+        with_store_on("s3", AGAIN, "far", spread),
     ]
 
 

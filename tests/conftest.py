@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from shown import COLLECTED
 
 import epochlog as el
+import far
 from epochlog.store.scan.result_cache import set_result_cache_bytes
 from logged_events import missing_events, recorded_events
 from python_fork import forking_python
@@ -72,6 +73,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[COLLECTED] = tuple(items)
     if STORE == "lmdb":
         return
+    chosen = far.read()
+    for item in items:
+        if item.nodeid in chosen:
+            item.add_marker("far")
     local = {item for item in items if _is_local(item)}
     config.hook.pytest_deselected(items=list(local))
     items[:] = [item for item in items if item not in local]
