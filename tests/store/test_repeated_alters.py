@@ -436,6 +436,7 @@ def left_out_by_its_names(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SchemaChange, "_without_done", without_done)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("plant", [taken_for_a_retry, made_again, refused_under_a_new_txn, left_out_by_its_names])
 def test_a_wrong_decision_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -463,6 +464,7 @@ def nothing_made_nothing_recorded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(table_ddl, "record_outcome", record)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("plant", "found_by"),
     [

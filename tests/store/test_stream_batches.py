@@ -270,6 +270,7 @@ def one_name_for_all(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(idempotency, "pair_of_batch", lambda view, batch: (real(view, batch)[0][:3], batch.number))
 
 
+@pytest.mark.planted
 @pytest.mark.medium
 @pytest.mark.local_only
 @pytest.mark.parametrize("bug", [blind_to_queries, blind_to_order, blind_to_times, one_name_for_all])
