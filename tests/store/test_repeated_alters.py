@@ -457,9 +457,9 @@ def txns_without_content(patch: pytest.MonkeyPatch) -> None:
 def nothing_made_nothing_recorded(patch: pytest.MonkeyPatch) -> None:
     real = table_ddl.record_outcome
 
-    def record(tx: Any, txn: Any, tables: Any, epoch: Any, now_ms: int, alter: Any) -> None:
+    def record(tx: Any, txn: Any, tables: Any, epoch: Any, now_ms: int, *, alter: Any) -> None:
         if tx.get(hist_key(1, epoch)) is not None and tx.get(hist_key(1, epoch))["txn"] == list(txn):
-            real(tx, txn, tables, epoch, now_ms, alter)
+            real(tx, txn, tables, epoch, now_ms, alter=alter)
 
     patch.setattr(table_ddl, "record_outcome", record)
 
