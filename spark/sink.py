@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from epochlog.errors import EpochlogError, InvalidInput, SchemaChanged
+from epochlog.errors import CheckpointMismatch, EpochlogError, InvalidInput, SchemaChanged
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.change_rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from epochlog.store.changelog.event_shape import WHOLE_ROWS, EventShape
@@ -21,7 +21,6 @@ from epochlog.store.commit.edits import TableEdit
 from epochlog.store.commit.idempotency import (
     CommitTxn,
     check_pair,
-    pair_of,
     resolve_outcome,
 )
 from epochlog.store.commit.root_commit import commit_root, refuse_unwritable
@@ -236,8 +235,7 @@ class _Sink:
         """Commit the segments of the tasks, if there are any, and end their intents."""
         if self._save.is_committed:  # The earlier outcome stands, even if its record has expired.
             if isinstance(txn, StreamBatch):
-                with closing(self._save.location.open()) as handle:
-                    handle.catalog.read(lambda view: pair_of(view, txn))
+                self._require_landed(txn)
             return
         segments = tuple(segment for message in messages for segment in message.segments)
         edit, ending = TableEdit(self._save.table.id, self._save.table.name, segments), self._intents(messages)
@@ -248,6 +246,16 @@ class _Sink:
                 commit_root(handle, [edit], txn=txn, ending=ending)
             else:
                 handle.intents.end(ending)
+
+    def _require_landed(self, batch: StreamBatch) -> None:
+        """Raise CheckpointMismatch if another batch of this number has landed: then the tasks left the rows out."""
+        with closing(self._save.location.open()) as handle:
+            landed = handle.catalog.read(lambda view: resolve_outcome(view, batch, [self._save.table.id]))
+        if landed is None:
+            raise CheckpointMismatch(
+                f"stream {batch.app!r}: batch {batch.number} of an earlier checkpoint has landed, so the rows of this "
+                "one were not written. Set .option('newCheckpoint', 'true'), as when the stream was started anew"
+            )
 
     def _abort(self, messages: Messages) -> None:
         """End the intents, so that vacuum deletes their files and no commit takes them. Delete no file here, since an

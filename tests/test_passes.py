@@ -35,6 +35,11 @@ def test_skipped(): pytest.skip()
 """
 
 
+@pytest.fixture(autouse=True)
+def without_options_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+
+
 def pytest_of(folder: Path, name: str, code: str) -> Pass:
     (folder / f"test_{name}.py").write_text(code)
     options = (

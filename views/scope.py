@@ -125,9 +125,7 @@ class Scope:
                 raise InvalidInput(f"{node.sql(syntax.DIALECT)} names no source of its block")
             columns = [c for c in [*self.hidden, *self.columns] if c.source.casefold() == node.table.casefold()]
         left_out = {column.name.casefold() for column in star.args.get("except_") or []}
-        unknown = left_out - {column.name.casefold() for column in columns}
-        if unknown:
-            raise InvalidInput(f"{node.sql(syntax.DIALECT)}: there is no column {min(unknown)}")
+        # A stored view does not read the columns that it leaves out: its tables need not have them any more.
         return [syntax.named(c.value, c.name) for c in columns if c.name.casefold() not in left_out]
 
 

@@ -302,6 +302,7 @@ class JobTask:
     def open(self) -> Opened:
         record = self._runner.record()
         if record.state == "finished":  # It needs no runner, and nobody would release it.
+            self._lease.incarnation = record.incarnation
             return Opened(record.incarnation, self._parts, frozenset(range(self._parts)), self._settings)
         has_coordinator = record.runner is not None and record.runner.kind == "coordinator"
         # The job's parts attach to this coordinator now, so the earlier one may be fenced.

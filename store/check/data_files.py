@@ -204,7 +204,7 @@ def _check_parquet_statistics(data: pa.Buffer) -> Iterator[str]:
     file = pq.ParquetFile(pa.BufferReader(data))
     places = flat_columns(file.schema_arrow)
     for group in range(file.metadata.num_row_groups):
-        metadata, rows = file.metadata.row_group(group), file.read_row_group(group)
+        metadata, rows = file.metadata.row_group(group), file.read_row_group(group, columns=list(places))
         for name, column in zip(rows.column_names, rows.columns, strict=True):
             statistics = metadata.column(places[name]).statistics if name in places else None
             if statistics is None:

@@ -121,7 +121,7 @@ def _require_newest(newest: _Newest, batch: StreamBatch) -> None:
 
 def _newest(view: ReadTxn, app: str) -> _Newest:
     for key, record in scan_prefix(view, txn_prefix(app), reverse=True):
-        if record["epoch"] is not None:  # else `resolve` has aborted it
+        if record["epoch"] is not None and "alter" not in record:  # else `resolve` has aborted it, or it is no batch
             return _Newest(key_epoch(key), record.get("query"), record.get("planned_ms"))
     return _Newest()
 

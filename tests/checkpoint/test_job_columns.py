@@ -15,7 +15,6 @@ from altered_table import AlteredTable, random_alter, random_rows
 from epochlog.store.commit import table_ddl
 from lab import KEY, SCHEMA, Lab, mirror, table_of
 from log_source_model import received
-from raw_check import raw_check
 from seeds import seeds
 
 
@@ -159,7 +158,7 @@ def test_a_job_that_does_not_read_the_sequence_of_its_upstream(lab: Lab) -> None
     for output in ("r", "j_out", "total"):
         rows = lab.store.table(output).to_arrow().to_pylist()
         assert {row["k"]: row["v"] for row in rows} == {0: 0, 1: 9, 2: 2}
-    assert raw_check(view).ok
+    assert view.check().ok
     assert lab.store.verify().ok
 
 
@@ -255,7 +254,7 @@ def test_a_view_keeps_its_columns(lab: Lab, view: el.View) -> None:
     lab.tick()
     view.step()
     assert totals(lab) == {1: (37, 3), 2: (1, 1)}
-    assert raw_check(view).ok
+    assert view.check().ok
     with pytest.raises(el.SchemaInUse, match="'totals'"):
         table.alter(drop=["v"])
 
@@ -292,7 +291,7 @@ def test_a_replaced_view_takes_the_present_columns(lab: Lab, view: el.View) -> N
     while view.step() is not None:
         lab.tick()
     assert totals(lab) == {1: (30, 2), 2: (4, 1)}
-    assert raw_check(view).ok
+    assert view.check().ok
 
 
 @pytest.mark.rule("7.7")
@@ -316,7 +315,7 @@ def test_a_replaced_view_leaves_the_columns_of_the_tables_that_it_no_longer_read
     while view.step() is not None:
         lab.tick()
     assert totals(lab) == {3: (5, 1)}
-    assert raw_check(view).ok
+    assert view.check().ok
     assert lab.store.verify().ok
 
 
@@ -355,7 +354,7 @@ def test_a_view_binds_the_columns_that_its_query_reads(lab: Lab, refresh: str) -
         while view.step() is not None:
             lab.tick()
         assert totals(lab) == expected
-        assert raw_check(view).ok
+        assert view.check().ok
         assert view.explain().startswith("full" if refresh == "full" else "incremental")
         return view.info.committed_epoch
 
@@ -457,6 +456,6 @@ def test_a_view_equals_its_query_through_random_alters_of_its_table(lab: Lab, se
                 rows = snapshot["totals"].to_arrow().to_pylist()
                 assert snapshot["t"].to_arrow().to_pylist() == altered.moments[max(altered.moments)].read()
             assert {row["g"]: (row["n"], row["s"]) for row in rows} == sums(altered)
-            assert raw_check(view).ok
+            assert view.check().ok
     assert refused
     assert lab.store.verify().ok

@@ -246,6 +246,19 @@ def test_a_job_whose_data_ends_finishes_all_parts(tmp_path: Path) -> None:
         check(store)
 
 
+def test_all_parts_attach_to_a_job_that_has_finished(tmp_path: Path) -> None:
+    """The second one had no answer until its timeout: the check of the lease failed, which a finished job has not."""
+    with world(tmp_path) as (store, server):
+        write(store, random.Random(1))
+        store.table("orders").finish()
+        with open_worker(server, store) as worker:
+            part = worker.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)
+            wait_until(lambda: part.finished or part.step(refresh, 0.05) == 0)
+        with el.serve(store, token=TOKEN, control=settings()) as later, open_worker(later, store) as worker:
+            parts = [worker.attach(job="revenue", index=index, of=2, timeout=WAIT_LIMIT_S) for index in range(2)]
+            assert [part.finished for part in parts] == [True, True]
+
+
 def test_a_job_is_drained_through_its_coordinator(tmp_path: Path) -> None:
     """Its parts take in what is there, and the commit of that is the last; what comes later is not its input."""
     with world(tmp_path) as (store, server), open_worker(server, store) as worker:

@@ -101,6 +101,23 @@ def test_a_checkpoint_of_last_night_repeats_no_number_with_other_rows(lake) -> N
     assert loader.ids() == [1, 2]
 
 
+@pytest.mark.rule("1.25")
+def test_a_stream_that_was_started_anew_loses_no_batch_without_the_option(lake) -> None:
+    """The number of its second batch has landed from the longer stream before it: its rows were left out in silence."""
+    loader = Loader(lake, "a write in foreachBatch")
+    for number in (1, 2, 3):
+        loader.add(number)
+        loader.run()
+    loader.add(4)
+    shutil.rmtree(lake.scratch / "ck")
+    loader.run(new_checkpoint=True)
+    loader.add(5)
+    with pytest.raises(Exception, match="CheckpointMismatch.*rows of this one were not written.*newCheckpoint"):
+        loader.run()
+    loader.run(new_checkpoint=True)
+    assert 5 in loader.ids()
+
+
 def test_the_option_is_for_streams(lake, tmp_path) -> None:
     write: Callable[..., None] = lake.write
     frame = lake.spark.createDataFrame(rows(0, 1))

@@ -177,6 +177,7 @@ def narrow_types_at_old_epochs(root: Path) -> None:
         store.compact("t", full=True)
         altered.check()
         assert altered.table.to_arrow(epoch=first).schema.field("a").type == pa.int32()
+        assert altered.table.to_arrow(epoch=first, filter=pc.field("a") > 2)["a"].to_pylist() == [3, 4]
 
 
 def pre_images_across_alters(root: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_planted_error_is_found(error: str, monkeypatch: pytest.MonkeyPatch, e
         for name in cases:
             try:
                 play(plan_of_case(name), f"{name} {attempt}", 5, engine, engine.judge)
-            except Differs:
+            except (Differs, duckdb.Error):  # other rows, or a query over a table that the step has not
                 return
     raise AssertionError("no case shows the planted error")
 

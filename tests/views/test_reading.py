@@ -180,7 +180,6 @@ def test_stars_over_chains_of_using_have_the_columns_of_spark() -> None:
     ("SELECT g, COUNT(*) AS n FROM t GROUP BY -1", "GROUP BY -1: the query has no such column"),
     ("SELECT 1 AS x, COUNT(*) AS n FROM t GROUP BY ROLLUP (x)", "cannot group by the constant 1 in GROUPING SETS"),
     ("SELECT k FROM a JOIN b USING (k) JOIN d ON d.w = a.id", "the column 'k' is ambiguous"),
-    ("SELECT * EXCEPT (nothing) FROM t", "there is no column nothing"),
     ("SELECT p FROM (SELECT id, v FROM t) q(p)", "1 column names are given to a query with 2 columns"),
 ])  # fmt: skip
 def test_what_would_be_read_wrongly_is_refused(tables: DuckDB, text: str, message: str) -> None:
