@@ -31,10 +31,10 @@ setup-demo:
 demo: setup-demo  ## the flights demo: four views on Spark, compared with DuckDB at ten moments
 	@$(BIN)/epochlog demo
 
-check: setup  ## format, lint, types, tidy and fast tests: under two minutes
+check: setup  ## format, lint, types, tidy and fast tests: four minutes on two cores
 	@$(PASSES) check
 
-test: setup  ## all tests, with Spark; some of stores also on S3 and Redis: under ten minutes
+test: setup  ## all tests, with Spark; some of stores also on S3 and Redis: 13 minutes on two cores
 	@$(PASSES) test
 
 test-one: setup  ## one test: make test-one T=tests/store/test_sorted_run.py::test_name, or a file, a folder, T="PATH -k WORD"
