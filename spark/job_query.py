@@ -31,7 +31,7 @@ from epochlog.checkpoint.pipeline.step_scheduler import (
 )
 from epochlog.checkpoint.worker.attached_job import AttachedJob, check_coordinator, reach_coordinator
 from epochlog.checkpoint.worker.worker import Worker
-from epochlog.errors import InvalidInput, JobRunning
+from epochlog.errors import EpochlogError, InvalidInput, JobRunning
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.log_events import JOB_ENDED, JOB_RETRIED, RETRY, RUNNER_WAITS
 
@@ -163,6 +163,12 @@ class Loop:
             self._attached.close()
         self.runner.release(self.lease)
 
+    def _has_finished(self) -> bool:
+        """Return True if the data of the job has ended. An error counts for the next step: this one has committed."""
+        with suppress(EpochlogError):
+            return self.runner.record().state == "finished"
+        return False
+
     def _end(self) -> None:
         """End the query of a job that has finished. A micro-batch cannot stop its own query, so a thread does."""
         self._stopped = True
@@ -215,7 +221,6 @@ class Loop:
             else:
                 epoch = step(self.runner, self._session, self._refresh, lease=self.lease)
             is_idle = epoch is None and (self._attached is None or not self.runner.has_work())
-            finished = self.runner.record().state == "finished"
         except JobRunning as error:
             if self._attached is None:
                 self._handle_failure(error)
@@ -225,6 +230,7 @@ class Loop:
         except Exception as error:  # noqa: BLE001  # a refresh may raise any error
             self._handle_failure(error)
             return None
+        finished = self._has_finished()
         self._schedule = succeeded(self._schedule, epoch, _now_ms(), finished=finished)
         if finished:
             self._end()

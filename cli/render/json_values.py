@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochlog.store.types.casting import map_entries
+from epochlog.store.types.casting import relabelled
 
 _T = pa.types
 _DAY = r"^(-?\d+-\d\d-\d\d) "
@@ -72,7 +72,8 @@ def _nested_values(array: pa.Array) -> list[Any]:
         rows = [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
         return [row if present else None for row, present in zip(rows, array.is_valid().to_pylist(), strict=True)]
     if _T.is_map(array.type):
-        array = map_entries(array)
+        key, value = array.type.key_field.with_name("key"), array.type.item_field.with_name("value")
+        array = relabelled(array, pa.list_(pa.struct([key, value])))
     flat = iter(plain_values(array.flatten()))
     lengths = pc.list_value_length(array).to_pylist()
     return [None if length is None else list(islice(flat, length)) for length in lengths]

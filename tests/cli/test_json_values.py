@@ -44,6 +44,10 @@ CASES = [
         pa.array([[("k", 1), ("l", None)], None, []], pa.map_(pa.string(), pa.int32())),
         [[{"key": "k", "value": 1}, {"key": "l", "value": None}], None, []],
     ),
+    (
+        pa.array([[("k", 1)]], pa.map_(pa.field("name", pa.string(), nullable=False), pa.field("name", pa.int32()))),
+        [[{"key": "k", "value": 1}]],
+    ),
 ]
 
 
