@@ -89,7 +89,9 @@ class SchemaChange:
 
     def fingerprint(self, table_id: int, settings: object) -> bytes:
         """Return bytes that differ for different changes of columns and settings, and for different tables."""
-        added = [(field.name, str(field.type)) for field in self.add]
+        added = [
+            (field.name, str(field.type), field.nullable, sorted((field.metadata or {}).items())) for field in self.add
+        ]
         widened = sorted((name, str(kind)) for name, kind in self.widen)
         parts = table_id, added, sorted(self.drop), sorted(self.rename), widened, str(settings)
         return sha256(repr(parts).encode()).digest()

@@ -119,7 +119,9 @@ def test_a_txn_is_of_one_alter_of_one_table(table: el.Table, lab: Lab) -> None:
     other = filled(lab.store, "other")
     table.alter(**SWAP, txn=("deploy", 1))
     table.upsert([{"id": 2, "a": 0, "b": 0, "c": 0}], txn=("deploy", 2))
+    other.alter(add=[pa.field("d", pa.int64(), metadata={"comment": "cents"})], txn=("deploy", 9))
     for attempt in (
+        lambda: other.alter(add=[pa.field("d", pa.int64(), metadata={"comment": "euros"})], txn=("deploy", 9)),
         lambda: table.alter(drop=["a"], txn=("deploy", 1)),
         lambda: table.alter(**SWAP, changelog="full", txn=("deploy", 1)),
         lambda: other.alter(**SWAP, txn=("deploy", 1)),
@@ -130,7 +132,7 @@ def test_a_txn_is_of_one_alter_of_one_table(table: el.Table, lab: Lab) -> None:
         with pytest.raises(el.TxnMismatch, match="was used before for"):
             attempt()
     assert table.to_arrow()["id"].to_pylist() == [1, 2]
-    assert other.schema.names == ["id", *NAMES]
+    assert other.schema.names == ["id", *NAMES, "d"]
     assert lab.store.resolve(("deploy", 3)) is None
     with pytest.raises(el.TxnAborted):
         table.alter(drop=["a"], txn=("deploy", 3))
