@@ -67,6 +67,16 @@ def test_the_first_batch_of_a_new_checkpoint_is_no_replay(store: el.Store) -> No
 
 
 @pytest.mark.rule("1.25")
+def test_an_alter_of_the_application_is_no_batch_of_its_stream(store: el.Store) -> None:
+    """Its number made the next batch one of a checkpoint that is older than the table."""
+    assert land(store, StreamBatch("app", 0, "q"), 1)
+    store.table("t").alter(add=[pa.field("v", pa.int64())])
+    store.table("t").alter(drop=["v"], txn=("app", 17))
+    assert land(store, StreamBatch("app", 1, "q"), 2) and not land(store, StreamBatch("app", 1, "q"), 2)
+    assert keys(store) == [1, 2]
+
+
+@pytest.mark.rule("1.25")
 def test_a_batch_that_is_replayed_across_the_upgrade_stays_one(store: el.Store) -> None:
     for number in range(3):
         assert land(store, ("app", number), number)  # as an earlier release recorded it
