@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,6 @@ from seeds import seeds
 
 FIELDS = pa.schema([("id", pa.int64()), ("a", pa.int32()), ("b", pa.string())])
 ROWS = [{"id": 1, "a": 1, "b": "x"}, {"id": 2, "a": 2, "b": "y"}]
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,13 +19,6 @@ FIELDS = pa.schema([("id", pa.int64()), ("a", pa.int32()), ("b", pa.string()), (
 AT = datetime(2026, 1, 1)
 ROWS = [{"id": key, "a": key, "b": f"b{key}", "at": AT} for key in range(3)]
 TTL = el.TableOptions(ttl=timedelta(days=300_000), ttl_column="at")
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
 
 
 def sequenced(lab: Lab) -> el.Table:

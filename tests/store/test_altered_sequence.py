@@ -103,13 +103,6 @@ def test_deletes_of_an_open_writer_land_after_a_drop_and_rows_do_not() -> None:
 # ---- the rules, one by one -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
-
-
 @pytest.mark.rule("7.10")
 def test_the_sequence_is_renamed_and_nothing_else(lab: Lab) -> None:
     table = AlteredSequence(lab.store).table

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -29,13 +28,6 @@ ALTERS: dict[str, list[dict[str, Any]]] = {
     "drop, then add of its name": [{"drop": ["a"]}, {"add": {"a": pa.int64()}}],
     "widen, then drop": [{"widen": {"a": pa.int64()}}, {"drop": ["a", "b"]}],
 }
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
 
 
 def row(altered: AlteredTable, key: int, **values: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -112,13 +112,6 @@ STEPS = st.one_of(
     st.tuples(st.just("rename"), st.none()),
     st.tuples(st.just("restore"), st.integers(0, 9)),
 )
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
 
 
 def clone_and_replay(steps: Sequence[Step], chosen: int, late: Sequence[Sequence[CdcEvent]], dropped: bool) -> None:

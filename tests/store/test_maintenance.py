@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,6 @@ from wait_until import WAIT_LIMIT_S
 OPTIONS = el.TableOptions(
     history_retention=timedelta(seconds=10), log_retention=timedelta(minutes=1), compact_segments=2
 )
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,13 +27,6 @@ TIME = pa.timestamp("ms", "UTC")
 SCHEMA = pa.schema([("k", pa.int64()), ("at", TIME), ("until", TIME), ("n", pa.int32())])
 HOURLY = el.TableOptions(history_retention=timedelta(days=9), ttl=timedelta(hours=1), ttl_column="at")
 SWAP = {"at": "until", "until": "at"}
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
 
 
 def expiring(lab: Lab, name: str = "t") -> el.Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -22,13 +21,6 @@ Change = dict[str, Any]
 NAMES = ("a", "b", "c")
 FIELDS = pa.schema([("id", pa.int64()), *((name, pa.int64()) for name in NAMES)])
 SWAP: Change = {"rename": {"a": "b", "b": "a"}}
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
 
 
 @pytest.fixture

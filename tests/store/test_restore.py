@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,13 +19,6 @@ from lab import KEY, SCHEMA, Lab, State, mirror
 
 KEPT = el.TableOptions(history_retention=timedelta(days=1))
 FIRST: State = {1: (0, 10), 2: (0, 20), 3: (0, 30)}
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
 
 
 def changed(lab: Lab, table: el.Table) -> tuple[int, list[tuple[str, int, int]]]:

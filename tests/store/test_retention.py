@@ -30,13 +30,6 @@ from lab import INTERVAL_MS, Lab, mirror, state_of, sums, table_of
 HOUR_MS = 3_600_000
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
-
-
 def options(history_s: float, log_s: float) -> el.TableOptions:
     return el.TableOptions(
         history_retention=timedelta(seconds=history_s), log_retention=timedelta(seconds=log_s), compact_segments=1000,

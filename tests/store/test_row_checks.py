@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,6 @@ from sink_simulation import SinkWrite
 
 SCHEMA = pa.schema([("k", pa.int64()), ("cents", pa.int64()), ("at", pa.int64())])
 CHECKS = {"positive": "cents >= 0", "known": "at <> 13 OR cents = 1"}
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
 
 
 def row(k: int, cents: int | None, at: int = 0) -> dict[str, Any]:

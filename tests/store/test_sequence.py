@@ -28,13 +28,6 @@ from lab import Lab
 KEPT = el.TableOptions(history_retention=timedelta(days=1))
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
-
-
 def cdc_table(lab: Lab, **options: Any) -> el.Table:
     return lab.store.create_table("t", SCHEMA, ["k"], sequence_by="at", **options)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,6 @@ from lab import KEY, SCHEMA, Lab, mirror, table_of
 
 SHORT = el.TableOptions(history_retention=timedelta(0))
 ChangeRows = list[tuple[str, int, int]]
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
 
 
 def changed_rows(lab: Lab, after: int, until: int | None = None, mode: str = "epochs") -> ChangeRows:

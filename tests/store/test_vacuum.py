@@ -7,10 +7,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -25,13 +23,6 @@ from lab import Lab, state_of, sums, table_of
 
 GRACE_MS = round(GRACE.total_seconds() * 1000)
 NO_LOG = el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(0), compact_segments=1)
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "s")
-    yield made
-    made.store.close()
 
 
 def files(lab: Lab) -> set[str]:
