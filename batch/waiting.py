@@ -17,7 +17,7 @@ T = TypeVar("T")
 ASK_ANYWAY_S = 1.0
 """Time after which a policy is asked again without a change of the catalog, because it may depend on the clock."""
 CHECK_S = 0.1
-"""How often a wait with a check calls it."""
+"""Time between two calls of the check of a wait."""
 REST = 4
 """Ratio of the pause after a choice to its duration, so that waiting takes at most a fifth of a core under many
 commits.

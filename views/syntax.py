@@ -22,11 +22,6 @@ def walk(node: exp.Expr) -> Iterator[exp.Expr]:
             pending.extend(reversed(list(current.iter_expressions())))
 
 
-def queries_in(node: exp.Expr) -> list[exp.Query]:
-    """Return the outermost subqueries inside of a scalar expression."""
-    return [unwrapped(child) for child in walk(node) if isinstance(child, exp.Query)]
-
-
 def unwrapped(query: exp.Expr) -> exp.Query:
     """Return a query without the parentheses around it."""
     while isinstance(query, exp.Subquery) and isinstance(query.this, exp.Query):

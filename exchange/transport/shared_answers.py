@@ -13,7 +13,7 @@ FRESH_S = 1.0
 most half of the time.
 """
 _POLL_S = 0.1
-"""How often a request that waits checks that its client is still connected."""
+"""Time between two checks that the client of a waiting request is still connected."""
 
 
 @dataclass(frozen=True, slots=True)

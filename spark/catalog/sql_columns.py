@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NoReturn
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ _KEPT = (
     kinds.DatetimeType,
     kinds.NullType,  # the table refuses it itself
 )
+_NESTED = (kinds.ArrayType, kinds.MapType, kinds.StructType)
 _CHAR_OR_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 """Name in a column's metadata under which Spark keeps the CHAR or VARCHAR that it reads as a STRING."""
 
@@ -47,38 +49,35 @@ def check_types(table: str, schema: kinds.StructType) -> None:
         _check_type(table, field.name, field.dataType)
 
 
-def _check_type(table: str, column: str, kind: kinds.DataType) -> None:
+def _parts(column: str, kind: kinds.DataType) -> Iterator[tuple[str, kinds.DataType, kinds.StructField | None]]:
+    """Yield the path and the type of each part inside a column, outer ones first, and its field if a struct has it."""
+    inner: list[tuple[str, kinds.DataType, kinds.StructField | None]] = []
     match kind:
         case kinds.ArrayType():
-            _check_type(table, f"{column}.element", kind.elementType)
+            inner = [("element", kind.elementType, None)]
         case kinds.MapType():
-            _check_type(table, f"{column}.key", kind.keyType)
-            _check_type(table, f"{column}.value", kind.valueType)
+            inner = [("key", kind.keyType, None), ("value", kind.valueType, None)]
         case kinds.StructType():
-            for field in kind:
-                _check_type(table, f"{column}.{field.name}", field.dataType)
-        case _:
-            advice = _instead(kind)
-            if advice is not None:
-                _refuse(table, column, kind.simpleString(), advice)
+            inner = [(field.name, field.dataType, field) for field in kind]
+    for name, part, field in inner:
+        yield f"{column}.{name}", part, field
+        yield from _parts(f"{column}.{name}", part)
+
+
+def _check_type(table: str, column: str, kind: kinds.DataType) -> None:
+    for path, part, _ in [(column, kind, None), *_parts(column, kind)]:
+        advice = None if isinstance(part, _NESTED) else _instead(part)
+        if advice is not None:
+            _refuse(table, path, part.simpleString(), advice)
 
 
 def _refuse_inner_comments(table: str, column: str, kind: kinds.DataType) -> None:
-    match kind:
-        case kinds.ArrayType():
-            _refuse_inner_comments(table, f"{column}.element", kind.elementType)
-        case kinds.MapType():
-            _refuse_inner_comments(table, f"{column}.key", kind.keyType)
-            _refuse_inner_comments(table, f"{column}.value", kind.valueType)
-        case kinds.StructType():
-            for field in kind:
-                name = f"{column}.{field.name}"
-                if "comment" in field.metadata:
-                    raise InvalidSchema(
-                        f"table {table}, column {name!r}: only columns have a comment, fields within them have none; "
-                        "leave out its COMMENT"
-                    )
-                _refuse_inner_comments(table, name, field.dataType)
+    for path, _, field in _parts(column, kind):
+        if field is not None and "comment" in field.metadata:
+            raise InvalidSchema(
+                f"table {table}, column {path!r}: only columns have a comment, fields within them have none; "
+                "leave out its COMMENT"
+            )
 
 
 def _instead(kind: kinds.DataType) -> str | None:
