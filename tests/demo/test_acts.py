@@ -14,6 +14,7 @@ import pytest
 
 from epochlog import errors
 from epochlog.demo import acts, worker
+from wait_until import wait_until
 
 
 def test_a_slowed_refresh_waits_after_its_work_and_no_longer_once_closed() -> None:
@@ -58,12 +59,19 @@ def test_a_driver_is_heard_told_and_ended(program: None, tmp_path: Path) -> None
 
 def test_a_killed_driver_takes_its_children_with_it(program: None, tmp_path: Path) -> None:
     driver = worker.ViewProcess("root", "view", tmp_path / "log")
-    child = Path("/proc", str(driver.events.get()["child"]))
-    assert child.exists()
+    child = Path("/proc", str(driver.events.get()["child"]), "stat")
+    assert not ended(child)
     driver.kill()
     assert driver.events.get()["event"] == "gone"
-    while child.exists() and "Z" not in (child / "stat").read_text().rsplit(")", 1)[1].split()[0]:
-        pass
+    wait_until(lambda: ended(child))
+
+
+def ended(stat: Path) -> bool:
+    """Return True for a missing process or a zombie. It may end between the opening of its file and the reading."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_an_event_is_written_at_once_with_the_end_of_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
