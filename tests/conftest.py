@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -57,6 +58,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Chooses one seed for hypothesis in the whole run (xdist hands it to its workers) unless one is given."""
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+    gc.disable()  # until all tests are collected
+
+
+def pytest_collection_finish() -> None:
+    """Set the garbage collector for a process that holds 400,000 objects of collected tests: it leaves these alone, and
+    looks less often. Its looks took an eighth of the CPU time of `make check`.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
