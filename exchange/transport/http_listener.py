@@ -58,6 +58,7 @@ class HttpConnection:
         self.keeps_thread = False  # for a known client: no other request takes its thread
         self.released = False
         self.aborted = False
+        self._ending = threading.Lock()  # an abort never meets a descriptor that is another socket's by then
 
     def is_gone(self) -> bool:
         """Return True if the client has closed the connection or its sending half, or the connection was aborted."""
@@ -96,7 +97,7 @@ class HttpConnection:
     def abort(self) -> None:
         """End the connection at once; the thread that reads or writes it fails then, and closes it."""
         self.aborted = True
-        with suppress(OSError):
+        with self._ending, suppress(OSError):
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # an SSLSocket's own changes what the thread reads
 
     def is_ending(self) -> bool:
@@ -105,9 +106,10 @@ class HttpConnection:
 
     def close(self) -> None:
         """Send what was written, and close the connection."""
-        with suppress(OSError):
-            self.socket.shutdown(socket.SHUT_WR)
-        self.socket.close()
+        with self._ending:
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_WR)
+            self.socket.close()
 
 
 class HttpListener:
