@@ -267,11 +267,11 @@ def test_bounds_of_float_keys_order_nan_last(tmp_path: Path) -> None:
 def test_every_cut_and_every_flipped_byte_is_reported(name: str) -> None:
     keyed, files = KEYED[name], MemoryFiles()
     segment, rows = written(files, keyed, [(1, 1), (2, None)])
-    good = files.data[PATH]
+    good = files.read(PATH).to_pybytes()
     assert keyed.plain(reader(files, segment, keyed).read()) == keyed.plain(rows)  # damage after a good read counts too
 
     def must_be_reported(data: bytes) -> None:
-        files.data[PATH] = data
+        files.replace(PATH, data)
         with pytest.raises(Corrupt) as caught:
             reader(files, segment, keyed).read(["v"])
         assert caught.value.path == PATH
@@ -281,7 +281,7 @@ def test_every_cut_and_every_flipped_byte_is_reported(name: str) -> None:
     must_be_reported(good + b"\0")
     for place in range(len(good)):
         must_be_reported(good[:place] + bytes([good[place] ^ (1 << place % 8)]) + good[place + 1 :])
-    files.data[PATH] = good
+    files.replace(PATH, good)
     assert keyed.plain(reader(files, segment, keyed).read()) == keyed.plain(rows)
 
 

@@ -242,11 +242,11 @@ def test_repeated_strings_get_a_dictionary(tmp_path: Path) -> None:
 def test_every_cut_and_every_flipped_byte_is_reported(name: str) -> None:
     keyed, files = KEYED[name], MemoryFiles()
     part, rows = written(files, keyed, [(1, 1), (2, 2)])
-    good = files.data[PATH]
+    good = files.read(PATH).to_pybytes()
     assert keyed.plain(read(files, part, keyed)) == keyed.plain(rows)
 
     def must_be_reported(data: bytes) -> None:
-        files.data[PATH] = data
+        files.replace(PATH, data)
         with pytest.raises(Corrupt) as caught:
             read(files, part, keyed, ["v"])
         assert caught.value.path == PATH

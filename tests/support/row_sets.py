@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from epochlog.store.env.files import FileInfo
+from epochlog.store.env.memory_files import InMemoryFiles
 from epochlog.store.sst.merge import Rows, sorted_unique
 from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.schema import TableSchema
@@ -58,40 +58,16 @@ def wide_rows(ids: list[int], salt: int = 0) -> pa.Table:
     return WIDE.conform(pa.table(columns))
 
 
-class MemoryFiles:
-    """Files in a dict: quick enough to damage every byte in turn."""
+class MemoryFiles(InMemoryFiles):
+    """Files in memory that can be damaged: quick enough to damage every byte in turn."""
 
-    remote = False
-    place = "memory"
-
-    def __init__(self) -> None:
-        self.data: dict[str, bytes] = {}
-
-    def write(self, path: str, data: pa.Buffer | bytes) -> None:
-        self.data[path] = bytes(data)
-
-    def read(self, path: str) -> pa.Buffer:
-        if path not in self.data:
-            raise FileNotFoundError(path)
-        return pa.py_buffer(self.data[path])
+    def replace(self, path: str, data: bytes) -> None:
+        self.delete(path)
+        self.write(path, data)
 
     def stamp(self, path: str) -> tuple[str | int, ...]:
-        return path, hash(self.data.get(path))
-
-    def open_input(self, path: str) -> pa.NativeFile:
-        return pa.BufferReader(self.read(path))
-
-    def size(self, path: str) -> int:
-        return len(self.data[path])
-
-    def exists(self, path: str) -> bool:
-        return path in self.data
-
-    def list(self, prefix: str = "") -> list[FileInfo]:
-        return [FileInfo(path, len(data), 0) for path, data in sorted(self.data.items()) if path.startswith(prefix)]
-
-    def delete(self, path: str) -> None:
-        self.data.pop(path, None)
+        """Stamp the content too: damaged bytes have the size of those before."""
+        return *super().stamp(path), hash(self.read(path).to_pybytes())
 
 
 @dataclass(frozen=True, slots=True)
