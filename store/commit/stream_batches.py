@@ -9,7 +9,8 @@ are in the checkpoint, and a replay has them again. Rules: docs/SEMANTICS.md, 1.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from epochlog.errors import CheckpointMismatch, TxnOutcomeForgotten
 from epochlog.store.catalog.keys import key_epoch, txn_app_key, txn_prefix
@@ -20,6 +21,10 @@ _ADVICE = (
     "so: new_checkpoint=True of el.sink, or .option('newCheckpoint', 'true'). A further stream takes an application "
     "name of its own"
 )
+
+_QUERY_HASH = re.compile(rb"[0-9a-f]{16}")
+_BEFORE_QUERIES = ""
+"""Hash that stands for the query of outcomes of earlier releases, once the stream was started anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,8 @@ def pair_of_batch(view: ReadTxn, batch: StreamBatch) -> tuple[str, int]:
         _require_newest(_newest(view, own), batch)
         return own, batch.number
     newest = _newest(view, batch.app)
+    if newest.number >= 0 and newest.query is None and _was_started_anew(view, batch.app):
+        newest = replace(newest, query=_BEFORE_QUERIES)
     if _continues(view, newest, batch):
         return batch.app, batch.number
     if batch.new_checkpoint and batch.query is not None and newest.query != batch.query_hash:
@@ -124,6 +131,12 @@ def _newest(view: ReadTxn, app: str) -> _Newest:
         if record["epoch"] is not None and "alter" not in record:  # else `resolve` has aborted it, or it is no batch
             return _Newest(key_epoch(key), record.get("query"), record.get("planned_ms"))
     return _Newest()
+
+
+def _was_started_anew(view: ReadTxn, app: str) -> bool:
+    """Return True if a query has said that the application's stream was started anew, and has landed a batch."""
+    own = scan_prefix(view, txn_app_key(f"{app}#"))
+    return any(_QUERY_HASH.fullmatch(key.rpartition(b"#")[2]) for key, _ in own)
 
 
 def _forgotten(view: ReadTxn, app: str) -> int:

@@ -169,6 +169,19 @@ def test_of_two_new_streams_with_one_name_one_lands(store: el.Store) -> None:
     assert keys(store) == [1, 3] and not store.verify().unreachable
 
 
+@pytest.mark.rule("1.25")
+def test_an_outcome_of_an_earlier_release_is_not_of_a_query_after_one_that_started_anew(store: el.Store) -> None:
+    """Its batch 0 was lost in silence: the outcome belonged to whichever query asked for it."""
+    assert land(store, ("app", 0), 1)
+    assert not land(store, StreamBatch("app", 0, "first"), 1), "the stream goes on after the upgrade"
+    assert land(store, StreamBatch("app", 0, "second", new_checkpoint=True), 2)
+    with pytest.raises(el.CheckpointMismatch, match="batch 0 has landed before"):
+        land(store, StreamBatch("app", 0, "third"), 3)
+    assert land(store, StreamBatch("app#other", 0, "fourth"), 4) and land(store, ("app2", 0), 5)
+    assert not land(store, StreamBatch("app2", 0, "fifth"), 5), "another application's start says nothing of this one"
+    assert keys(store) == [1, 2, 4, 5]
+
+
 # ---- random histories ----------------------------------------------------------------------------------------------
 
 
