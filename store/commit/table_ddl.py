@@ -38,7 +38,7 @@ from epochlog.store.retention.holds import holds_of
 from epochlog.store.retention.retention import truncate
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
-from epochlog.store.types.schema import TableSchema
+from epochlog.store.types.schema import TableSchema, check_new_columns
 
 from .boundaries import force_within
 from .edits import TableEdit, append_entry
@@ -63,6 +63,7 @@ def create_table(
     settings = Settings(options, changelog, checks=checks)
     settings.check(schema.name, derived=False, schema=schema)
     settings.check_columns(schema)
+    check_new_columns(schema.name, schema.schema.names)
     require_returnable(schema.name, schema.schema)
 
     def body(tx: Txn) -> tuple[TableDef, bool]:
@@ -136,6 +137,7 @@ def alter_schema(
     back, and the errors of `resolve_outcome`.
     """
     check_pair(txn)
+    check_new_columns(table.name, (*(field.name for field in change.add), *(new for _, new in change.rename)))
     require_returnable(table.name, (*change.add, *(pa.field(name, kind) for name, kind in change.widen)))
     fingerprint = change.fingerprint(table.id, settings)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from dataclasses import field as dataclass_field
@@ -37,6 +37,13 @@ def check_name(kind: str, name: object) -> str:
             f"{kind} name {name!r} cannot be used: use 1 to 63 of a-z, 0-9 and _, beginning with a letter"
         )
     return name
+
+
+def check_new_columns(table: str, names: Iterable[str]) -> None:
+    """Raise InvalidSchema for the name of a new column that Spark and DuckDB would cut at a NUL."""
+    for name in names:
+        if "\0" in name:
+            raise InvalidSchema(f"table {table}, column {name!r}: a name cannot have a NUL; rename it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,3 +355,12 @@ def store_is_whole(lab: Lab, table: str = "t") -> None:
     lab.store.compact(table, full=True)
     report = lab.store.verify()
     assert report.ok, report
+
+
+@pytest.mark.parametrize("change", [{"add": [pa.field("c\0d", pa.int64())]}, {"rename": {"a": "c\0d"}}])
+def test_names_with_nul_are_refused(lab: Lab, change: dict[str, Any]) -> None:
+    """Spark and DuckDB cut them, so that no write by Spark and no view found the column."""
+    table = filled(lab)
+    with pytest.raises(el.InvalidSchema, match=r"table t, column 'c\\x00d'.*NUL"):
+        table.alter(**change)
+    assert table.schema.names == FIELDS.names

@@ -181,6 +181,7 @@ BAD_SCHEMAS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "key column twice": (SCHEMA, ["id", "id"], el.InvalidSchema, "new.*'id'.*twice"),
     "key as a string": (SCHEMA, "id", el.InvalidSchema, "new"),
     "hidden name": (pa.schema([("_key", pa.int64())]), ["_key"], el.InvalidSchema, "new.*'_key'"),
+    "name with NUL": (pa.schema([("a\0b", pa.int64())]), ["a\0b"], el.InvalidSchema, r"new.*'a\\x00b'.*NUL"),
     "column twice": (pa.schema([("a", pa.int64()), ("a", pa.int64())]), ["a"], el.InvalidSchema, "new"),
     "key of lists": (pa.schema([("a", pa.list_(pa.int64()))]), ["a"], el.InvalidSchema, "new.*'a'"),
     "no schema": ({"a": "int64"}, ["a"], el.InvalidSchema, "new"),
