@@ -238,7 +238,13 @@ class _PageHandler(HttpHandler):
     # ---- sessions --------------------------------------------------------------------------------------------------
 
     def _signed_in(self) -> bool:
-        return self.site.sessions is None or self.site.sessions.knows(self.headers.get("Cookie"))
+        sessions = self.site.sessions
+        if sessions is None:
+            return True
+        known = sessions.knows(self.headers.get("Cookie"))
+        if known:
+            self.accepted.note_known()
+        return known
 
     def do_POST(self) -> None:  # noqa: N802 (the name that the base class calls)
         self._guarded(self._sign_in)
@@ -266,6 +272,7 @@ class _PageHandler(HttpHandler):
         if cookie is None:
             self._send_form(403, "This is not the token of the server.")
         else:
+            self.accepted.note_known()
             self.send_page(b"", "text/plain; charset=utf-8", 303, {"Location": "/", "Set-Cookie": cookie})
 
     def _is_same_origin(self) -> bool:

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.log_events import DEFECT
@@ -20,7 +21,9 @@ from epochlog.store.env.log_events import DEFECT
 REQUEST_S = 5.0
 """Seconds within which a client sends its request and reads the answer."""
 MAX_ARRIVING = 32
-"""Connections whose requests have not come; a further one ends the oldest."""
+"""Connections whose requests have not come, and as many of known hosts; a further one ends the oldest."""
+MAX_KNOWN_HOSTS = 256
+"""Hosts that are remembered as known; a further one takes the place of that which has not come for longest."""
 MAX_WAITING = 32
 """Requests that wait for a thread, and as many of known clients; a further one gets 503."""
 MAX_HANDLERS = 16
@@ -38,6 +41,10 @@ _MOST_ACCEPTED = 64
 """Connections that are accepted between two looks at the others."""
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
+_HANDSHAKE = 22
+"""First byte of a TLS record of a handshake."""
+_RECORD_HEAD = 5
+"""Bytes before the content of a TLS record; the last two are its length."""
 _BUSY_TEXT = b"503 Service Unavailable\n"
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n"
@@ -46,12 +53,13 @@ _BUSY = (
 
 
 class HttpConnection:
-    """Accepted connection of an HTTP port."""
+    """Accepted connection of an HTTP port. address: of the client, its host first."""
 
-    def __init__(self, listener: HttpListener, accepted: socket.socket, address: object) -> None:
+    def __init__(self, listener: HttpListener, accepted: socket.socket, address: tuple[Any, ...]) -> None:
         self._listener = listener
         self.socket = accepted
         self.address = address
+        self.has_known_host = listener.knows_host(address[0])
         self.ends_s = monotonic_s() + REQUEST_S
         self._awaited: int | None = select.POLLIN  # what a handler needs of the client to go on
         self._awaited_since_s = 0.0
@@ -87,6 +95,10 @@ class HttpConnection:
     def release(self) -> None:
         """Exempt the connection from the limits of number and time; its handler has limits of its own."""
         self._listener.release(self)
+
+    def note_known(self) -> None:
+        """Note that a request of this connection is a known client's: over TLS, its host goes before others then."""
+        self._listener.note_known(self.address[0])
 
     def start_tls(self, context: ssl.SSLContext) -> None:
         """Wrap the socket. The handshake is part of the first read."""
@@ -126,8 +138,8 @@ class HttpListener:
         is_known: Callable[[bytes], bool] = lambda head: False,
     ) -> None:
         """Listen. respond: answers one request in a handler's thread. purpose: for messages and names of threads. tls:
-        the requests cannot be read here. is_known: returns True for the head of a request that goes before others.
-        Raises OSError.
+        the requests cannot be read here, so those of hosts that `note_known` names go before others. is_known: returns
+        True for the head of a request that goes before others, without TLS. Raises OSError.
         """
         self._respond = respond
         self._purpose = purpose
@@ -138,6 +150,7 @@ class HttpListener:
         self._waiting: dict[bool, deque[HttpConnection]] = {True: deque(), False: deque()}  # by known
         self._handled: set[HttpConnection] = set()
         self._released: set[HttpConnection] = set()
+        self._known_hosts: dict[str, None] = {}  # the latest last
         self._closing = threading.Event()
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
@@ -170,6 +183,16 @@ class HttpListener:
             connection.abort()
 
     # ---- for connections -------------------------------------------------------------------------------------------
+
+    def knows_host(self, host: str) -> bool:
+        return host in self._known_hosts
+
+    def note_known(self, host: str) -> None:
+        with self._lock:
+            self._known_hosts.pop(host, None)
+            self._known_hosts[host] = None
+            if len(self._known_hosts) > MAX_KNOWN_HOSTS:
+                del self._known_hosts[next(iter(self._known_hosts))]
 
     def release(self, connection: HttpConnection) -> None:
         with self._lock:
@@ -234,14 +257,14 @@ class HttpListener:
         if head is None:
             self._forget(connection)
             connection.close()
-        elif head and (self._tls or len(head) == MAX_PEEK or _END_OF_HEAD.search(head) or connection.is_gone()):
+        elif head and (_has_come(head, self._tls) or connection.is_gone()):
             self._forget(connection)
             self._let_wait(connection, head)
         elif descriptor not in self._arriving:
-            if len(self._arriving) >= MAX_ARRIVING:
-                oldest = next(iter(self._arriving.values()))
-                self._forget(oldest)
-                oldest.close()
+            others = [each for each in self._arriving.values() if each.has_known_host == connection.has_known_host]
+            if len(others) >= MAX_ARRIVING:
+                self._forget(others[0])
+                others[0].close()
             self._arriving[descriptor] = connection
             self._poller.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
 
@@ -250,7 +273,7 @@ class HttpListener:
             self._poller.unregister(connection.socket)
 
     def _let_wait(self, connection: HttpConnection, head: bytes) -> None:
-        known = connection.keeps_thread = not self._tls and self._is_known(head)
+        known = connection.keeps_thread = connection.has_known_host if self._tls else self._is_known(head)
         if len(self._handled) < MAX_HANDLERS and not any(self._waiting.values()):
             self._start(connection)
             return
@@ -359,6 +382,17 @@ class HttpListener:
 
     def _all_waiting(self) -> list[HttpConnection]:
         return [*self._waiting[True], *self._waiting[False]]
+
+
+def _has_come(head: bytes, tls: bool) -> bool:
+    """Return True if the head of a request has come, or the first record of a TLS handshake, or what is neither."""
+    if len(head) == MAX_PEEK:
+        return True
+    if not tls:
+        return _END_OF_HEAD.search(head) is not None
+    if head[0] != _HANDSHAKE:
+        return True
+    return len(head) >= _RECORD_HEAD and len(head) >= _RECORD_HEAD + int.from_bytes(head[3:_RECORD_HEAD], "big")
 
 
 def _peek(connection: socket.socket) -> bytes | None:

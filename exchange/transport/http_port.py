@@ -37,7 +37,7 @@ class HttpPort:
     ) -> None:
         """Listen at `address`: host:port, port 0 for a free one. purpose: what is served, for messages and the name of
         the thread. certificate: chain and key, PEM, for TLS. is_known: returns True for the head of a request that goes
-        before others; without TLS. Raises InvalidInput, WriteFailed.
+        before others; over TLS, hosts that `HttpConnection.note_known` names do. Raises InvalidInput, WriteFailed.
         """
         host, port = host_and_port(address, purpose)
         bound_handler = type(handler.__name__, (handler,), {"purpose": purpose, "bound_host": host})

@@ -7,17 +7,20 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import wait_until as wait_until_module
+from certificates import make_certificate
 from epochlog.exchange.transport import http_listener, shared_answers
 from epochlog.exchange.transport.http_listener import HttpConnection, HttpListener
+from epochlog.exchange.transport.http_port import HttpHandler, HttpPort
 from epochlog.exchange.transport.metrics_http import MetricsPort
 from epochlog.exchange.transport.shared_answers import SharedAnswers
 from epochlog.store.env.clock import monotonic_s
-from http_flood import ask_and_go, get, open_files, opened, rest_of
+from http_flood import TlsClient, ask_and_go, get, open_files, opened, rest_of
 from logged_events import logged
 from wait_until import WAIT_LIMIT_S, wait_until
 
@@ -260,6 +263,78 @@ def test_a_listener_goes_on_where_the_system_gives_no_thread(echo: Echo, monkeyp
         patch.setattr(threading.Thread, "start", refuse)
         assert rest_of(opened(echo.location, b"S\n\nEND")).startswith(b"HTTP/1.1 503 ")
     assert rest_of(opened(echo.location, b"S\n\nEND")) == b"S"
+
+
+# ---- TLS -----------------------------------------------------------------------------------------------------------
+
+
+class KnowingHandler(HttpHandler):
+    """Handler that knows all who are answered."""
+
+    def answer(self, path: str, query: str) -> None:
+        self.accepted.note_known()
+        self.send_page(path.encode(), "text/plain")
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> Iterator[HttpPort]:
+    folder = make_certificate(tmp_path)
+    certificate = (folder / "cert.pem").read_bytes(), (folder / "key.pem").read_bytes()
+    with closing(HttpPort("127.0.0.1:0", KnowingHandler, "a test", certificate)) as port:
+        yield port
+
+
+def test_half_of_a_handshake_takes_no_thread(secure: HttpPort, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first byte took one, so that a few clients shut out all others."""
+    monkeypatch.setattr(http_listener, "REQUEST_S", 3600.0)
+    client, listener = TlsClient(secure.port, tmp_path / "cert.pem", "127.0.0.1"), secure.listener
+    hello = client.hello()
+    halves = [client.connect(hello[: len(hello) * part // 20]) for part in range(20)]
+    wait_until(lambda: len(listener._arriving) == len(halves))
+    assert rest_of(client.opened(get("/a"))).endswith(b"/a")
+    assert rest_of(client.connect(b"GET / HTTP/1.1\r\n\r\n")) != b"x", "no handshake: it ends"
+    wait_until(lambda: not listener._handled)
+    assert len(listener._arriving) == len(halves)
+    for half in halves:
+        half.close()
+    wait_until(lambda: not listener._arriving)
+
+
+def check_known_host_goes_first(secure: HttpPort, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_listener, "REQUEST_S", 3600.0)
+    for name, most in (("MAX_HANDLERS", 1), ("MAX_WAITING", 3), ("MAX_ARRIVING", 4)):
+        monkeypatch.setattr(http_listener, name, most)
+    known, stranger = (TlsClient(secure.port, folder / "cert.pem", host) for host in ("127.0.0.1", "127.0.0.2"))
+    assert rest_of(known.opened(get("/a"))).endswith(b"/a")
+    hello, arriving = known.hello(), known.connect(b"\x16")
+    crowd = [stranger.connect(sent) for sent in [hello, b""] * 20]
+    assert rest_of(known.opened(get("/b"))).endswith(b"/b")
+    arriving.sendall(hello[1:])
+    assert arriving.recv(1) == hello[:1], "no stranger has ended it"
+    for each in crowd:
+        each.close()
+
+
+def test_over_tls_hosts_of_known_clients_go_before_strangers(
+    secure: HttpPort, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_known_host_goes_first(secure, tmp_path, monkeypatch)
+
+
+@pytest.mark.planted
+def test_unknown_hosts_of_known_clients_are_found(
+    secure: HttpPort, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HttpListener, "note_known", lambda listener, host: None)
+    with pytest.raises((AssertionError, OSError)):
+        check_known_host_goes_first(secure, tmp_path, monkeypatch)
+
+
+def test_a_bounded_number_of_hosts_is_known(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_listener, "MAX_KNOWN_HOSTS", 3)
+    for host in ("a", "b", "c", "a", "d"):
+        echo.listener.note_known(host)
+    assert [host for host in "abcde" if echo.listener.knows_host(host)] == ["a", "c", "d"]
 
 
 # ---- clients of all kinds ------------------------------------------------------------------------------------------

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from wait_until import WAIT_LIMIT_S
@@ -43,6 +47,67 @@ def rest_of(connection: socket.socket) -> bytes:
         while chunk := connection.recv(1 << 16):
             chunks.append(chunk)
     return b"".join(chunks)
+
+
+@dataclass
+class Crowd:
+    """Clients who come in a closed loop and stay, each thread's up to a number. kept: connections by thread."""
+
+    kept: list[deque[socket.socket]]
+    asked: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class TlsClient:
+    """Clients of a TLS port at 127.0.0.1, from the address of a host of this machine (127.0.0.0/8)."""
+
+    def __init__(self, port: int, certificate: Path, host: str) -> None:
+        self._to, self._from = ("127.0.0.1", port), (host, 0)
+        self._context = ssl.create_default_context(cafile=str(certificate))
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        """Connect without TLS, and send some bytes."""
+        connection = socket.create_connection(self._to, WAIT_LIMIT_S, self._from)
+        connection.sendall(sent)
+        return connection
+
+    def opened(self, request: bytes) -> socket.socket:
+        """Send a request by TLS, and return the connection."""
+        connection = self._context.wrap_socket(self.connect(), server_hostname="127.0.0.1")
+        connection.sendall(request)
+        return connection
+
+    @contextmanager
+    def crowding(self, sent: bytes, threads: int = 4, kept: int = 50) -> Iterator[Crowd]:
+        """Enter a context in which threads connect and send some bytes; each keeps its last connections."""
+        crowd = Crowd([deque() for _ in range(threads)])
+
+        def come(mine: deque[socket.socket]) -> None:
+            while not crowd.ended.is_set():
+                with suppress(OSError):
+                    mine.append(self.connect(sent))
+                if len(mine) > kept:
+                    mine.popleft().close()
+                crowd.asked += 1
+
+        comers = [threading.Thread(target=come, args=(mine,)) for mine in crowd.kept]
+        for comer in comers:
+            comer.start()
+        try:
+            yield crowd
+        finally:
+            crowd.ended.set()
+            for comer, mine in zip(comers, crowd.kept, strict=True):
+                comer.join()
+                for connection in mine:
+                    connection.close()
+
+    def hello(self) -> bytes:
+        """Return the first message of a handshake."""
+        out = ssl.MemoryBIO()
+        with suppress(ssl.SSLWantReadError):
+            self._context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="127.0.0.1").do_handshake()
+        return out.read()
 
 
 def open_files() -> int:
