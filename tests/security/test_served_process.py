@@ -69,7 +69,7 @@ class Served:
         """Stop the process and return its standard error."""
         self.process.terminate()
         self.process.communicate(timeout=300)
-        return self.log.read_text()
+        return self.log.read_text(errors="replace")  # gRPC logs bytes of its clients as they are
 
 
 @pytest.fixture
