@@ -67,6 +67,7 @@ def test_import_is_light() -> None:
     assert not modules_after("import epochlog\nfor name in dir(epochlog): pass") & HEAVY
 
 
+@pytest.mark.medium
 def test_a_store_needs_neither_spark_nor_flight() -> None:
     loaded = modules_after("import epochlog\nepochlog.open, epochlog.Aligned, epochlog.Snapshot, epochlog.Job")
     assert not loaded & {"pyspark", "pyarrow.flight", "duckdb", "polars", "rich", "redis"}

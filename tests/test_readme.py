@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -27,6 +29,7 @@ def test_the_view_has_at_most_fifteen_lines_and_stands_before_all_headings() -> 
     assert README.index(example) < README.index("\n## ")
 
 
+@pytest.mark.medium
 def test_the_example_runs_as_printed(tmp_path: Path) -> None:
     (example,) = EXAMPLES
     check = "    print('SUMS', dict(zip(*moment['revenue'].to_arrow().to_pydict().values())))\n"

@@ -333,6 +333,7 @@ def test_an_error_of_the_commit_is_recorded_and_tried_again(
         check(store)
 
 
+@pytest.mark.medium
 def test_a_refresh_that_outlasts_its_attempts_is_carried_over(tmp_path: Path) -> None:
     calls: list[int] = []
     with attached_world(tmp_path, settings(attempt_ms=300)) as (store, server, worker):
@@ -362,6 +363,7 @@ def test_a_wrong_token_is_refused_and_nobody_runs_alone(tmp_path: Path) -> None:
         assert runner_kind(store) is None
 
 
+@pytest.mark.medium
 def test_jobs_at_rest_cost_their_coordinator_one_look_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job without work gets no attempt; also after a commit that gives it none, which the next look sees."""
     with make_store(tmp_path / "store", interval_ms=3_600_000) as store:

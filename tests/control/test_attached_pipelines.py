@@ -213,6 +213,7 @@ def test_all_jobs_are_drained_at_one_epoch(tmp_path: Path) -> None:
         check_chain(store, refreshes)
 
 
+@pytest.mark.medium
 def test_jobs_end_at_their_coordinator_and_the_others_go_on(tmp_path: Path) -> None:
     with make_store(tmp_path / "store") as store, served(store) as server, open_worker(server, store) as worker:
         refreshes = make_chain(store, 5)

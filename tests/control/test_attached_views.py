@@ -156,6 +156,7 @@ def test_a_view_that_is_replaced_before_its_refresh_counts_no_failure(
     assert attached.rows() == LARGE_ROWS and not attached.recorded and not attached.failures
 
 
+@pytest.mark.medium
 def test_a_report_that_came_too_late_is_not_repeated_for_the_new_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def test_one_part_then_four_then_one_and_one_of_them_killed(tmp_path: Path) -> N
         assert len(set(epochs)) == len(epochs)
 
 
+@pytest.mark.medium
 def test_an_attempt_that_fails_keeps_what_the_others_reported(tmp_path: Path) -> None:
     """A part whose refresh raises declines; the barrier comes again, and only it refreshes again."""
     calls: list[int] = []
@@ -174,6 +175,7 @@ def test_an_attempt_that_fails_keeps_what_the_others_reported(tmp_path: Path) ->
             check(store)
 
 
+@pytest.mark.medium
 def test_a_refused_commit_is_tried_again_with_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failures_left, calls = [2], []
 
@@ -210,6 +212,7 @@ def test_a_runner_of_its_own_fences_the_parts_only_when_told_to(tmp_path: Path) 
         check(store)
 
 
+@pytest.mark.medium
 def test_an_altered_interval_holds_from_the_next_barrier_on(tmp_path: Path) -> None:
     """The coordinator looks at it when it decides one, however long the parts have been attached."""
     with world(tmp_path) as (store, server), open_worker(server, store) as worker:

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
@@ -63,6 +64,7 @@ def test_the_comparison_has_both_policies_side_by_side() -> None:
     assert (moment(2, latest=17).equal, moment(3, 5, aligned=4).equal) == (True, False)
 
 
+@pytest.mark.medium
 def test_the_picture_is_a_png_of_the_figures_as_they_are_saved(tmp_path: Path) -> None:
     traces: dict[str, Trace] = dict.fromkeys(TABLES, ())
     traces |= {"flights": [(1.0, 0.9), (1.4, 1.3)], "route_delays": [(4.0, 3.0)]}
@@ -75,6 +77,7 @@ def test_the_picture_is_a_png_of_the_figures_as_they_are_saved(tmp_path: Path) -
     assert (tmp_path / "again.png").read_bytes() == path.read_bytes()
 
 
+@pytest.mark.medium
 def test_the_picture_of_the_readme_is_one_that_the_demo_draws_now(tmp_path: Path) -> None:
     """Few pixels may differ, by the rounding of another processor."""
     picture = ROOT / "docs" / "demo" / "committed-epochs.png"

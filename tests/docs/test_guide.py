@@ -32,6 +32,7 @@ ON_SPARK = [pytest.param(page, marks=marks_of(page), id=page.stem) for page in A
 
 
 @pytest.mark.parametrize("page", PLAIN)
+@pytest.mark.medium
 def test_a_page_is_as_it_says(page: Path, tmp_path: Path) -> None:
     wrong = pages.follow(page, tmp_path)
     assert not wrong, wrong

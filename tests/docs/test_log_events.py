@@ -57,6 +57,7 @@ def all_provoked() -> set[str]:
     return {name for path in (ROOT / "tests").rglob("test_*.py") for name in provoked(path.read_text("utf-8"))}
 
 
+@pytest.mark.medium
 def test_a_test_provokes_each_event() -> None:
     names = all_provoked()
     assert not names - BY_NAME.keys(), "these events are not in the table"
@@ -99,6 +100,7 @@ def test_the_source_logs_by_events_alone() -> None:
     ]
 
 
+@pytest.mark.medium
 def test_an_import_adds_no_handler_and_sets_no_level() -> None:
     code = (
         "import logging, epochlog, epochlog.serving, epochlog.store.env.log_events\n"

@@ -35,6 +35,7 @@ def step_all(store: el.Store, names: Iterable[str]) -> None:
             pass
 
 
+@pytest.mark.medium
 def test_views_that_commit_alone_add_up_at_one_epoch_and_not_at_their_newest(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os", checkpoint_interval_ms=10) as store:
         bank.create_views(store)

@@ -393,6 +393,7 @@ def test_two_consumers_hold_a_batch_until_both_have_it(tmp_path: Path) -> None:
 # ---- many at once --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_threads_on_several_channels_and_pushes_that_share_a_transaction(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), client(server) as ex, ThreadPoolExecutor(6) as pool:
         catalog, count = store._handle.catalog, [0]

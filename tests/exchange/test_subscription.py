@@ -323,6 +323,7 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_told_so(tmp_path: Path, monk
                 list(sub)
 
 
+@pytest.mark.medium
 def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for one at a time: who takes nothing lets go of what was decoded for him, and goes on later."""
     monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)

@@ -160,6 +160,7 @@ store.job("copying").step_local(refresh)
 """
 
 
+@pytest.mark.medium
 def test_the_next_runner_tells_that_a_process_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with lake(tmp_path, to_file(tmp_path / "other")) as store:

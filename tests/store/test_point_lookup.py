@@ -82,6 +82,7 @@ def test_get_finds_what_a_whole_read_holds(
     assert (cache.bytes > 0) == (kept_bytes > 0)
 
 
+@pytest.mark.medium
 def test_a_lookup_in_a_large_table_decodes_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten keys of a bulk load of 1.2 M rows: at most ten blocks of 8,192 rows, before and after a compaction."""
     schema, primary = SCHEMAS["int"]

@@ -58,6 +58,7 @@ def plans() -> Iterator[ViewPlan]:
         yield plan
 
 
+@pytest.mark.medium
 def test_no_touched_value_is_missing(engine: DuckDBEngine) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)

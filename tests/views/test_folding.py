@@ -229,6 +229,7 @@ def spied(patch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.medium
 def test_each_change_of_a_join_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     computed = spied(monkeypatch)
     with el.open(tmp_path / "store", durability="os", checkpoint_interval_ms=10) as store:

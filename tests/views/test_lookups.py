@@ -27,6 +27,7 @@ def shop(tmp_path: Path) -> Iterator[LargeShop]:
     made.store.close()
 
 
+@pytest.mark.medium
 def test_views_of_large_tables_equal_their_queries(shop: LargeShop) -> None:
     shop.play(12, lambda view: view.step())
 

@@ -61,6 +61,7 @@ def play_with_ties(name: str, seed: object, steps: int, engine: DuckDBEngine) ->
 
 
 @pytest.mark.parametrize("name", TIES)
+@pytest.mark.medium
 def test_ties_have_one_answer(name: str, engine: DuckDBEngine) -> None:
     for seed in range(4):
         play_with_ties(name, seed, 4, engine)

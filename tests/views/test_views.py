@@ -34,6 +34,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     made.store.close()
 
 
+@pytest.mark.medium
 def test_views_equal_their_queries_after_every_step(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     shop.step()
     shop.check()
@@ -46,6 +47,7 @@ def test_views_equal_their_queries_after_every_step(shop: Shop, caplog: pytest.L
 
 
 @pytest.mark.logs("view_recomputed")
+@pytest.mark.medium
 def test_touched_values_that_cannot_be_computed_recompute_all_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.step()
     monkeypatch.setattr(ViewPlan, "touched_query", lambda *_: sqlglot.parse_one("SELECT CAST('no number' AS INT) AS n"))
@@ -145,6 +147,7 @@ def test_a_views_job_takes_no_other_refresh(shop: Shop) -> None:
         pipeline.add(plain)
 
 
+@pytest.mark.medium
 def test_a_pipeline_takes_views(shop: Shop) -> None:
     pipeline = el.Pipeline(shop.store)
     for name in VIEWS:
@@ -155,6 +158,7 @@ def test_a_pipeline_takes_views(shop: Shop) -> None:
         shop.check()
 
 
+@pytest.mark.medium
 def test_replaced_views_change_at_one_epoch(tmp_path: Path) -> None:
     """Read all the time at one epoch, while both views are replaced again and again, and one of them is slow."""
     with el.open(tmp_path / "store", durability="os", checkpoint_interval_ms=10) as store:
