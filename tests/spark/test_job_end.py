@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
+import wait_until as wait_until_module
 from control_fixture import TOKEN, settings
+from epochlog.spark.job_query import Loop
 from ports import fixed_location
 from spark_store import rows
 from wait_until import wait_until
@@ -83,3 +85,20 @@ def ends(lake, queries: dict[str, Any]) -> None:
 
 def runner_of(lake, kind: str) -> Any:
     return {job.name: job.runner for job in lake.store.jobs()}[kind]
+
+
+@pytest.mark.medium
+@pytest.mark.planted
+def test_a_query_that_outlives_the_data_is_found(lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loop, "_has_finished", lambda loop: False)
+    monkeypatch.setattr(wait_until_module, "WAIT_LIMIT_S", 0.5)
+    view = made(lake, "view")
+    lake.orders.upsert(rows(0, 10))
+    lake.orders.finish()
+    query = view.start(lake.spark)
+    try:
+        query.processAllAvailable()
+        with pytest.raises(AssertionError, match="the condition is not true"):
+            ends(lake, {"view": query})
+    finally:
+        query.stop()
