@@ -32,6 +32,7 @@ _ELSEWHERE = frozenset(
 )
 LOCAL = ALLOWED - _ELSEWHERE
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
+_ORDERS = (exp.LT, exp.LTE, exp.GT, exp.GTE)
 _NUMBERS = ("integer", "float")
 _OF_TIMES = (exp.TimestampTrunc, exp.Hour, exp.Minute, exp.Second)
 _OF_DATES = (exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfYear)
@@ -72,6 +73,8 @@ def _reason(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return how to write the node so that the engines agree; None if they do."""
     if isinstance(node, exp.Literal) and not node.is_string and math.isinf(float(node.name)):
         return "the number is too large"
+    if isinstance(node, exp.Literal) and kind_of_literal(node) == "decimal" and node.is_int and len(node.name) >= 38:
+        return "the number is too large"
     if isinstance(node, exp.Lag | exp.Lead):
         return _reason_of_neighbour(node, kinds)
     if not _is_known(node):
@@ -85,7 +88,10 @@ def _reason_of_neighbour(node: exp.Lag | exp.Lead, kinds: ValueKinds) -> str | N
         return "its distance must be a number"
     kind, default = kinds.of(node.this), node.args.get("default")
     known = (kind, "null", "integer") if kind in ("float", "decimal") else (kind, "null")
-    if default is None or kinds.of(default) in known:
+    if default is None:
+        return None
+    is_single = [kinds.width(value) == "FLOAT" for value in (node.this, default)]
+    if kinds.of(default) in known and (is_single[0] == is_single[1] or kinds.of(default) != "float"):
         return None
     return "its default must have the type of its value"
 
@@ -94,6 +100,8 @@ def _reason_of_division(node: exp.Expr, kinds: ValueKinds) -> str | None:
     if isinstance(node, exp.Div | exp.Mod | exp.IntDiv) and not _is_nonzero(node.expression):
         return "divide by NULLIF(…, 0), because division by zero fails in Spark alone"
     operands = [node.this] if isinstance(node, exp.Avg) else [node.this, node.expression]
+    if isinstance(node, exp.Div | exp.SafeDivide) and any(kinds.width(operand) == "FLOAT" for operand in operands):
+        return "cast its FLOAT to DOUBLE"
     if any(kinds.of(operand) not in _NUMBERS for operand in operands):
         return "its operands must be integers or DOUBLE, as CAST(… AS DOUBLE) makes them"
     is_integral = not isinstance(node, exp.IntDiv) or all(kinds.of(operand) == "integer" for operand in operands)
@@ -131,6 +139,8 @@ def _reason_of_time(node: exp.Expr, kinds: ValueKinds) -> str | None:
     if isinstance(node, exp.DateDiff):
         dates = {kinds.of(node.this), kinds.of(node.expression)} == {"date"} and not node.args.get("unit")
         return None if dates else "write DATEDIFF(end, start), which takes dates and counts days"
+    if isinstance(node, exp.TimestampTrunc) and kinds.width(node.this) == "TIMESTAMP_NTZ":
+        return _NO_EQUIVALENT
     wanted = ("timestamp",) if isinstance(node, _OF_TIMES) else ("date", "timestamp")
     return None if kinds.of(node.this) in wanted else ADVICE.get(name_of(node), f"it takes a {' or '.join(wanted)}")
 
@@ -238,6 +248,8 @@ def _reason_of_cast(node: exp.Cast, kinds: ValueKinds) -> str | None:
         return None
     if source is None or target not in agreed.get(source, ()):
         return _NO_EQUIVALENT  # it rounds or fails differently
+    if kinds.width(node) == "FLOAT" and source == "float" and kinds.width(node.this) != "FLOAT":
+        return None if isinstance(node.this, exp.Literal) else "it fails for a value beyond FLOAT: leave it as DOUBLE"
     return None
 
 
@@ -254,13 +266,25 @@ def _reason_of_comparison(node: exp.Expr, kinds: ValueKinds) -> str | None:
     return f"it compares {left} with {right}: cast one side"
 
 
+def _reason_of_order(node: exp.Expr, kinds: ValueKinds) -> str | None:
+    """Return a reason for an order of structs, lists or maps: a NULL within them is Spark's smallest value and DuckDB's
+    largest.
+    """
+    is_nested = any(kinds.of(value) == "nested" for value in node.iter_expressions())
+    return "it orders values that can have a NULL within them: use their fields" if is_nested else None
+
+
 def _reason_of_mixture(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for values of several types: the engines choose other common types for them."""
     for values in values_with_one_type(node, kinds):
         known = {kinds.of(value) for value in values} - {None, "null"}
         if known & {"integer", "decimal"} and any(kinds.width(value) == "FLOAT" for value in values):
             return "cast its FLOAT to DOUBLE"
-        if "text" in known and len(known) > 1 and not _is_date_text(values, known, kinds):
+        if isinstance(node, exp.SetOperation) and {"decimal", "integer"} <= known:
+            return "cast all its values to one DECIMAL(precision, scale)"
+        if isinstance(node, exp.SetOperation) and "text" in known and len(known) > 1:
+            return "cast its texts to dates or timestamps"
+        if known & {"text", "boolean"} and len(known) > 1 and not _is_date_text(values, known, kinds):
             return f"it takes {' and '.join(sorted(map(str, known)))} together: cast them to one type"
     results = kinds.values_of(node) if isinstance(node, (*OF_ALL, exp.Case, exp.If)) else []
     if any(_is_number(value) for value in results):
@@ -286,6 +310,8 @@ def _reason_of_place(node: exp.Expr, kinds: ValueKinds) -> str | None:
         return "Spark has no sum of BOOLEAN: use COUNT_IF"
     if isinstance(node, exp.Window) and isinstance(syntax.function_of(node).this, exp.Distinct):
         return "Spark has no DISTINCT in a window"
+    if isinstance(node, exp.Is) and isinstance(node.expression, exp.Boolean):
+        return None if kinds.of(node.this) in ("boolean", "null", None) else "it tests a BOOLEAN"
     if isinstance(node, exp.In) and kinds.of(node.this) == "boolean":
         values = {kinds.of(value) for value in node.expressions} - {"boolean", "null", None}
         return "it compares a BOOLEAN with other values" if values else None
@@ -377,6 +403,7 @@ _CHECKS: tuple[tuple[tuple[type[exp.Expr], ...], Callable[[Any, ValueKinds], str
     ((exp.StartsWith, exp.EndsWith, exp.Contains), _reason_of_text),
     ((*_OF_TIMES, *_OF_DATES, exp.TsOrDsAdd, exp.DateDiff, exp.TsOrDsToDate), _reason_of_time),
     (_COMPARISONS, _reason_of_comparison),
+    ((exp.Ordered, exp.Min, exp.Max, exp.Greatest, exp.Least, exp.Between, *_ORDERS), _reason_of_order),
 )
 """Checks of nodes by their types. The first reason counts."""
 _REWRITTEN = (exp.TryCast, exp.TsOrDsToDate, exp.TsOrDsAdd, exp.IntDiv, exp.Trim)

@@ -21,7 +21,7 @@ _INTEGERS = (exp.Count, exp.CountIf, exp.IntDiv, *NARROW)
 _OF_FIRST = (exp.Paren, exp.Neg, exp.Abs, exp.Sum, exp.Min, exp.Max, exp.Filter, exp.Nullif, exp.Window, exp.Distinct)
 OF_ALL = (exp.Add, exp.Sub, exp.Mul, exp.Mod, exp.Coalesce, exp.Greatest, exp.Least)
 """Expressions whose values have the common kind of all their parts."""
-_WIDTHS = {"TINYINT": pa.int8(), "SMALLINT": pa.int16(), "FLOAT": pa.float32()}
+_WIDTHS = {"TINYINT": pa.int8(), "SMALLINT": pa.int16(), "FLOAT": pa.float32(), "TIMESTAMP_NTZ": pa.timestamp("us")}
 """Types whose values DuckDB and Spark widen differently beside values of other types."""
 _VALUES = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
 _FLOATS = (exp.Avg, exp.Div, exp.SafeDivide, exp.PercentRank, exp.CumeDist)
@@ -30,7 +30,9 @@ _TESTS = (exp.StartsWith, exp.EndsWith, exp.Contains)
 
 
 class ValueKinds:
-    """Kinds of the values of a query's expressions: integer, float, decimal, text, date, timestamp, boolean, null."""
+    """Kinds of the values of a query's expressions: integer, float, decimal, text, date, timestamp, boolean,
+    nested, null.
+    """
 
     def __init__(self, query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> None:
         self._schemas = {alias: schemas[name] for alias, name in tables.items()}
@@ -69,7 +71,7 @@ class ValueKinds:
             return self.of(node.this)
         if isinstance(node, (*OF_ALL, exp.Case, exp.If)):
             return self._common([self.of(part) for part in self.values_of(node)])
-        return "boolean" if isinstance(node, exp.Predicate | exp.Connector | exp.Not) else None
+        return "boolean" if isinstance(node, exp.Boolean | exp.Predicate | exp.Connector | exp.Not) else None
 
     def outputs(self, query: exp.Query) -> list[exp.Expr]:
         """Return the expressions of a query's outputs; of a set operation, those of its left side."""
@@ -78,7 +80,7 @@ class ValueKinds:
         return [output.this for output in query.expressions]
 
     def width(self, node: exp.Expr) -> str | None:
-        """Return TINYINT, SMALLINT or FLOAT if an expression has this type; None for other types."""
+        """Return TINYINT, SMALLINT, FLOAT or TIMESTAMP_NTZ if an expression has this type; None for other types."""
         if isinstance(node, (exp.Paren, exp.Neg, exp.Abs, exp.Min, exp.Max, exp.Filter, exp.Window, *_VALUES)):
             return self.width(node.this)
         if isinstance(node, (*OF_ALL, exp.Case, exp.If, exp.Nullif)):
@@ -150,6 +152,7 @@ def _kind_of_arrow(kind: pa.DataType) -> str | None:
         ("date", pa.types.is_date),
         ("timestamp", pa.types.is_timestamp),
         ("boolean", pa.types.is_boolean),
+        ("nested", pa.types.is_nested),
     )
     return next((name for name, check in checks if check(kind)), None)
 

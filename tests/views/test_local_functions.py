@@ -61,3 +61,48 @@ def test_the_order_of_rows_decides_between_both_zeros() -> None:
     rows = [answer(sql, pa.table([[1, 2], [1, 1], zeros], schema=SCHEMA))[0] for zeros in ([-0.0, 0.0], [0.0, -0.0])]
     assert {repr(row[name]) for row in rows for name in ("low", "high")} == {"0.0", "-0.0"}
     assert {repr(row[name]) for row in rows for name in ("low_sum", "high_sum")} == {"0.0"}
+
+
+CORNERS = pa.schema([
+    *(pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64()), pa.field("f", pa.float64())),
+    *(pa.field("fl", pa.float32()), pa.field("d", pa.decimal128(10, 2)), pa.field("day", pa.date32())),
+    *(pa.field("at", pa.timestamp("us", "UTC")), pa.field("ntz", pa.timestamp("us")), pa.field("b", pa.bool_())),
+    *(pa.field("st", pa.struct([("x", pa.int64())])), pa.field("li", pa.list_(pa.int64()))),
+    pa.field("mp", pa.map_(pa.string(), pa.int64())),
+])  # fmt: skip
+
+
+def planned(sql: str) -> pa.Schema:
+    table = TableSchema("x", CORNERS, ("id",))
+    return local_engine.output_schema(derive(sql, {"x": table}, ["k"]), {"x": table}, ["k"])
+
+
+@pytest.mark.parametrize("value", [
+    *("fl / 3", "TRY_DIVIDE(fl, 3)", "-fl / 3", "CAST(n AS FLOAT) / 3", "fl / NULLIF(id, 0)", "MIN(fl) OVER () / 3"),
+    *("fl / fl", "3 / NULLIF(fl, 0)", "MAX(st) OVER ()", "MIN(li) OVER ()", "st < st", "li >= li", "mp < mp"),
+    *("GREATEST(st, st)", "LEAST(li, li)", "RANK() OVER (ORDER BY st)", "ROW_NUMBER() OVER (ORDER BY li, id)"),
+    *("COALESCE(b, 1)", "CASE WHEN b THEN b ELSE 1 END", "GREATEST(b, 1)", "NULLIF(b, 0)", "n = TRUE", "n IN (TRUE)"),
+    *("n IN (b)", "n BETWEEN FALSE AND TRUE", "CASE n WHEN TRUE THEN 1 END", "id IS TRUE", "DATE_TRUNC('DAY', ntz)"),
+    *("12345678901234567890123456789012345678", "CAST(f AS FLOAT)", "LAG(fl, 1, f) OVER (ORDER BY id)"),
+])  # fmt: skip
+def test_values_that_spark_computes_otherwise_are_refused(value: str) -> None:
+    with pytest.raises(InvalidInput, match="DuckDB and Spark differ on"):
+        planned(f"SELECT id AS k, {value} AS r FROM x")
+
+
+@pytest.mark.parametrize(("left", "right"), [
+    *(("day", "'2024-01-01'"), ("'2024-01-01'", "day"), ("at", "'2024-01-01 00:00:00'"), ("d", "n"), ("n", "1.5")),
+    *(("b", "n"), ("n", "b")),
+])  # fmt: skip
+@pytest.mark.parametrize("operation", ["UNION", "UNION ALL", "EXCEPT", "INTERSECT"])
+def test_a_set_operation_of_other_types_than_in_spark_is_refused(left: str, right: str, operation: str) -> None:
+    with pytest.raises(InvalidInput, match="DuckDB and Spark differ on"):
+        planned(f"SELECT id AS k, {left} AS r FROM x {operation} SELECT id, {right} FROM x")
+
+
+@pytest.mark.parametrize("value", [
+    *("n / 3", "CAST(fl AS DOUBLE) / 3", "n = 1", "b = TRUE", "b IS TRUE", "COALESCE(b, FALSE)", "st", "li", "mp"),
+    *("DATE_TRUNC('DAY', at)", "MAX(fl) OVER ()", "LAG(fl, 1, fl) OVER (ORDER BY id)", "day = '2024-01-01'"),
+])  # fmt: skip
+def test_values_that_both_engines_compute_alike_are_accepted(value: str) -> None:
+    assert planned(f"SELECT id AS k, {value} AS r FROM x").names == ["k", "r"]
