@@ -38,12 +38,27 @@ def with_window_definitions(node: exp.Expr, windows: Mapping[str, exp.Expr]) -> 
 
 
 def with_totals_inside(group: exp.Expr) -> exp.Expr:
-    """Return GROUP BY with ROLLUP (a, b) for a, b WITH ROLLUP, and so for CUBE."""
-    group = group.copy()
-    for clause, kind in (("rollup", exp.Rollup), ("cube", exp.Cube)):
-        if group.args.get(clause):
-            group = exp.Group(expressions=[kind(expressions=group.expressions)])
-    return group
+    """Return GROUP BY with ROLLUP (a, b) for a, b WITH ROLLUP, and so for CUBE, or with its GROUPING SETS alone.
+
+    Raises InvalidInput for keys that Spark would take for others: those of no grouping set, and the other way round.
+    """
+    totals = [part for clause in ("rollup", "cube", "grouping_sets") for part in group.args.get(clause) or []]
+    if not totals or not group.expressions:
+        return group.copy()
+    if len(totals) > 1 or any(isinstance(key, _LISTS_OF_KEYS) for key in group.expressions):
+        raise InvalidInput("a view cannot have two of ROLLUP, CUBE and GROUPING SETS behind the keys of one GROUP BY")
+    inside = totals[0].copy()
+    if not isinstance(inside, exp.GroupingSets):
+        inside.set("expressions", [key.copy() for key in group.expressions])
+        return exp.Group(expressions=[inside])
+    lists = [node for node in inside.walk() if isinstance(node, _LISTS_OF_KEYS)]
+    parts = [part for node in lists for part in node.expressions if not isinstance(part, _LISTS_OF_KEYS)]
+    sets = {part.unnest().sql(syntax.DIALECT).casefold() for part in parts}
+    for text in sets ^ {key.unnest().sql(syntax.DIALECT).casefold() for key in group.expressions}:
+        raise InvalidInput(
+            f"a view cannot have {text} in GROUP BY or its GROUPING SETS alone: write GROUP BY GROUPING SETS (…)"
+        )
+    return exp.Group(expressions=[inside])
 
 
 def without_ordinals(group: exp.Expr, query: exp.Select) -> exp.Expr:

@@ -179,13 +179,16 @@ class ViewPlan:
 
 
 def render(query: exp.Expr, dialect: str, names: Mapping[str, str] | None = None) -> str:
-    """Return the text of a query for an engine: "duckdb" or "spark". names: other names of its tables."""
+    """Return the text of a query for an engine: "duckdb" or "spark". names: other names of its tables.
+
+    Raises InvalidInput for a query that the engine's SQL cannot say.
+    """
     if names is not None:
         query = query.copy()
         for table in query.find_all(exp.Table):
             if table.name in names:
                 table.set("this", exp.to_identifier(names[table.name], quoted=True))
-    return query.sql(syntax.DIALECT if dialect == "spark" else dialect, identify=True)
+    return syntax.text_of(query, syntax.DIALECT if dialect == "spark" else dialect, identify=True)
 
 
 def derive(sql: str, tables: Mapping[str, TableSchema], primary_key: Sequence[str], refresh: str = "auto") -> ViewPlan:

@@ -73,6 +73,8 @@ def _negated(parser: Spark.Parser) -> exp.Expr:
         number = number.this
     if operand is None or number is operand or not isinstance(number, exp.Literal):
         return parser.expression(exp.Neg(this=operand))
+    if isinstance(operand, exp.Cast) and operand.is_type("double", "float") and not number.name.strip("0."):
+        return parser.expression(exp.Neg(this=operand))  # an integer or a DECIMAL has no negative zero
     if number.is_string:  # of a DECIMAL, as 1.5BD is read
         number.replace(exp.Literal.string(f"-{number.name}"))
     else:
@@ -80,6 +82,12 @@ def _negated(parser: Spark.Parser) -> exp.Expr:
     return operand
 
 
+def _in_parentheses(node: exp.Expr | None) -> exp.Expr | None:
+    """Return an operand in parentheses if it is a comparison or ||, whose ranks other engines see otherwise."""
+    return exp.Paren(this=node) if isinstance(node, (*_COMPARISONS, exp.DPipe)) else node
+
+
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
 _UNITS = {
     **dict.fromkeys(("YEAR", "YYYY", "YY"), "YEAR"),
     **dict.fromkeys(("MONTH", "MM", "MON"), "MONTH"),
@@ -121,6 +129,10 @@ def _ignoring_nulls(kind: type[exp.FirstValue | exp.LastValue]) -> Callable[[Seq
     return build
 
 
+_COMPARISON_TOKENS = {**Spark.Parser.EQUALITY, **Spark.Parser.COMPARISON}
+_TERMS = {**Spark.Parser.TERM, TokenType.DPIPE: exp.DPipe}
+
+
 class SparkText(Spark):
     """Dialect of the text of views: Spark's, read and written as Spark reads it."""
 
@@ -131,7 +143,14 @@ class SparkText(Spark):
             return super().tokenize(without_comments(sql))
 
     class Parser(Spark.Parser):
-        UNARY_PARSERS = {**Spark.Parser.UNARY_PARSERS, TokenType.DASH: _negated}  # noqa: RUF012
+        """Parser with Spark's ranks of operators: NOT, AND and OR join predicates, a predicate is one test of a value,
+        and comparisons are the last of the operators of values, which all are left-associative.
+        """
+
+        UNARY_PARSERS = {  # noqa: RUF012
+            **{token: parse for token, parse in Spark.Parser.UNARY_PARSERS.items() if token != TokenType.NOT},
+            TokenType.DASH: _negated,
+        }
         FUNCTIONS = {  # noqa: RUF012
             **Spark.Parser.FUNCTIONS,
             "DATE_TRUNC": _date_trunc,
@@ -139,6 +158,68 @@ class SparkText(Spark):
             "FIRST_VALUE": _ignoring_nulls(exp.FirstValue),
             "LAST_VALUE": _ignoring_nulls(exp.LastValue),
         }
+        RANGE_PARSERS = {  # noqa: RUF012
+            **Spark.Parser.RANGE_PARSERS,
+            TokenType.LIKE: lambda self, this: self._parse_escape(exp.Like(this=this, expression=self._value())),
+            TokenType.RLIKE: lambda self, this: exp.RegexpLike(this=this, expression=self._value()),
+        }
+
+        def _parse_equality(self, parse_is: bool = True) -> exp.Expr | None:
+            if self._match(TokenType.NOT):
+                return self.expression(exp.Not(this=self._parse_equality()))
+            value = self._parse_comparison()
+            return value if value is None else self._parse_range(value)
+
+        def _parse_comparison(self, this: exp.Expr | None = None) -> exp.Expr | None:
+            this = this or self._parse_bitwise()
+            while self._match_set(_COMPARISON_TOKENS):
+                kind = _COMPARISON_TOKENS[self._prev.token_type]
+                this = self.expression(kind(this=_in_parentheses(this), expression=self._parse_bitwise()))
+            return this
+
+        def _value(self) -> exp.Expr | None:
+            """Parse an operand of a predicate."""
+            return _in_parentheses(self._parse_comparison())
+
+        def _parse_range(self, this: exp.Expr | None = None, parse_is: bool = False) -> exp.Expr | None:
+            """Parse the predicate behind a value, of which there is one at most."""
+            value = _in_parentheses(this or self._parse_comparison())
+            negate = self._match(TokenType.NOT)
+            if not self._match_set(self.RANGE_PARSERS):
+                if negate:
+                    self._retreat(self._index - 1)
+                return this or value
+            predicate = self.RANGE_PARSERS[self._prev.token_type](self, value)
+            return self._negate_range(predicate) if negate else predicate
+
+        def _parse_is_rhs(self, distinct: bool = False) -> exp.Expr | None:
+            return self._value() if distinct else self._parse_null() or self._parse_boolean()
+
+        def _parse_between(self, this: exp.Expr | None) -> exp.Between:
+            symmetric = self._match_text_seq("SYMMETRIC")
+            low = self._value()
+            self._match(TokenType.AND)
+            return self.expression(exp.Between(this=this, low=low, high=self._value(), symmetric=symmetric))
+
+        def _parse_term(self, parse_mod: bool = True) -> exp.Expr | None:
+            this = self._parse_factor(parse_mod=parse_mod)
+            while self._match_set(_TERMS):
+                kind = _TERMS[self._prev.token_type]
+                left = this if kind is exp.DPipe else _in_parentheses(this)
+                parts = {"this": left, "expression": self._parse_factor(parse_mod=parse_mod)}
+                this = self.expression(kind(**parts, safe=True) if kind is exp.DPipe else kind(**parts))
+            return this
+
+        def _parse_cube_or_rollup(self, with_prefix: bool = False) -> exp.Cube | exp.Rollup | None:
+            totals = super()._parse_cube_or_rollup(with_prefix)
+            if with_prefix and totals and not self._ends_clause():
+                self.raise_error("WITH ROLLUP and WITH CUBE end GROUP BY")
+            return totals
+
+        def _ends_clause(self) -> bool:
+            token = self._curr.token_type if self._curr else None
+            ends = (None, TokenType.SENTINEL, TokenType.R_PAREN, TokenType.SEMICOLON, *self.SET_OPERATIONS)
+            return token in ends or token in self.QUERY_MODIFIER_TOKENS
 
     class Generator(Spark.Generator):
         EXPRESSIONS_WITHOUT_NESTED_CTES = set[type[exp.Expr]]()  # noqa: RUF012 (each WITH stays where it is)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from sqlglot import exp
+from sqlglot import ErrorLevel, exp
+from sqlglot.dialects.dialect import DialectType
+from sqlglot.errors import UnsupportedError
+
+from epochlog.errors import InvalidInput
 
 from .spark_dialect import SparkText
 
 DIALECT = SparkText
 """Dialect of the text of views, on each engine."""
+
+
+def text_of(query: exp.Expr, dialect: DialectType, *, identify: bool) -> str:
+    """Return the text of a query. Raises InvalidInput for what the dialect cannot say."""
+    try:
+        return query.sql(dialect, identify=identify, unsupported_level=ErrorLevel.RAISE)
+    except UnsupportedError as error:
+        raise InvalidInput(f"a view cannot have this in its query: {error}") from error
 
 
 def walk(node: exp.Expr) -> Iterator[exp.Expr]:

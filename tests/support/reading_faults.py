@@ -114,10 +114,23 @@ def _nulls_come_last(patch: pytest.MonkeyPatch) -> None:
     _read(patch, tree=last)
 
 
+def _predicates_are_of_the_last_operand(patch: pytest.MonkeyPatch) -> None:
+    def tree(query: exp.Query) -> None:
+        for test in list(query.find_all(exp.In, exp.Between, exp.Is)):
+            left = test.this.unnest()
+            if isinstance(left, exp.EQ | exp.LT | exp.GT):
+                test.replace(left)
+                test.set("this", left.expression.copy())
+                left.set("expression", exp.Paren(this=test))
+
+    _read(patch, tree=tree)
+
+
 FAULTS: Mapping[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "a doubled quote is none": (_a_doubled_quote_is_none, "quotes"),
     "two backslashes are two characters": (_two_backslashes_are_two_characters, "quotes"),
     "two dashes begin a comment anywhere": (_two_dashes_begin_a_comment_anywhere, "quotes"),
+    "predicates are of the last operand": (_predicates_are_of_the_last_operand, "predicates"),
     "lists of columns are rotated": (_lists_of_columns_are_rotated, "column lists"),
     "lists of columns are names": (_lists_of_columns_are_names, "column lists"),
     "chained USING merges backwards": (_chained_using_merges_backwards, "USING"),

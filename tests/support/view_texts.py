@@ -65,6 +65,24 @@ NUMBERS: Mapping[str, Text] = {
     "precedence": Text(
         "SELECT id, 1 + 2 * v - 3 AS x, NOT v = 1 AND g > 1 OR v < 0 AS y, v BETWEEN 0 AND 5 AND g = 3 AS z FROM p"
     ),
+    "negative zeros": Text("SELECT id, -0D AS a, -0.0D AS b, -.0D AS c, - 0D AS d, -0 AS e FROM p"),
+    "|| before a minus": Text("SELECT id, id || id - 1 AS x FROM p"),
+    "|| behind a minus": Text("SELECT id, CAST(id - 1 AS STRING) || 'a' AS y, 'a' || id * 2 AS z FROM p"),
+}
+PREDICATES: Mapping[str, Text] = {
+    "of a comparison": Text(
+        "SELECT id, a = b IN (FALSE) AS p, a > b IN (TRUE, FALSE) AS q, a = b NOT IN (TRUE) AS r, "
+        "a = b BETWEEN FALSE AND TRUE AS s, a < b IS NULL AS u, a <=> b IN (FALSE) AS w FROM t"
+    ),
+    "of a comparison of conditions": Text(
+        "SELECT id, (a = 1) = (b = 1) IS NULL AS p, (a = 1) < (b = 1) IN (TRUE) AS q, "
+        "(a = 1) = (b = 1) BETWEEN FALSE AND FALSE AS r FROM t"
+    ),
+    "with a comparison": Text(
+        "SELECT id, a = 1 IS DISTINCT FROM b = 1 AS p, a = 1 BETWEEN FALSE AND b = 1 AS q, NOT a = b IS NULL AS r "
+        "FROM t"
+    ),
+    "chains of comparisons": Text("SELECT id, a = b = TRUE AS p, a < b <> TRUE AS q, a = b < TRUE AS r FROM t"),
 }
 COLUMN_LISTS: Mapping[str, Text] = {
     "a list of a subquery": Text("SELECT y AS id, x FROM (SELECT v, id FROM t) AS q(x, y)"),
@@ -115,6 +133,10 @@ USING: Mapping[str, Text] = {
     "a semi join": Text("SELECT * FROM t LEFT SEMI JOIN u USING (id)"),
 }
 GROUPS: Mapping[str, Text] = {
+    "GROUPING SETS behind keys": Text(
+        "SELECT a, b, COUNT(*) AS n FROM t GROUP BY a, b GROUPING SETS ((a), (a, b))", ("a", "b")
+    ),
+    "WITH CUBE": Text("SELECT a, b, COUNT(*) AS n FROM t GROUP BY a, b WITH CUBE", ("a", "b")),
     "COUNT_IF over nothing": Text("SELECT 1 AS k, COUNT_IF(v > 0) AS n FROM t WHERE id > 100", ("k",)),
     "COUNT_IF of groups": Text("SELECT a, COUNT_IF(v > 1) AS n FROM t WHERE a >= 0 GROUP BY a", ("a",)),
     "COUNT_IF in HAVING": Text(
@@ -219,6 +241,7 @@ def _of_cases() -> dict[str, Text]:
 READING: Mapping[str, Mapping[str, Text]] = {
     "quotes": QUOTES,
     "numbers": NUMBERS,
+    "predicates": PREDICATES,
     "column lists": COLUMN_LISTS,
     "USING": USING,
     "groups": GROUPS,
@@ -231,7 +254,8 @@ TEXTS: Mapping[str, Text] = {
     **_of_cases(),
 }
 REFUSED = frozenset({
-    "quotes: a raw literal", "numbers: a sum with 0D", "names: an output in a later one",
+    "quotes: a raw literal", "numbers: a sum with 0D", "numbers: || before a minus", "groups: WITH CUBE",
+    "names: an output in a later one",
     "names: a join in parentheses", "IN as a value", "a rollup",
 })  # fmt: skip
 """Texts that no view on DuckDB can have."""
