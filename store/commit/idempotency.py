@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from epochlog.errors import InvalidInput, TxnAborted, TxnMismatch, TxnOutcomeForgotten
 from epochlog.store.catalog.keys import TXN_APP_PREFIX, key_epoch, txn_app_key, txn_key, txn_prefix
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
+from epochlog.store.metadata.lookups import all_tables
 
-from .stream_batches import StreamBatch, pair_of_batch
+from .stream_batches import PAIR_MARKS, StreamBatch, pair_of_batch
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -86,7 +87,7 @@ def resolve_outcome(
 
     Raises TxnAborted, TxnMismatch, TxnOutcomeForgotten, CheckpointMismatch.
     """
-    txn = pair_of(view, txn)
+    batch, txn = txn, pair_of(view, txn)
     if txn is None:
         return None
     record = view.get(txn_key(*txn))
@@ -101,10 +102,23 @@ def resolve_outcome(
         other = "a commit" if "alter" not in record else "an alter" if alter is None else "another alter"
         raise TxnMismatch(f"transaction {tuple(txn)} was used before for {other}; use a new id")
     if record["tables"] != list(tables):
+        if isinstance(batch, StreamBatch):
+            raise _other_tables(view, batch, record["tables"], tables)
         raise TxnMismatch(
             f"transaction {tuple(txn)} was committed before with other tables; use a new id for a new commit"
         )
     return record["epoch"]
+
+
+def _other_tables(view: ReadTxn, batch: StreamBatch, before: Sequence[int], now: Sequence[int]) -> TxnMismatch:
+    """Build the error of a batch that has landed in other tables. Its user did not choose its number."""
+    known = {table.id: table.name for table in all_tables(view)}
+    landed, asked = (sorted(known.get(table_id, "a dropped table") for table_id in ids) for ids in (before, now))
+    return TxnMismatch(
+        f"stream {batch.app!r}: its transaction {batch.number} has landed in the tables {landed}, and comes again for "
+        f"the tables {asked}. If the tables of the stream were changed, run it with {landed} until a batch has ended, "
+        "and change them then; different writes of one batch take different application names or numbers"
+    )
 
 
 def _refuse_forgotten(view: ReadTxn, txn: TxnPair) -> None:
@@ -131,8 +145,12 @@ def record_outcome(
     """
     app, txn_id = txn
     record = tx.get(txn_app_key(app)) or {"forgotten": -1, "count": 0, "used_ms": now_ms}
-    outcome = {"tables": list(tables), "epoch": epoch, "at_ms": now_ms, **(batch.marks() if batch else {})}
-    tx.put(txn_key(app, txn_id), outcome if alter is None else {**outcome, "alter": alter})
+    outcome = {"tables": list(tables), "epoch": epoch, "at_ms": now_ms}
+    if alter is not None:
+        outcome["alter"] = alter
+    elif epoch is not None:
+        outcome |= PAIR_MARKS if batch is None else batch.marks()
+    tx.put(txn_key(app, txn_id), outcome)
     count, forgotten = record["count"] + 1, record["forgotten"]
     if count > KEPT_OUTCOMES:
         oldest = next(key for key, _ in scan_prefix(tx, txn_prefix(app)))
