@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
@@ -20,8 +20,7 @@ from epochlog.store.session.handle import Handle, open_handle
 
 from .event_options import check_event_options
 from .frames import FrameWriter
-from .live_session import is_connect
-from .sink import QUERY_ID
+from .micro_batch import find_micro_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -64,27 +63,12 @@ def sink(
     def write(frame: DataFrame, batch_id: int) -> None:
         with closing(open_store()) as handle:
             shapes = [(definitions[name], shape) for name, shape in tables.items()]
-            batch = StreamBatch(app_id, batch_id, *_query_of(frame, batch_id), new_checkpoint)
+            within = find_micro_batch(frame.sparkSession, batch_id)
+            query, planned_ms = (None, None) if within is None else (within.query, within.planned_ms)
+            batch = StreamBatch(app_id, batch_id, query, planned_ms, new_checkpoint)
             _write_batch(handle, frame, batch, shapes, events)
 
     return write
-
-
-def _query_of(frame: DataFrame, batch_id: int) -> tuple[str | None, int | None]:
-    """Return the id of the streaming query whose foreachBatch is called, and the time at which it planned the batch.
-
-    Both are None for a call by hand, and in Spark Connect and without pinned threads, where Spark does not tell them.
-    """
-    session: Any = frame.sparkSession
-    query_id = None if is_connect(session) else session.sparkContext.getLocalProperty(QUERY_ID)
-    if query_id is None:
-        return None, None
-    java_id = session.sparkContext._jvm.java.util.UUID.fromString(query_id)
-    query = session._jsparkSession.sharedState().activeStreamingQueries().get(java_id)
-    planned = None if query is None else query.offsetLog().get(batch_id)  # None: a thread that outlived the query
-    if planned is None or planned.isEmpty():
-        return query_id, None
-    return query_id, planned.get().metadataOpt().get().batchTimestampMs()
 
 
 def _writable(view: ReadTxn, name: str) -> TableDef:

@@ -39,7 +39,7 @@ CHANGES = (
 WRITE = ("txnAppId", "txnVersion", "newCheckpoint", "mergeSchema", *CHANGES)
 OF_SPARK = ("checkpointLocation", "queryName", "asyncProgressTrackingEnabled")
 """Options that Spark passes on to the sink of a stream, though they are its own."""
-SET_BY_EPOCHLOG = ("sessionParallelism", "schemaVersion")
+SET_BY_EPOCHLOG = ("sessionParallelism", "schemaVersion", "microBatch")
 TASKS = ("minPartitions", *SET_BY_EPOCHLOG)
 READ = ("columns", *STATE, *FEED, *STREAM)
 _CANONICAL_NAMES = {name.lower(): name for name in (*LOCATION, *READ, *WRITE, *TASKS)}

@@ -27,6 +27,7 @@ from epochlog.errors import EpochlogError, InvalidInput, JavaMissing
 from .create_guard import guard_creation
 from .exchange_format import ExchangeSource
 from .live_session import is_connect, require_live
+from .micro_batch import MicroBatch, find_micro_batch
 from .options import NO_CATALOG
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _patch_readers_and_writers(*, connect: bool) -> None:
     writers: list[tuple[Any, str]] = [(DataFrameWriter, "saveAsTable"), (DataStreamWriter, "toTable")]
     for kind, saving in writers:
         if not getattr(kind.format, "knows_epochlog", False):
-            kind.format = _note_format(kind.format)
+            kind.format = _note_format(kind.format, is_batch=kind is DataFrameWriter and not connect)
             setattr(kind, saving, _refuse_save(getattr(kind, saving), saving))
     if not getattr(DataStreamWriter.start, "knows_epochlog", False):
         DataStreamWriter.option = _note_option(DataStreamWriter.option)
@@ -210,6 +211,14 @@ def _parallelism(session: SparkSession) -> int:
         raise
 
 
+def _find_micro_batch(session: SparkSession) -> MicroBatch | None:
+    try:
+        return find_micro_batch(session)
+    except Exception:
+        require_live(session, f'format("{FORMAT}")')
+        raise
+
+
 def _add_reader_options(original: Callable[[Any, str], Any], options: ReaderDefaults) -> Callable[[Any, str], Any]:
     @wraps(original)
     def patched(self: Any, source: str) -> Any:
@@ -220,13 +229,17 @@ def _add_reader_options(original: Callable[[Any, str], Any], options: ReaderDefa
     return patched
 
 
-def _note_format(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """Wrap a writer's `format` so that the writer records if it writes to "epochlog"."""
+def _note_format(original: Callable[[Any, str], Any], *, is_batch: bool) -> Callable[[Any, str], Any]:
+    """Wrap a writer's `format` so that the writer records if it writes to "epochlog", and, of a batch, within which
+    micro-batch: the process that plans and commits the write cannot ask.
+    """
 
     @wraps(original)
     def patched(self: Any, source: str) -> Any:
         self._writes_epochlog = source.lower() == FORMAT
-        return original(self, source)
+        writer = original(self, source)
+        within = _find_micro_batch(self._spark) if self._writes_epochlog and is_batch else None
+        return writer if within is None else writer.option("microBatch", within.as_text())
 
     patched.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]: a mark
     return patched

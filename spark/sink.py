@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from epochlog.errors import CheckpointMismatch, EpochlogError, InvalidInput, SchemaChanged
+from epochlog.errors import CheckpointMismatch, EpochlogError, InvalidInput, SchemaChanged, TxnOutcomeForgotten
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.change_rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from epochlog.store.changelog.event_shape import WHOLE_ROWS, EventShape
@@ -24,7 +24,7 @@ from epochlog.store.commit.idempotency import (
     resolve_outcome,
 )
 from epochlog.store.commit.root_commit import commit_root, refuse_unwritable
-from epochlog.store.commit.stream_batches import StreamBatch
+from epochlog.store.commit.stream_batches import NO_BATCH, StreamBatch
 from epochlog.store.commit.table_ddl import alter_schema
 from epochlog.store.env.log_events import INTENT_LEFT
 from epochlog.store.env.redact import redact_url
@@ -42,6 +42,7 @@ from epochlog.store.types.schema import TableSchema
 from .catalog.sql_columns import check_types
 from .event_options import check_event_options, parse_event_shape
 from .frames import check_frame
+from .micro_batch import BATCH_ID, QUERY_ID, MicroBatch, read_planned_ms
 from .options import (
     READ,
     SAVE_OPTIONS,
@@ -58,15 +59,13 @@ from .task_writer import write_batches
 from .types import arrow_schema
 from .worker_gc import freeze_loaded_objects
 
-QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Local properties that Spark sets on the thread, and so on the tasks, of a micro-batch."""
-
 
 @dataclass(frozen=True, slots=True)
 class Save:
     """Resolved options of one write, on the driver: the table and the transaction. is_committed: the transaction was
     committed before, so nothing is written. new_checkpoint: that of `StreamBatch`. merge: missing nullable columns are
-    filled with nulls.
+    filled with nulls. checkpoint: of a stream. within: the micro-batch in whose foreachBatch the write was made, if the
+    driver knew it.
     """
 
     location: StoreLocation
@@ -78,6 +77,19 @@ class Save:
     is_committed: bool = False
     shape: EventShape = WHOLE_ROWS
     merge: bool = False
+    checkpoint: str | None = None
+    within: MicroBatch | None = None
+
+    def batch_txn(self, within: MicroBatch | None) -> StreamBatch | None:
+        """Return the transaction of a batch write with a number; None if it has none. within: its micro-batch."""
+        if self.app_id is None or self.version is None:
+            return None
+        if within is None:
+            return StreamBatch(self.app_id, self.version, None, batch=NO_BATCH)
+        chosen = None if within.batch == self.version else within.batch
+        return StreamBatch(
+            self.app_id, self.version, within.query, within.planned_ms, self.new_checkpoint, batch=chosen
+        )
 
     def target(self) -> WriteTarget:
         """Return the target of the tasks, under a new write intent. The intent has a long lease, since no store stays
@@ -96,8 +108,10 @@ def resolve_save(options: Options, schema: StructType, overwrite: bool, *, strea
     app_id, version = text_option(options, "txnAppId"), int_option(options, "txnVersion")
     check_pair(None if app_id is None else (app_id, version or 0))
     new_checkpoint = bool_option(options, "newCheckpoint", False)
-    # A batch that began with a new checkpoint is decided at its commit, which knows its query.
+    # A batch that began with a new checkpoint is decided at its commit. A pair that has landed from another query too,
+    # since only the commit is certain to know its query.
     txn = None if app_id is None or version is None or new_checkpoint else (app_id, version)
+    checkpoint, within = text_option(options, "checkpointLocation"), MicroBatch.parse(options.get("microBatch"))
     location = parse_store_location(options, SAVE_OPTIONS)
     shape = parse_event_shape(options, overwrite=overwrite)
 
@@ -117,7 +131,9 @@ def resolve_save(options: Options, schema: StructType, overwrite: bool, *, strea
             table, columns = _add_columns(handle, table, columns, schema, shape)
     check_frame(columns, schema, shape=shape, filled=merge)
     table = replace(table, schema=columns)
-    return Save(location, table, overwrite, app_id, version, new_checkpoint, is_committed, shape, merge)
+    return Save(
+        *(location, table, overwrite, app_id, version, new_checkpoint, is_committed, shape, merge, checkpoint, within)
+    )
 
 
 def _columns_at_start(table: TableDef, version: int | None, *, streaming: bool) -> TableSchema:
@@ -235,7 +251,8 @@ class _Sink:
         """Commit the segments of the tasks, if there are any, and end their intents."""
         if self._save.is_committed:  # The earlier outcome stands, even if its record has expired.
             if isinstance(txn, StreamBatch):
-                self._require_landed(txn)
+                with suppress(*([TxnOutcomeForgotten] if txn.batch == NO_BATCH else [])):
+                    self._require_landed(txn)
             return
         segments = tuple(segment for message in messages for segment in message.segments)
         edit, ending = TableEdit(self._save.table.id, self._save.table.name, segments), self._intents(messages)
@@ -306,17 +323,17 @@ class BatchSink(_Sink, DataSourceArrowWriter):
         self._commit(results, self._txn(results))
 
     def _txn(self, results: Sequence[Written]) -> CommitTxn | None:
-        """Return the transaction of this write. In foreachBatch, with the batch's number, it is that micro-batch."""
-        app_id, version, new_checkpoint = self._save.app_id, self._save.version, self._save.new_checkpoint
-        query_id = next((result.query_id for result in results if result.batch_id == str(version)), None)
-        if app_id is not None and version is not None and query_id is not None:
-            return StreamBatch(app_id, version, query_id, new_checkpoint=new_checkpoint)
-        if new_checkpoint:
+        """Return the transaction of this write. In foreachBatch it is of that micro-batch, which the driver knew, or
+        else the tasks.
+        """
+        ran_in = (MicroBatch(r.query_id, int(r.batch_id)) for r in results if r.query_id and r.batch_id)
+        within = self._save.within or next(ran_in, None)
+        if self._save.new_checkpoint and (within is None or self._save.version is None):
             raise InvalidInput(
-                "newCheckpoint is for streams: for writeStream, and in foreachBatch for a write with txnAppId and the "
-                "number of the batch as txnVersion (which Spark Connect does not tell); leave it out"
+                "newCheckpoint is for streams: for writeStream, and in foreachBatch for a write with txnAppId and "
+                "txnVersion (in Spark Connect, Spark does not tell the query of such a write); leave it out"
             )
-        return None if app_id is None or version is None else (app_id, version)
+        return self._save.batch_txn(within)
 
     def abort(self, messages: Messages) -> None:
         self._abort(messages)
@@ -327,7 +344,8 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
     no write.
 
     The query id is in the checkpoint's `metadata`. If the checkpoint goes back under its old id, as a restored or
-    partly deleted one does, its next batch raises CheckpointMismatch, unless it has the number of the newest one.
+    partly deleted one does, its next batch raises CheckpointMismatch, unless it has the number of the newest one and
+    the checkpoint lies in no local folder, so that the time of its plan is unknown.
     """
 
     def __init__(self, save: Save) -> None:
@@ -345,7 +363,8 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
         app_id = self._save.app_id or query_id
         if app_id is None:
             raise InvalidInput("Spark passed no query id for this micro-batch; set .option('txnAppId', …)")
-        self._commit(results, StreamBatch(app_id, batchId, query_id, new_checkpoint=self._save.new_checkpoint))
+        planned_ms = read_planned_ms(self._save.checkpoint, batchId)
+        self._commit(results, StreamBatch(app_id, batchId, query_id, planned_ms, self._save.new_checkpoint))
 
     def abort(self, messages: Messages, batchId: int) -> None:
         self._abort(messages)

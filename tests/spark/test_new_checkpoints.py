@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -14,6 +15,8 @@ from spark_store import rows
 
 pytestmark = pytest.mark.spark
 DOORS = ("el.sink", "format", "a write in foreachBatch")
+THREADS = ("el.sink in a thread", "a write in a thread")
+CHOSEN = ("numbers of the user's", "two writes a batch")
 
 
 class Loader:
@@ -36,15 +39,33 @@ class Loader:
         options = self.lake.options("orders", txnAppId="app", **({"newCheckpoint": "true"} if new_checkpoint else {}))
         if self.door == "format":
             return writer.format("epochlog").options(**options)
-        if self.door == "el.sink":
-            return writer.foreachBatch(
-                el.sink({"orders": None}, app_id="app", path=self.lake.root, new_checkpoint=new_checkpoint)
-            )
+        if self.door == "format without a name":
+            return writer.format("epochlog").options(**self.lake.options("orders"))
+        sink = el.sink({"orders": None}, app_id="app", path=self.lake.root, new_checkpoint=new_checkpoint)
 
         def write(frame: Any, batch_id: int) -> None:
-            frame.write.format("epochlog").mode("append").options(**options, txnVersion=batch_id).save()
+            numbers = {
+                "numbers of the user's": [1000 + batch_id],
+                "two writes a batch": [2 * batch_id, 2 * batch_id + 1],
+            }
+            for number in numbers.get(self.door, [batch_id]):
+                frame.write.format("epochlog").mode("append").options(**options, txnVersion=number).save()
 
-        return writer.foreachBatch(write)
+        call = sink if self.door.startswith("el.sink") else write
+        if self.door not in THREADS:
+            return writer.foreachBatch(call)
+
+        def by_thread(frame: Any, batch_id: int) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(self._call_in_session, call, frame, batch_id).result()
+
+        return writer.foreachBatch(by_thread)
+
+    @staticmethod
+    def _call_in_session(call: Callable[[Any, int], None], frame: Any, batch_id: int) -> None:
+        session = frame.sparkSession  # Spark looks a source up in the thread's active session.
+        session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+        call(frame, batch_id)
 
     def ids(self) -> list[int]:
         return self.lake.orders.to_arrow()["id"].to_pylist()
@@ -69,6 +90,30 @@ def test_no_batch_is_lost_with_a_new_checkpoint(lake, door: str) -> None:
     lake.forget_last_commit("ck")
     loader.run(new_checkpoint=door == "el.sink")  # the option may stay, or be taken away
     assert lake.orders.history().num_rows == 2
+
+
+@pytest.mark.slow
+@pytest.mark.rule("1.25", "1.26")
+@pytest.mark.parametrize("door", [*DOORS, *THREADS, *CHOSEN, "format without a name"])
+def test_each_door_notices_a_checkpoint_that_is_not_its_own(lake, door: str) -> None:
+    """From a thread, under a number of the user's, or with a copied checkpoint, rows were lost in silence."""
+    loader = Loader(lake, door)
+    loader.add(1)
+    loader.run()
+    shutil.copytree(lake.scratch / "ck", lake.scratch / "copy")
+    lake.forget_last_commit("ck")
+    loader.run()  # a replay
+    loader.add(2)
+    loader.run()
+    loader.add(3)
+    with pytest.raises(Exception, match="CheckpointMismatch.*its checkpoint is older than the table"):
+        loader.run("copy")
+    if door != "format without a name":  # its query's id names the stream
+        with pytest.raises(Exception, match="CheckpointMismatch.*has landed before.*newCheckpoint"):
+            loader.run("new")
+    assert loader.ids() == [1, 2]
+    loader.run()
+    assert loader.ids() == [1, 2, 3]
 
 
 @pytest.mark.rule("1.26")
