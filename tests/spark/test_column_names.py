@@ -11,6 +11,7 @@ import pytest
 
 import epochlog as el
 from epochlog.spark.column_names import quoted
+from epochlog.spark.view_engine import keeping_active_session
 
 pytestmark = pytest.mark.spark
 NAMES = (
@@ -117,11 +118,12 @@ def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
 
 def rows_by_spark(lake, sql: str) -> list[tuple[Any, ...]]:
     """Return the rows that Spark itself gives to a text over the newest rows of t and u."""
-    session = lake.spark.newSession()
-    session.conf.set("spark.sql.variable.substitute", "false")
-    for name in ("t", "u"):
-        session.createDataFrame(lake.store.table(name).to_arrow()).coalesce(1).createOrReplaceTempView(name)
-    return sorted(tuple(row) for row in session.sql(sql).collect())
+    with keeping_active_session(lake.spark):
+        session = lake.spark.newSession()
+        session.conf.set("spark.sql.variable.substitute", "false")
+        for name in ("t", "u"):
+            session.createDataFrame(lake.store.table(name).to_arrow()).coalesce(1).createOrReplaceTempView(name)
+        return sorted(tuple(row) for row in session.sql(sql).collect())
 
 
 @pytest.mark.medium
