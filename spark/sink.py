@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -251,8 +251,7 @@ class _Sink:
         """Commit the segments of the tasks, if there are any, and end their intents."""
         if self._save.is_committed:  # The earlier outcome stands, even if its record has expired.
             if isinstance(txn, StreamBatch):
-                with suppress(*([TxnOutcomeForgotten] if txn.batch == NO_BATCH else [])):
-                    self._require_landed(txn)
+                self._require_landed(txn)
             return
         segments = tuple(segment for message in messages for segment in message.segments)
         edit, ending = TableEdit(self._save.table.id, self._save.table.name, segments), self._intents(messages)
@@ -266,8 +265,13 @@ class _Sink:
 
     def _require_landed(self, batch: StreamBatch) -> None:
         """Raise CheckpointMismatch if another batch of this number has landed: then the tasks left the rows out."""
-        with closing(self._save.location.open()) as handle:
-            landed = handle.catalog.read(lambda view: resolve_outcome(view, batch, [self._save.table.id]))
+        try:
+            with closing(self._save.location.open()) as handle:
+                landed = handle.catalog.read(lambda view: resolve_outcome(view, batch, [self._save.table.id]))
+        except TxnOutcomeForgotten:
+            if batch.batch == NO_BATCH:  # a pair outside of any micro-batch: what has landed is its own
+                return
+            raise
         if landed is None:
             raise CheckpointMismatch(
                 f"stream {batch.app!r}: batch {batch.number} of an earlier checkpoint has landed, so the rows of this "

@@ -147,18 +147,18 @@ class SparkText(Spark):
         and comparisons are the last of the operators of values, which all are left-associative.
         """
 
-        UNARY_PARSERS = {  # noqa: RUF012
+        UNARY_PARSERS = {  # noqa: RUF012 (sqlglot's own convention)
             **{token: parse for token, parse in Spark.Parser.UNARY_PARSERS.items() if token != TokenType.NOT},
             TokenType.DASH: _negated,
         }
-        FUNCTIONS = {  # noqa: RUF012
+        FUNCTIONS = {  # noqa: RUF012 (sqlglot's own convention)
             **Spark.Parser.FUNCTIONS,
             "DATE_TRUNC": _date_trunc,
             "TRUNC": _trunc,
             "FIRST_VALUE": _ignoring_nulls(exp.FirstValue),
             "LAST_VALUE": _ignoring_nulls(exp.LastValue),
         }
-        RANGE_PARSERS = {  # noqa: RUF012
+        RANGE_PARSERS = {  # noqa: RUF012 (sqlglot's own convention)
             **Spark.Parser.RANGE_PARSERS,
             TokenType.LIKE: lambda self, this: self._parse_escape(exp.Like(this=this, expression=self._value())),
             TokenType.RLIKE: lambda self, this: exp.RegexpLike(this=this, expression=self._value()),

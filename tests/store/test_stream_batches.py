@@ -233,7 +233,7 @@ def test_numbers_made_of_the_batchs_are_replayed(store: el.Store) -> None:
 def test_a_write_beside_the_stream_is_no_batch_of_it(
     store: el.Store, write: CommitTxn, before: Callable[..., bool]
 ) -> None:
-    """It counted as the newest batch: the next one of the stream was refused for ever."""
+    """Repeat the case in which it counted as the newest batch, and the stream's next one was refused for ever."""
     assert land(store, StreamBatch("app", 0, "q"), 0)
     assert (before if isinstance(write, tuple) else land)(store, write, 100)
     assert land(store, StreamBatch("app", 1, "q"), 1) and not land(store, StreamBatch("app", 1, "q"), 1)
@@ -248,7 +248,7 @@ def test_a_write_beside_the_stream_is_no_batch_of_it(
 
 @pytest.mark.rule("1.7")
 def test_a_stream_whose_tables_changed_names_them(store: el.Store) -> None:
-    """The advice was a new id, which no user of el.sink chooses."""
+    """Check the advice: it was a new id, which no user of el.sink chooses."""
     store.create_table("u", SCHEMA, ["k"])
     assert land(store, StreamBatch("app", 0, "q"), 0)
     ids = [store._handle.catalog.read(lambda view, name=name: find_table(view, name)).id for name in ("t", "u")]
@@ -414,7 +414,7 @@ def blind_to_times(patched: pytest.MonkeyPatch) -> None:
 
 
 def blind_to_missing_ids(patched: pytest.MonkeyPatch) -> None:
-    """An outcome of a known query is a replay's for a thread that Spark tells no query."""
+    """Take an outcome of a known query for that of a thread to which Spark tells no query."""
     real = stream_batches._is_of_another
     patched.setattr(
         stream_batches, "_is_of_another", lambda view, app, batch: batch.query is not None and real(view, app, batch)
@@ -422,7 +422,7 @@ def blind_to_missing_ids(patched: pytest.MonkeyPatch) -> None:
 
 
 def blind_to_chosen_numbers(patched: pytest.MonkeyPatch) -> None:
-    """As before: an outcome under a number that the user chose is a replay's, whatever its query."""
+    """Take an outcome under a number that the user chose for a replay's, whatever its query, as before."""
     real = idempotency.pair_of_batch
     patched.setattr(
         idempotency,
@@ -432,7 +432,7 @@ def blind_to_chosen_numbers(patched: pytest.MonkeyPatch) -> None:
 
 
 def any_pair_is_the_newest(patched: pytest.MonkeyPatch) -> None:
-    """As before: a pair that is no batch counts as the newest batch of the application's stream."""
+    """Count a pair that is no batch as the newest batch of the application's stream, as before."""
     real = stream_batches._Landed.of
     patched.setattr(
         stream_batches._Landed,
