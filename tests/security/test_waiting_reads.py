@@ -297,7 +297,9 @@ def check_random_waits(store: el.Store, seed: int) -> None:
                 readers[place] = Reader(server.location)
                 expected[readers[place]] = []
             case "late":
-                rng.choice(readers).wait(at_least(MAX_EPOCH, NEVER), deadline_s=0.05)
+                reader = rng.choice(readers)
+                reader.wait(at_least(MAX_EPOCH, NEVER), deadline_s=0.05)
+                reader.threads[-1].join()  # else it could meet the shutdown in place of its deadline
             case _:
                 newest = table.upsert(ROWS)
                 for reader in readers:
