@@ -12,7 +12,8 @@ from epochlog.store.types.schema import TableSchema
 
 from . import syntax
 from .advice import ADVICE, written
-from .local_functions import OF_MOMENTS, values_with_one_type
+from .common_types import values_with_one_type
+from .local_functions import OF_MOMENTS
 from .value_kinds import ValueKinds, kind_of_type
 
 _CLOCK = re.compile(r"\s*(now|today|yesterday|tomorrow)\b", re.IGNORECASE)

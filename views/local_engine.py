@@ -46,7 +46,7 @@ def output_schema(plan: ViewPlan, tables: Mapping[str, TableSchema], primary_key
         for name in plan.tables:
             connection.register(NOW + name, _plain(tables[name].schema.empty_table()))
         schema = _run(connection, plan.query()).schema
-    return pa.schema([_as_in_spark(field).with_nullable(True) for field in schema])
+    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def refresh(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
@@ -104,7 +104,7 @@ def _fold(tables: _Tables, output: str, fold: Fold, changed: Sequence[str]) -> b
     ctx, by = tables.ctx, list(fold.groups)
     schema = ctx._plan.output(output).table.schema.schema
     try:
-        deltas = _with_integers(tables.run(fold.deltas(changed)))
+        deltas = tables.run(fold.deltas(changed))
         groups = groups_of_changes(fold, schema, deltas)
         if groups is None:
             return False
@@ -122,11 +122,6 @@ def _fold(tables: _Tables, output: str, fold: Fold, changed: Sequence[str]) -> b
     if rows.num_rows or result.gone.num_rows or result.unknown.num_rows:
         ctx.recompute(output, by=by, from_=rows, **({"touched": result.groups} if by else {}))
     return True
-
-
-def _with_integers(rows: pa.Table) -> pa.Table:
-    """Return the rows with integers in place of DuckDB's wider ones. Raises ArrowInvalid if a value is too large."""
-    return rows.cast(pa.schema([_as_in_spark(field) for field in rows.schema]))
 
 
 def _require_own_keys(
@@ -247,13 +242,6 @@ def _conformed(ctx: LocalRefreshContext, output: str, rows: pa.Table) -> pa.Tabl
     return pa.Table.from_arrays(columns, names=schema.names)
 
 
-def _as_in_spark(field: pa.Field) -> pa.Field:
-    """Return the column as Spark would have it: sums of integers are 64 bits wide."""
-    if pa.types.is_decimal(field.type) and field.type.precision == 38 and field.type.scale == 0:
-        return field.with_type(pa.int64())
-    return field
-
-
 def _plain(rows: pa.Table) -> pa.Table:
     """Return the rows in types that DuckDB has."""
     schema = compatible_schema(rows.schema, in_duckdb)
@@ -264,12 +252,24 @@ def _run(connection: duckdb.DuckDBPyConnection, query: Query) -> pa.Table:
     import duckdb
 
     try:
-        return connection.sql(render(as_spark_computes(query), "duckdb")).to_arrow_table()
+        relation = connection.sql(render(as_spark_computes(query), "duckdb"))
+        return _with_bigints(relation.to_arrow_table(), [str(kind) for kind in relation.types])
+    except pa.ArrowInvalid as error:
+        raise InvalidInput(f"a sum of the view does not fit BIGINT: {error}") from error
     except duckdb.CatalogException:
         raise  # a query names a table that it was not given
     except duckdb.Error as error:
         reason = str(error).partition("\n")[0]  # without advice that no view can follow, and the query as it was sent
         raise InvalidInput(f"DuckDB refuses the query of the view: {reason}") from error
+
+
+def _with_bigints(rows: pa.Table, types: Sequence[str]) -> pa.Table:
+    """Return the rows with BIGINT, Spark's type of a sum of integers, in place of DuckDB's HUGEINT."""
+    fields = [
+        field.with_type(pa.int64()) if kind == "HUGEINT" else field
+        for field, kind in zip(rows.schema, types, strict=True)
+    ]
+    return rows.cast(pa.schema(fields)) if "HUGEINT" in types else rows
 
 
 @contextmanager

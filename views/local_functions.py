@@ -7,9 +7,7 @@ and texts to numbers, and comparisons of texts with numbers differ between the e
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlglot import exp
@@ -19,8 +17,20 @@ from epochlog.store.types.schema import TableSchema
 
 from . import syntax
 from .advice import ADVICE, BY_PYTHON, name_of, written
+from .common_types import has_unknown_types, reason_of_types
 from .parsing import ALLOWED
-from .value_kinds import NARROW, OF_ALL, ValueKinds, kind_of_literal, kind_of_type
+from .value_kinds import (
+    NARROW,
+    NOT_A_MOMENT,
+    OF_ALL,
+    ValueKinds,
+    is_moment,
+    is_nested,
+    kind_of_literal,
+    kind_of_type,
+    type_of_decimal,
+)
+from .window_frames import reason_of_position, reason_of_window
 
 _ELSEWHERE = frozenset(
     (
@@ -31,7 +41,6 @@ _ELSEWHERE = frozenset(
     )
 )
 LOCAL = ALLOWED - _ELSEWHERE
-_COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 _ORDERS = (exp.LT, exp.LTE, exp.GT, exp.GTE)
 _NUMBERS = ("integer", "float")
 _OF_TIMES = (exp.TimestampTrunc, exp.Hour, exp.Minute, exp.Second)
@@ -44,8 +53,6 @@ OF_MOMENTS = (
 _MOST_DIGITS = 6
 """Digits of a number that is added to a date or timestamp. With larger ones Spark's dates begin again at the oldest."""
 _UNITS = ("DAY", "DAYS", "HOUR", "HOURS", "MINUTE", "MINUTES", "SECOND", "SECONDS")
-_MOMENT = re.compile(r"\s*\d{4}-\d\d?-\d\d?([ T]\d\d?:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?\s*")
-_NOT_A_MOMENT = "write the date or time as 2024-01-31 or 2024-01-31 10:00:00"
 _NO_EQUIVALENT = "no equivalent"
 _WITH_SPARK = (
     "pass a Spark session (spark=…) to create_view, replace_views, step and check, and --engine spark to commands"
@@ -58,15 +65,23 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
     tables: by alias of an occurrence.
     """
     kinds = ValueKinds(query, tables, schemas)
-    for node in query.walk():
+    nodes = list(query.walk())
+    for node in nodes:
         reason = _reason_of_membership(node) if isinstance(node, exp.In) else _reason(node, kinds)
-        reason = reason or _reason_of_mixture(node, kinds) or _reason_of_place(node, kinds)
+        reason = reason or reason_of_types(node, kinds) or _reason_of_place(node, kinds)
         reason = reason or _reason_of_group(node, kinds)
         if reason:
             advice = f"{reason}; or {_WITH_SPARK}"
             if reason == _NO_EQUIVALENT:
                 advice = f"{_WITH_SPARK}; without Spark {BY_PYTHON}"
             raise InvalidInput(f"DuckDB and Spark differ on {written(node)}: {advice}")
+    unknown = next(
+        (node for node in nodes if has_unknown_types(node, kinds) or _has_unknown_condition(node, kinds)), None
+    )
+    if unknown is not None:
+        raise InvalidInput(
+            f"DuckDB and Spark can differ on {written(unknown)}: cast each value in it to its type; or {_WITH_SPARK}"
+        )
 
 
 def _reason(node: exp.Expr, kinds: ValueKinds) -> str | None:
@@ -75,25 +90,10 @@ def _reason(node: exp.Expr, kinds: ValueKinds) -> str | None:
         return "the number is too large"
     if isinstance(node, exp.Literal) and kind_of_literal(node) == "decimal" and node.is_int and len(node.name) >= 38:
         return "the number is too large"
-    if isinstance(node, exp.Lag | exp.Lead):
-        return _reason_of_neighbour(node, kinds)
     if not _is_known(node):
         return ADVICE.get(name_of(node), _NO_EQUIVALENT)
     reasons = (check(node, kinds) for types, check in _CHECKS if isinstance(node, types))
     return next((reason for reason in reasons if reason is not None), None)
-
-
-def _reason_of_neighbour(node: exp.Lag | exp.Lead, kinds: ValueKinds) -> str | None:
-    if node.args.get("offset") and not node.args["offset"].is_int:
-        return "its distance must be a number"
-    kind, default = kinds.of(node.this), node.args.get("default")
-    known = (kind, "null", "integer") if kind in ("float", "decimal") else (kind, "null")
-    if default is None:
-        return None
-    is_single = [kinds.width(value) == "FLOAT" for value in (node.this, default)]
-    if kinds.of(default) in known and (is_single[0] == is_single[1] or kinds.of(default) != "float"):
-        return None
-    return "its default must have the type of its value"
 
 
 def _reason_of_division(node: exp.Expr, kinds: ValueKinds) -> str | None:
@@ -120,7 +120,10 @@ def _reason_of_text(node: exp.Expr, kinds: ValueKinds) -> str | None:
     if isinstance(node, exp.Concat | exp.DPipe):
         parts = node.expressions or [node.this, node.expression]
         plain = all(kinds.of(part) in ("text", "integer") for part in parts)
+        plain = plain and (len(parts) > 1 or kinds.of(parts[0]) == "text")
         return None if plain else "it takes texts and integers"
+    if isinstance(node, exp.Length):
+        return None if kinds.of(node.this) == "text" else "it takes a text"
     if isinstance(node, exp.Trim):
         return _NO_EQUIVALENT if node.expression else None if kinds.of(node.this) == "text" else "it takes a text"
     return None if {kinds.of(node.this), kinds.of(node.expression)} == {"text"} else "it takes two texts"
@@ -128,7 +131,7 @@ def _reason_of_text(node: exp.Expr, kinds: ValueKinds) -> str | None:
 
 def _reason_of_time(node: exp.Expr, kinds: ValueKinds) -> str | None:
     if isinstance(node, exp.TsOrDsToDate):
-        known = _is_moment(node.this) or kinds.of(node.this) in ("date", "timestamp")
+        known = is_moment(node.this) or kinds.of(node.this) in ("date", "timestamp")
         return None if known and not node.args.get("format") else "it takes a date, a timestamp or a literal"
     if isinstance(node, exp.TsOrDsAdd):
         days = node.expression.unnest()
@@ -159,9 +162,19 @@ def _reason_of_arithmetic(node: exp.Expr, kinds: ValueKinds) -> str | None:
     if isinstance(node.expression, exp.Interval):
         return None
     operands = {kinds.of(node.this), kinds.of(node.expression)}
+    if operands == {"null"}:
+        return "cast its NULL to the type of a number"
     if operands & {"date", "timestamp"}:
         return "write DATE_ADD(date, number), or DATEDIFF(end, start), which counts days"
-    return None if not operands & {"text", "boolean"} else "its operands must be numbers"
+    return None if operands <= {*_NUMBERS, "decimal", "null"} else "its operands must be numbers"
+
+
+def _reason_of_number(node: exp.Expr, kinds: ValueKinds) -> str | None:
+    """Return a reason for a function of one number: of a NULL alone Spark makes a DOUBLE."""
+    kind = kinds.of(node.this)
+    if kind == "boolean":
+        return "Spark has no sum of BOOLEAN: use COUNT_IF"
+    return None if kind in (*_NUMBERS, "decimal") else "it takes a number"
 
 
 def _unit_of(interval: exp.Interval) -> str:
@@ -173,10 +186,12 @@ def _reason_of_group(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for values that the engines tell apart differently."""
     if isinstance(node, exp.Avg) and isinstance(node.this, exp.Distinct) and kinds.of(node.this) == "integer":
         return "Spark tells its integers apart and DuckDB their DOUBLE values: cast to DOUBLE within it"
-    if isinstance(node, exp.Group | exp.Select | exp.SetOperation) and any(
-        kinds.of(value) == "float" and not _has_no_negative_zero(value) for value in _grouped(node, kinds)
-    ):
+    values = _grouped(node, kinds) if isinstance(node, exp.Group | exp.Select | exp.SetOperation) else []
+    if any(kinds.of(value) == "float" and not _has_no_negative_zero(value) for value in values):
         return "Spark makes -0.0 to 0.0 where rows are grouped by a DOUBLE: add 0D to it"
+    nested = [kind for value in values if is_nested(kind := kinds.of(value))]
+    if any(kind.startswith("map") or "double" in kind or "float" in kind for kind in nested if kind):
+        return "it tells maps, or DOUBLE values inside of others, apart: use their parts"
     return None
 
 
@@ -243,7 +258,7 @@ def _reason_of_cast(node: exp.Cast, kinds: ValueKinds) -> str | None:
         "boolean": ("boolean", "integer"),
     }
     if isinstance(node.this, exp.Literal) and target in ("date", "timestamp"):
-        return None if _is_moment(node.this) else _NOT_A_MOMENT
+        return None if is_moment(node.this) else NOT_A_MOMENT
     if isinstance(node.this, exp.Null):
         return None
     if source is None or target not in agreed.get(source, ()):
@@ -253,117 +268,51 @@ def _reason_of_cast(node: exp.Cast, kinds: ValueKinds) -> str | None:
     return None
 
 
-def _reason_of_comparison(node: exp.Expr, kinds: ValueKinds) -> str | None:
-    left, right = kinds.of(node.this), kinds.of(node.expression)
-    if left is None or right is None or left == right or "null" in (left, right):
-        return None
-    numbers = {"integer", "float", "decimal"}
-    if {left, right} <= numbers:
-        return None
-    literals = [side for side in (node.this, node.expression) if isinstance(side, exp.Literal)]
-    if literals and {left, right} & {"date", "timestamp"} and "text" in (left, right):
-        return None if all(map(_is_moment, literals)) else _NOT_A_MOMENT
-    return f"it compares {left} with {right}: cast one side"
-
-
 def _reason_of_order(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for an order of structs, lists or maps: a NULL within them is Spark's smallest value and DuckDB's
     largest.
     """
-    is_nested = any(kinds.of(value) == "nested" for value in node.iter_expressions())
-    return "it orders values that can have a NULL within them: use their fields" if is_nested else None
-
-
-def _reason_of_mixture(node: exp.Expr, kinds: ValueKinds) -> str | None:
-    """Return a reason for values of several types: the engines choose other common types for them."""
-    for values in values_with_one_type(node, kinds):
-        known = {kinds.of(value) for value in values} - {None, "null"}
-        if known & {"integer", "decimal"} and any(kinds.width(value) == "FLOAT" for value in values):
-            return "cast its FLOAT to DOUBLE"
-        if isinstance(node, exp.SetOperation) and {"decimal", "integer"} <= known:
-            return "cast all its values to one DECIMAL(precision, scale)"
-        if isinstance(node, exp.SetOperation) and "text" in known and len(known) > 1:
-            return "cast its texts to dates or timestamps"
-        if known & {"text", "boolean"} and len(known) > 1 and not _is_date_text(values, known, kinds):
-            return f"it takes {' and '.join(sorted(map(str, known)))} together: cast them to one type"
-    results = kinds.values_of(node) if isinstance(node, (*OF_ALL, exp.Case, exp.If)) else []
-    if any(_is_number(value) for value in results):
-        narrow = [width for value in results if (width := kinds.width(value)) in ("TINYINT", "SMALLINT")]
-        return f"cast its {narrow[0]} to INT" if narrow else None
-    return None
+    nested = any(is_nested(kinds.of(value)) for value in node.iter_expressions())
+    return "it orders values that can have a NULL within them: use their fields" if nested else None
 
 
 def _reason_of_place(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for a part of the node that Spark refuses: DuckDB casts it to the type that it needs."""
-    if isinstance(node, exp.And | exp.Or):
-        conditions = [node.left, node.right]
-    elif isinstance(node, exp.CountIf):
-        conditions = node.this.expressions if isinstance(node.this, exp.Distinct) else [node.this]
-    elif isinstance(node, exp.Where | exp.Having | exp.Not | exp.If):
-        is_compared = isinstance(node.parent, exp.Case) and node.parent.this is not None
-        conditions = [] if is_compared else [node.this]
-    else:
-        conditions = [node.args["on"]] if isinstance(node, exp.Join) and node.args.get("on") else []
-    if any(kinds.of(condition) not in ("boolean", "null", None) for condition in conditions):
+    is_filter = isinstance(node, exp.Where | exp.Having | exp.Join | exp.Filter)
+    is_filter = is_filter or (isinstance(node, exp.If) and isinstance(node.parent, exp.Case))
+    known = ("boolean", None) if is_filter else ("boolean", "null", None)
+    if any(kinds.of(condition) not in known for condition in _conditions_of(node)):
         return "its condition must be BOOLEAN"
-    if isinstance(node, exp.Sum | exp.Avg) and kinds.of(node.this) == "boolean":
-        return "Spark has no sum of BOOLEAN: use COUNT_IF"
-    if isinstance(node, exp.Window) and isinstance(syntax.function_of(node).this, exp.Distinct):
-        return "Spark has no DISTINCT in a window"
-    if isinstance(node, exp.Is) and isinstance(node.expression, exp.Boolean):
-        return None if kinds.of(node.this) in ("boolean", "null", None) else "it tests a BOOLEAN"
-    if isinstance(node, exp.In) and kinds.of(node.this) == "boolean":
-        values = {kinds.of(value) for value in node.expressions} - {"boolean", "null", None}
-        return "it compares a BOOLEAN with other values" if values else None
     if isinstance(node, exp.Tuple) and isinstance(node.parent, exp.Alias):
         return "the names of a struct's fields differ: make a column of each value"
     return None
 
 
-def _is_number(value: exp.Expr) -> bool:
-    """Return True for an integer as it is written, which is INT in Spark and of any width in DuckDB."""
-    while isinstance(value, exp.Paren | exp.Neg):
-        value = value.this
-    return isinstance(value, exp.Literal) and value.is_int
+def _has_unknown_condition(node: exp.Expr, kinds: ValueKinds) -> bool:
+    return any(kinds.of(condition) is None for condition in _conditions_of(node))
 
 
-def values_with_one_type(node: exp.Expr, kinds: ValueKinds) -> list[list[exp.Expr]]:
-    """Return the lists of values for which an engine needs one type to compute the node."""
-    if isinstance(node, exp.SetOperation):
-        sides = [syntax.unwrapped(side) for side in (node.this, node.expression)]
-        return [list(pair) for pair in zip(*map(kinds.outputs, sides), strict=True)]
-    if isinstance(node, exp.In):
-        query = node.args.get("query")
-        if not isinstance(query, exp.Query):
-            return [[node.this, *node.expressions]]
-        left = node.this.expressions if isinstance(node.this, exp.Tuple) else [node.this]
-        return [list(pair) for pair in zip(left, kinds.outputs(syntax.unwrapped(query)), strict=True)]
-    if isinstance(node, exp.Between):
-        return [[node.this, node.args["low"], node.args["high"]]]
-    if isinstance(node, exp.Case) and node.this is not None:
-        return [[node.this, *(case.this for case in node.args["ifs"])], kinds.values_of(node)]
-    if isinstance(node, (*OF_ALL, exp.Case, exp.If)):
-        return [kinds.values_of(node)] if not isinstance(node.parent, exp.Case) else []
-    if isinstance(node, (*_COMPARISONS, exp.Nullif)):
-        return [[node.args["this"], node.args["expression"]]]
-    return []
-
-
-def _is_date_text(values: Sequence[exp.Expr], known: set[str | None], kinds: ValueKinds) -> bool:
-    """Return True if the only texts beside dates or instants are literals of such."""
-    texts = [value for value in values if kinds.of(value) == "text"]
-    return bool(known & {"date", "timestamp"}) and len(known) == 2 and all(map(_is_moment, texts))
+def _conditions_of(node: exp.Expr) -> list[exp.Expr]:
+    """Return the parts of a node that are conditions in Spark."""
+    if isinstance(node, exp.And | exp.Or):
+        return [node.left, node.right]
+    if isinstance(node, exp.CountIf):
+        return node.this.expressions if isinstance(node.this, exp.Distinct) else [node.this]
+    if isinstance(node, exp.Filter):
+        return [node.expression.this]
+    if isinstance(node, exp.Is):
+        return [node.this] if isinstance(node.expression, exp.Boolean) else []
+    if isinstance(node, exp.If):
+        return [] if isinstance(node.parent, exp.Case) and node.parent.this is not None else [node.this]
+    if isinstance(node, exp.Where | exp.Having | exp.Not | exp.LogicalAnd | exp.LogicalOr):
+        return [node.this]
+    return [node.args["on"]] if isinstance(node, exp.Join) and node.args.get("on") else []
 
 
 def _reason_of_membership(test: exp.In) -> str | None:
     if not test.args.get("query") or _is_condition(test):
         return None
     return "as a value it is FALSE in Spark where it is NULL in SQL, so use it in WHERE, ON or HAVING"
-
-
-def _is_moment(value: exp.Expr) -> bool:
-    """Return True for a literal date or time as both engines read it; DuckDB knows 'infinity' and 'epoch' too."""
-    return isinstance(value, exp.Literal) and value.is_string and _MOMENT.fullmatch(value.name) is not None
 
 
 def _is_condition(test: exp.In) -> bool:
@@ -398,11 +347,13 @@ _CHECKS: tuple[tuple[tuple[type[exp.Expr], ...], Callable[[Any, ValueKinds], str
     ((exp.Div, exp.Mod, exp.IntDiv, exp.SafeDivide, exp.Avg), _reason_of_division),
     ((exp.Cast,), _reason_of_cast),
     ((exp.Add, exp.Sub, exp.Mul, exp.Interval), _reason_of_arithmetic),
+    ((exp.Neg, exp.Abs, exp.Sum), _reason_of_number),
+    ((exp.Window,), reason_of_window),
+    ((exp.Lag, exp.Lead, exp.NthValue, exp.Ntile), lambda node, _: reason_of_position(node)),
     ((exp.Sum, *OF_ALL, exp.Case, exp.If), _reason_of_decimal),
-    ((exp.Like, exp.Substring, exp.Left, exp.Concat, exp.DPipe, exp.Trim), _reason_of_text),
+    ((exp.Like, exp.Substring, exp.Left, exp.Concat, exp.DPipe, exp.Trim, exp.Length), _reason_of_text),
     ((exp.StartsWith, exp.EndsWith, exp.Contains), _reason_of_text),
     ((*_OF_TIMES, *_OF_DATES, exp.TsOrDsAdd, exp.DateDiff, exp.TsOrDsToDate), _reason_of_time),
-    (_COMPARISONS, _reason_of_comparison),
     ((exp.Ordered, exp.Min, exp.Max, exp.Greatest, exp.Least, exp.Between, *_ORDERS), _reason_of_order),
 )
 """Checks of nodes by their types. The first reason counts."""
@@ -451,12 +402,11 @@ def _rewritten(node: exp.Expr) -> exp.Expr:
 
 
 def _as_decimal(number: exp.Literal) -> exp.Expr:
-    """Return a number with a point, or beyond BIGINT, in the type that Spark gives it: zeros before it do not count."""
+    """Return a number with a point, or beyond BIGINT, in the type that Spark gives it."""
     if isinstance(number.parent, exp.Cast):
         return number
-    _, digits, exponent = Decimal(number.name).as_tuple()
-    scale = -int(exponent)
-    params = [exp.DataTypeParam(this=exp.Literal.number(size)) for size in (max(len(digits), scale), scale)]
+    kind = type_of_decimal(number)
+    params = [exp.DataTypeParam(this=exp.Literal.number(size)) for size in (kind.precision, kind.scale)]
     return exp.Cast(this=number.copy(), to=exp.DataType(this=exp.DType.DECIMAL, expressions=params))
 
 

@@ -82,6 +82,23 @@ def _negated(parser: Spark.Parser) -> exp.Expr:
     return operand
 
 
+def _signed(parser: Spark.Parser) -> exp.Expr | None:
+    """Parse the operand of a plus, which Spark casts to a number and sqlglot drops. Raises InvalidInput for others than
+    numbers as they are written.
+    """
+    operand = parser._parse_unary()
+    number = operand
+    while isinstance(number, exp.Paren | exp.Neg | exp.Cast):
+        number = number.this
+    if operand is None:
+        return None
+    if isinstance(number, exp.Literal) and (not number.is_string or operand.is_type(*exp.DataType.NUMERIC_TYPES)):
+        return operand
+    raise InvalidInput(
+        f"a view cannot have + before {operand.sql(Spark)}: write the value without it, cast to a number if it is none"
+    )
+
+
 def _in_parentheses(node: exp.Expr | None) -> exp.Expr | None:
     """Return an operand in parentheses if it is a comparison or ||, whose ranks other engines see otherwise."""
     return exp.Paren(this=node) if isinstance(node, (*_COMPARISONS, exp.DPipe)) else node
@@ -150,6 +167,7 @@ class SparkText(Spark):
         UNARY_PARSERS = {  # noqa: RUF012 (sqlglot's own convention)
             **{token: parse for token, parse in Spark.Parser.UNARY_PARSERS.items() if token != TokenType.NOT},
             TokenType.DASH: _negated,
+            TokenType.PLUS: _signed,
         }
         FUNCTIONS = {  # noqa: RUF012 (sqlglot's own convention)
             **Spark.Parser.FUNCTIONS,
@@ -191,6 +209,10 @@ class SparkText(Spark):
                 return this or value
             predicate = self.RANGE_PARSERS[self._prev.token_type](self, value)
             return self._negate_range(predicate) if negate else predicate
+
+        def _parse_null(self) -> exp.Expr | None:
+            """Parse NULL; UNKNOWN is a name, and IS UNKNOWN a test of conditions alone."""
+            return None if self._curr.token_type == TokenType.UNKNOWN else super()._parse_null()
 
         def _parse_is_rhs(self, distinct: bool = False) -> exp.Expr | None:
             return self._value() if distinct else self._parse_null() or self._parse_boolean()

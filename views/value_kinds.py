@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 
 import pyarrow as pa
 from sqlglot import exp
@@ -26,12 +28,18 @@ _WIDTHS = {"TINYINT": pa.int8(), "SMALLINT": pa.int16(), "FLOAT": pa.float32(), 
 _VALUES = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
 _FLOATS = (exp.Avg, exp.Div, exp.SafeDivide, exp.PercentRank, exp.CumeDist)
 _TEXTS = (exp.Substring, exp.Left, exp.Concat, exp.DPipe, exp.Trim)
-_TESTS = (exp.StartsWith, exp.EndsWith, exp.Contains)
+_TESTS = (exp.StartsWith, exp.EndsWith, exp.Contains, exp.LogicalAnd, exp.LogicalOr)
+_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10}
+"""Digits of an integer as a DECIMAL; those of others are 20."""
+NESTED = ("struct", "list", "map")
+"""First words of the kinds of nested values, which are their whole types."""
+_MOMENT = re.compile(r"\s*\d{4}-\d\d?-\d\d?([ T]\d\d?:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?\s*")
+NOT_A_MOMENT = "write the date or time as 2024-01-31 or 2024-01-31 10:00:00"
 
 
 class ValueKinds:
-    """Kinds of the values of a query's expressions: integer, float, decimal, text, date, timestamp, boolean,
-    nested, null.
+    """Kinds of the values of a query's expressions: integer, float, decimal, text, binary, date, timestamp, boolean,
+    null, and the whole type of a nested value.
     """
 
     def __init__(self, query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> None:
@@ -66,7 +74,7 @@ class ValueKinds:
             return self._common([self.of(part) for part in node.expressions])
         if isinstance(node, exp.TsOrDsToDate):
             kind = self.of(node.this)
-            return "date" if kind == "timestamp" else kind
+            return "date" if kind == "timestamp" or is_moment(node.this) else kind
         if isinstance(node, (*_OF_FIRST, *_VALUES)):
             return self.of(node.this)
         if isinstance(node, (*OF_ALL, exp.Case, exp.If)):
@@ -81,26 +89,37 @@ class ValueKinds:
 
     def width(self, node: exp.Expr) -> str | None:
         """Return TINYINT, SMALLINT, FLOAT or TIMESTAMP_NTZ if an expression has this type; None for other types."""
+        names = {kind: name for name, kind in _WIDTHS.items()}
+        return next((names[kind] for kind in self._types(node) if kind in names), None)
+
+    def digits(self, node: exp.Expr) -> tuple[int, int]:
+        """Return the most digits before and behind the point of an integer's or a DECIMAL's values."""
+        if isinstance(node, (*OF_ALL, exp.Case, exp.If)):
+            parts = [self.digits(part) for part in self.values_of(node) if self.of(part) != "null"]
+            return max(whole for whole, _ in parts), max(behind for _, behind in parts)
+        kind = next(self._types(node), None)
+        if kind is None or not pa.types.is_decimal(kind):
+            return _DIGITS.get(kind, 20), 0
+        return kind.precision - kind.scale, kind.scale
+
+    def _types(self, node: exp.Expr) -> Iterator[pa.DataType]:
+        """Yield the types of the columns, casts and numbers whose values the expression's value can be."""
         if isinstance(node, (exp.Paren, exp.Neg, exp.Abs, exp.Min, exp.Max, exp.Filter, exp.Window, *_VALUES)):
-            return self.width(node.this)
-        if isinstance(node, (*OF_ALL, exp.Case, exp.If, exp.Nullif)):
-            parts = [node.this] if isinstance(node, exp.Nullif) else self.values_of(node)
-            return next((width for part in parts if (width := self.width(part)) is not None), None)
-        if isinstance(node, exp.Cast):
-            name = node.to.sql(syntax.DIALECT)
-            return name if name in _WIDTHS else None
-        if isinstance(node, exp.Query):
-            return self.width(self.outputs(syntax.unwrapped(node))[0])
-        if not isinstance(node, exp.Column):
-            return None
-        if node.table in self._schemas:
-            kind = self._schemas[node.table].schema.field(node.name).type
-            return next((name for name, narrow in _WIDTHS.items() if kind == narrow), None)
-        query = self._derived.get(node.table)
-        if query is None:
-            return None
-        inner = syntax.unwrapped(query)
-        return self.width(self.outputs(inner)[output_names(inner).index(node.name)])
+            yield from self._types(node.this)
+        elif isinstance(node, (*OF_ALL, exp.Case, exp.If, exp.Nullif)):
+            for part in [node.this] if isinstance(node, exp.Nullif) else self.values_of(node):
+                yield from self._types(part)
+        elif isinstance(node, exp.Cast):
+            yield from _types_of_cast(node.to)
+        elif isinstance(node, exp.Literal) and kind_of_literal(node) in ("integer", "decimal"):
+            yield type_of_decimal(node)
+        elif isinstance(node, exp.Query):
+            yield from self._types(self.outputs(syntax.unwrapped(node))[0])
+        elif isinstance(node, exp.Column) and node.table in self._schemas:
+            yield self._schemas[node.table].schema.field(node.name).type
+        elif isinstance(node, exp.Column) and node.table in self._derived:
+            inner = syntax.unwrapped(self._derived[node.table])
+            yield from self._types(self.outputs(inner)[output_names(inner).index(node.name)])
 
     @staticmethod
     def values_of(node: exp.Expr) -> list[exp.Expr]:
@@ -143,6 +162,11 @@ def kind_of_literal(literal: exp.Literal) -> str:
     )
 
 
+def is_moment(value: exp.Expr) -> bool:
+    """Return True for a literal date or time as both engines read it; DuckDB knows 'infinity' and 'epoch' too."""
+    return isinstance(value, exp.Literal) and value.is_string and _MOMENT.fullmatch(value.name) is not None
+
+
 def _kind_of_arrow(kind: pa.DataType) -> str | None:
     checks = (
         ("integer", pa.types.is_integer),
@@ -152,9 +176,33 @@ def _kind_of_arrow(kind: pa.DataType) -> str | None:
         ("date", pa.types.is_date),
         ("timestamp", pa.types.is_timestamp),
         ("boolean", pa.types.is_boolean),
-        ("nested", pa.types.is_nested),
+        ("binary", lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t)),
+        (str(kind), pa.types.is_nested),
     )
     return next((name for name, check in checks if check(kind)), None)
+
+
+def is_nested(kind: str | None) -> bool:
+    """Return True for the kind of a struct, a list or a map."""
+    return kind is not None and kind.startswith(NESTED)
+
+
+def type_of_decimal(number: exp.Literal) -> pa.Decimal128Type:
+    """Return the DECIMAL that Spark makes of a number: zeros before it do not count."""
+    _, digits, exponent = Decimal(number.name).as_tuple()
+    scale = -int(exponent)
+    return pa.decimal128(max(len(digits), scale), scale)
+
+
+def _types_of_cast(kind: exp.DataType) -> list[pa.DataType]:
+    """Return the type of a cast if it is a narrow one or a DECIMAL."""
+    name = kind.sql(syntax.DIALECT)
+    if name in _WIDTHS:
+        return [_WIDTHS[name]]
+    if kind.this != exp.DType.DECIMAL:
+        return []
+    precision, scale = [int(part.name) for part in [*kind.expressions, exp.Literal.number(0)][:2]]
+    return [pa.decimal128(precision, scale)]
 
 
 def kind_of_type(kind: exp.DataType) -> str | None:
@@ -168,5 +216,6 @@ def kind_of_type(kind: exp.DataType) -> str | None:
         "date": (types.DATE,),
         "timestamp": (types.TIMESTAMP, types.TIMESTAMPTZ, types.TIMESTAMPNTZ),
         "boolean": (types.BOOLEAN,),
+        "binary": (types.BINARY,),
     }
     return next((name for name, members in kinds.items() if kind.this in members), None)

@@ -76,6 +76,8 @@ def answer_of(rows: pa.Table, sql: str) -> SparkAnswer:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_type)  # its items have other names in each engine
     return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
 
 

@@ -152,6 +152,7 @@ def typed(seed: int, types: Mapping[str, Mapping[str, str]]) -> dict[str, pa.Tab
 KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "integers": {**{name: key for name, (_, key) in TABLES.items()}, "p": ("id",)},
     "kinds": {"x": ("id",)},
+    "pairs": {"x": ("id",)},
     "shop": {"orders": ("id",), "customers": ("id",), "by_region": ("region", "day")},
     "large shop": {"orders": ("id",), "customers": ("id",)},
     "nexmark": {"person": ("id",), "auction": ("id",), "bid": ("number",)},
@@ -166,6 +167,10 @@ def tables_of_set(name: str) -> Tables:
         from view_worlds import tables_of_world
 
         return tables_of_world(int(name.split()[1]))
+    if name == "pairs":
+        import kind_pairs
+
+        return {"x": kind_pairs.ROWS}
     makers = {"integers": _integers, "shop": _shop, "large shop": _large_shop, "nexmark": _nexmark}
     return {"x": ROWS} if name == "kinds" else makers[name]()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import view_worlds
+from confirmed import kept
 from view_cases import COUNTED, OF_AN_OUTER_JOIN, OF_KEYS, OF_OTHERS
 from view_queries import random_query, random_sums
 from view_texts import TEXTS
@@ -21,7 +22,7 @@ def texts_of_sets() -> dict[str, list[str]]:
         texts.setdefault(text.tables, {})[text.asked] = None
     texts["integers"].update(dict.fromkeys(_of_integers()))
     worlds = {f"world {number}": world.texts for number, world in enumerate(view_worlds.worlds())}
-    return {**{name: list(of_set) for name, of_set in texts.items()}, **worlds}
+    return {**{name: list(of_set) for name, of_set in texts.items()}, **worlds, "pairs": list(kept("pairs").replies)}
 
 
 def _of_integers() -> Iterator[str]:

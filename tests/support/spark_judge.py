@@ -77,9 +77,11 @@ class SparkJudge:
                 frames[sql] = self.session.sql(sql)
             except (PySparkException, Py4JJavaError) as error:
                 replies[sql] = _refusal(error)
-        if len(frames) > 1:
+        plain = {sql: frame for sql, frame in frames.items() if not _is_nested(frame)}
+        if len(plain) > 1:
             try:
-                return {**replies, **_together(frames)}
+                replies |= _together(plain)
+                frames = {sql: frame for sql, frame in frames.items() if sql not in plain}
             except (PySparkException, Py4JJavaError):
                 pass  # one of the texts, of which the others do not tell
         for sql, frame in frames.items():
@@ -88,6 +90,10 @@ class SparkJudge:
             except (PySparkException, Py4JJavaError) as error:
                 replies[sql] = _refusal(error)
         return replies
+
+
+def _is_nested(frame: DataFrame) -> bool:
+    return any(kind.startswith(("array", "map", "struct")) for _, kind in frame.dtypes)
 
 
 def _together(frames: Mapping[str, DataFrame]) -> dict[str, Reply]:
@@ -158,14 +164,18 @@ def _quiet() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Ask for the answers that are missing, or for all, and write them."""
+    """Ask for the answers that are missing, or for all, and write them; find the pairs of kinds anew if asked to."""
     import epochlog as el
+    import kind_pairs
     from judged_texts import texts_of_sets
 
     spark = el.spark("judge of texts", master="local[1]", spark__ui__enabled="false")
     spark.sparkContext.setLogLevel("OFF")
     judge = SparkJudge(spark)
     for name, texts in texts_of_sets().items():
+        if name == "pairs" and "pairs" in arguments:
+            product = kind_pairs.Product()
+            texts = kind_pairs.asked_texts((case, product.verdict(case)) for case in kind_pairs.cases())
         tables, known = tables_of_set(name), {} if "all" in arguments else _known(name)
         replies = judge.ask(tables, [sql for sql in texts if sql not in known])
         print(f"{name}: {len(replies)} of {len(texts)} texts asked")
