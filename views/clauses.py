@@ -42,6 +42,8 @@ def with_totals_inside(group: exp.Expr) -> exp.Expr:
 
     Raises InvalidInput for keys that Spark would take for others: those of no grouping set, and the other way round.
     """
+    if any(isinstance(key, exp.Tuple) and not key.expressions for key in group.expressions):
+        raise InvalidInput("a view cannot have GROUP BY (): leave it out, and an aggregate is of all rows")
     totals = [part for clause in ("rollup", "cube", "grouping_sets") for part in group.args.get(clause) or []]
     if not totals or not group.expressions:
         return group.copy()

@@ -400,6 +400,12 @@ class _Resolver:
                 names = [output.alias.casefold() for output in normal.expressions]
                 term.set("this", exp.Literal.number(names.index(inside.name.casefold()) + 1))
             else:
+                for column in syntax.columns(inside) if query.args.get("distinct") else ():
+                    if self._with_outputs(column, ctes, scope, outputs) != outputs.get(column.name.casefold()):
+                        raise InvalidInput(
+                            f"a view cannot order SELECT DISTINCT by {column.sql(syntax.DIALECT)}, which is no output "
+                            "of this name: add it to the SELECT, or write its alias"
+                        )
                 term.set("this", self._with_outputs(inside, ctes, scope, outputs))
             terms.append(term)
         normal.set("order", exp.Order(expressions=terms))

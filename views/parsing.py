@@ -155,6 +155,11 @@ def _require_allowed(node: exp.Expr) -> None:
         if extra:
             name = clause_name(extra[0])
             raise InvalidInput(refusal(name, name))
+    if isinstance(node, exp.Count) and node.this is None:
+        raise InvalidInput("a view cannot have COUNT(): write COUNT(*)")
+    operand = (exp.Binary, exp.Between, exp.In, exp.Neg)
+    if isinstance(node, exp.Exists) and isinstance(node.parent, operand) and not isinstance(node.parent, exp.Connector):
+        raise InvalidInput(f"a view cannot have {written(node.parent)}: write EXISTS (…) in parentheses of its own")
     if isinstance(node, exp.Lag | exp.Lead | exp.FirstValue | exp.LastValue | exp.NthValue | exp.Ntile | exp.RowNumber):
         around = node.parent
         while isinstance(around, exp.IgnoreNulls | exp.RespectNulls | exp.Filter):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
@@ -209,6 +209,13 @@ class SparkText(Spark):
                 return this or value
             predicate = self.RANGE_PARSERS[self._prev.token_type](self, value)
             return self._negate_range(predicate) if negate else predicate
+
+        def _parse_id_var(self, any_token: bool = True, tokens: Collection[TokenType] | None = None) -> exp.Expr | None:
+            """Parse a name. A text between quotes is none."""
+            return None if self._curr.token_type == TokenType.STRING else super()._parse_id_var(any_token, tokens)
+
+        def _parse_string_as_identifier(self) -> exp.Identifier | None:
+            return None
 
         def _parse_null(self) -> exp.Expr | None:
             """Parse NULL; UNKNOWN is a name, and IS UNKNOWN a test of conditions alone."""

@@ -168,7 +168,7 @@ def cases() -> Iterator[Case]:
 def _windows() -> Iterator[str]:
     for function in (*RANKING, *WINDOWS):
         yield from (f"{function} OVER ({order})" for order in ORDERS)
-        yield function
+    yield from RANKING
     for frame in FRAMES:
         yield from (f"{function} OVER (ORDER BY id {frame})" for function in (*WINDOWS, "RANK()", "LAG(i)"))
         yield from (f"SUM(i) OVER ({order} {frame})" for order in ("", "ORDER BY day", "ORDER BY id, i"))
@@ -217,7 +217,7 @@ class Product:
         return "taken"
 
 
-def asked_texts(verdicts: Iterable[tuple[Case, str]], of_text: int = 40) -> list[str]:
+def asked_texts(verdicts: Iterable[tuple[Case, str]]) -> list[str]:
     """Return the texts in which Spark is asked: many taken expressions together, and each failed one alone."""
     by_place: dict[str, list[Case]] = {}
     texts = []
@@ -226,6 +226,7 @@ def asked_texts(verdicts: Iterable[tuple[Case, str]], of_text: int = 40) -> list
             texts.append(text_of([case]))
         elif verdict == "taken":
             by_place.setdefault(case.place, []).append(case)
-    for some in by_place.values():
+    for place, some in by_place.items():
+        of_text = 8 if place == "block" else 40
         texts += [text_of(some[first : first + of_text]) for first in range(0, len(some), of_text)]
     return texts

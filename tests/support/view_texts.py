@@ -70,6 +70,7 @@ NUMBERS: Mapping[str, Text] = {
     "|| behind a minus": Text("SELECT id, CAST(id - 1 AS STRING) || 'a' AS y, 'a' || id * 2 AS z FROM p"),
 }
 PREDICATES: Mapping[str, Text] = {
+    "EXISTS in parentheses": Text("SELECT id, (EXISTS (SELECT 1 FROM u WHERE u.id = t.id)) = (a = 1) AS p FROM t"),
     "of a comparison": Text(
         "SELECT id, a = b IN (FALSE) AS p, a > b IN (TRUE, FALSE) AS q, a = b NOT IN (TRUE) AS r, "
         "a = b BETWEEN FALSE AND TRUE AS s, a < b IS NULL AS u, a <=> b IN (FALSE) AS w FROM t"
@@ -155,6 +156,10 @@ GROUPS: Mapping[str, Text] = {
     "sums over nothing": Text("SELECT COUNT(*) AS n, SUM(v) AS s, MIN(v) AS m FROM t WHERE id > 100", ("n",)),
 }
 NAMES: Mapping[str, Text] = {
+    "an order of DISTINCT": Text("SELECT DISTINCT t.id, a AS k FROM t ORDER BY k DESC, t.id LIMIT 3"),
+    "an order of DISTINCT by a sum": Text("SELECT DISTINCT id, a FROM t ORDER BY id - a DESC LIMIT 3"),
+    "a signed number": Text("SELECT id, +1 AS p, a - +2 AS q, + -3 AS r FROM t"),
+    "a name of a truth value": Text("SELECT id, a AS unknown FROM t"),
     "an output in a later one": Text("SELECT id, v + 1 AS w, w * 2 AS x FROM t"),
     "an output named like a column": Text("SELECT id, v AS a, a + 1 AS x FROM t"),
     "an order by an output": Text("SELECT id, -v AS v FROM t WHERE v >= 0 ORDER BY v, id LIMIT 3"),

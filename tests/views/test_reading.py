@@ -181,6 +181,21 @@ def test_stars_over_chains_of_using_have_the_columns_of_spark() -> None:
     ("SELECT 1 AS x, COUNT(*) AS n FROM t GROUP BY ROLLUP (x)", "cannot group by the constant 1 in GROUPING SETS"),
     ("SELECT k FROM a JOIN b USING (k) JOIN d ON d.w = a.id", "the column 'k' is ambiguous"),
     ("SELECT p FROM (SELECT id, v FROM t) q(p)", "1 column names are given to a query with 2 columns"),
+    ("SELECT DISTINCT g FROM t ORDER BY v LIMIT 1", "cannot order SELECT DISTINCT by v"),
+    ("SELECT DISTINCT id AS k FROM t ORDER BY id + 1 LIMIT 1", "cannot order SELECT DISTINCT by id"),
+    ("SELECT COUNT(*) AS n FROM t GROUP BY ()", "cannot have GROUP BY (): leave it out"),
+    ("SELECT id AS 'k' FROM t", "cannot be parsed"),
+    ("SELECT id FROM t AS 'q'", "cannot be parsed"),
+    ("SELECT COUNT() AS n FROM t", "write COUNT(*)"),
+    ("EXISTS (SELECT 1 FROM e) = (v = 1)", "write EXISTS (…) in parentheses"),
+    ("EXISTS (SELECT 1 FROM e) IS NULL", "write EXISTS (…) in parentheses"),
+    ("+v", "cannot have + before v"),
+    ("v = 1 IS UNKNOWN", "cannot be parsed"),
+    ("SUM(v) OVER (ORDER BY id ROWS BETWEEN 1 FOLLOWING AND 1 PRECEDING)", "its frame ends before it begins"),
+    ("SUM(v) OVER (ORDER BY id ROWS BETWEEN -1 PRECEDING AND CURRENT ROW)", "or numbers of 0 or more"),
+    ("SUM(v) OVER (ORDER BY id RANGE BETWEEN 1.5 PRECEDING AND CURRENT ROW)", "or numbers of 0 or more"),
+    ("RANK() OVER (PARTITION BY v)", "write ORDER BY in it"),
+    ("ROW_NUMBER() OVER (ORDER BY id ROWS 1 PRECEDING)", "leave out its frame"),
 ])  # fmt: skip
 def test_what_would_be_read_wrongly_is_refused(tables: DuckDB, text: str, message: str) -> None:
     sql = text if text.startswith(("SELECT", "WITH")) else as_query(text)
