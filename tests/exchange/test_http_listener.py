@@ -20,7 +20,7 @@ from epochlog.exchange.transport.http_port import HttpHandler, HttpPort
 from epochlog.exchange.transport.metrics_http import MetricsPort
 from epochlog.exchange.transport.shared_answers import SharedAnswers
 from epochlog.store.env.clock import monotonic_s
-from http_flood import TlsClient, ask_and_go, get, open_files, opened, rest_of
+from http_flood import TlsClient, address_of, ask_and_go, get, open_files, opened, rest_of
 from logged_events import logged
 from wait_until import WAIT_LIMIT_S, wait_until
 
@@ -54,10 +54,18 @@ def metrics(gate: Gate) -> Iterator[MetricsPort]:
         yield port
 
 
+def wait_until_all_came(metrics: MetricsPort) -> None:
+    """Wait until the listener has accepted a new connection, and so all before it: the system keeps their order."""
+    with socket.create_connection(address_of(metrics.location), WAIT_LIMIT_S) as last:
+        arriving = metrics._port.listener._arriving
+        wait_until(lambda: any(each.address == last.getsockname() for each in list(arriving.values())))
+
+
 def check_gone_requests(gate: Gate, metrics: MetricsPort) -> None:
     threads, files = threading.active_count(), open_files()
     for _ in range(300):
         ask_and_go(metrics.location, METRICS)
+    wait_until_all_came(metrics)
     assert threading.active_count() - threads <= 16, "threads"
     assert open_files() - files <= 16 + 32 + 32, "files"
     wait_until(lambda: threading.active_count() - threads <= 1)  # it makes the text that all share
