@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PYTEST = (sys.executable, "-m", "pytest", "-q")
 CPU_TIME = (sys.executable, str(ROOT / "scripts" / "cpu_time.py"))
+BEHIND = ("nice", "-n", "5")
+"""Command that gives a pass less of the processors than one beside it: the serial pass of Spark takes longest."""
 QUICK = "not spark and not slow and not medium and not long and not campaign"
 # For a JVM that lives for seconds, the optimising compiler and a concurrent collector cost more than they save.
 BRIEF_JVM = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
@@ -39,7 +41,8 @@ AGAIN_LONG = (*AGAIN, "tests/checkpoint", "tests/batch")
 class Pass:
     """Command of a pass, with additional environment variables.
 
-    beside: run it in parallel with the passes after it (it uses one processor), and print its output at its end.
+    beside: run it in parallel with the passes after it, which leave it the processor that it uses, and print its output
+    at its end.
     """
 
     name: str
@@ -189,7 +192,7 @@ def run(pass_: Pass, report: Path) -> Outcome:
     cpu = report.with_suffix(".cpu")
     before = time.perf_counter()
     done = subprocess.run(
-        [*CPU_TIME, str(cpu), *pass_.command, *report_options],
+        [*(() if pass_.beside else BEHIND), *CPU_TIME, str(cpu), *pass_.command, *report_options],
         env={**os.environ, **pass_.environment},
         stdout=subprocess.PIPE if pass_.beside else None,
         stderr=subprocess.STDOUT if pass_.beside else None,
