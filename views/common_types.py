@@ -12,8 +12,8 @@ from sqlglot import exp
 from . import syntax
 from .value_kinds import NOT_A_MOMENT, OF_ALL, ValueKinds, is_moment
 
-COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
-_TESTS = (*COMPARISONS, exp.In, exp.Between, exp.Nullif)
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
+_TESTS = (*_COMPARISONS, exp.In, exp.Between, exp.Nullif)
 _FAMILIES = ({"integer", "float", "decimal"}, {"date", "timestamp"})
 _WITHOUT_TEXTS = (exp.SetOperation, exp.Greatest, exp.Least, exp.Lag, exp.Lead)
 """Expressions for which Spark makes no date or timestamp of a text."""
@@ -39,7 +39,7 @@ def values_with_one_type(node: exp.Expr, kinds: ValueKinds) -> list[list[exp.Exp
         return [kinds.values_of(node)] if not isinstance(node.parent, exp.Case) else []
     if isinstance(node, exp.Lag | exp.Lead):
         return [[node.args["this"], node.args["default"]]] if node.args.get("default") else []
-    if isinstance(node, (*COMPARISONS, exp.Nullif)):
+    if isinstance(node, (*_COMPARISONS, exp.Nullif)):
         return [[node.args["this"], node.args["expression"]]]
     return []
 

@@ -52,6 +52,7 @@ OF_MOMENTS = (
 """Functions whose first value is a date or a timestamp."""
 _MOST_DIGITS = 6
 """Digits of a number that is added to a date or timestamp. With larger ones Spark's dates begin again at the oldest."""
+_SMALLEST = tuple(str(2**bits) for bits in (7, 15, 31, 63))
 _UNITS = ("DAY", "DAYS", "HOUR", "HOURS", "MINUTE", "MINUTES", "SECOND", "SECONDS")
 _NO_EQUIVALENT = "no equivalent"
 _WITH_SPARK = (
@@ -65,8 +66,8 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
     tables: by alias of an occurrence.
     """
     kinds = ValueKinds(query, tables, schemas)
-    nodes = list(query.walk())
-    for node in nodes:
+    unknown = None
+    for node in query.walk():
         reason = _reason_of_membership(node) if isinstance(node, exp.In) else _reason(node, kinds)
         reason = reason or reason_of_types(node, kinds) or _reason_of_place(node, kinds)
         reason = reason or _reason_of_group(node, kinds)
@@ -75,9 +76,8 @@ def require_local(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[
             if reason == _NO_EQUIVALENT:
                 advice = f"{_WITH_SPARK}; without Spark {BY_PYTHON}"
             raise InvalidInput(f"DuckDB and Spark differ on {written(node)}: {advice}")
-    unknown = next(
-        (node for node in nodes if has_unknown_types(node, kinds) or _has_unknown_condition(node, kinds)), None
-    )
+        if unknown is None and (has_unknown_types(node, kinds) or _has_unknown_condition(node, kinds)):
+            unknown = node
     if unknown is not None:
         raise InvalidInput(
             f"DuckDB and Spark can differ on {written(unknown)}: cast each value in it to its type; or {_WITH_SPARK}"
@@ -116,7 +116,9 @@ def _reason_of_text(node: exp.Expr, kinds: ValueKinds) -> str | None:
     if isinstance(node, exp.Substring | exp.Left):
         bounds = [value for name, value in node.args.items() if name != "this" and isinstance(value, exp.Expr)]
         numbers = [int(b.name) if isinstance(b, exp.Literal) and b.is_int else 0 for b in bounds]
-        return None if all(number > 0 for number in numbers) else "its positions must be numbers above 0"
+        return (
+            None if all(0 < number < 2**31 for number in numbers) else "its positions must be numbers above 0, of INT"
+        )
     if isinstance(node, exp.Concat | exp.DPipe):
         parts = node.expressions or [node.this, node.expression]
         plain = all(kinds.of(part) in ("text", "integer") for part in parts)
@@ -170,8 +172,12 @@ def _reason_of_arithmetic(node: exp.Expr, kinds: ValueKinds) -> str | None:
 
 
 def _reason_of_number(node: exp.Expr, kinds: ValueKinds) -> str | None:
-    """Return a reason for a function of one number: of a NULL alone Spark makes a DOUBLE."""
-    kind = kinds.of(node.this)
+    """Return a reason for a function of one number: of a NULL alone Spark makes a DOUBLE, and DuckDB widens a negated
+    constant.
+    """
+    kind, operand = kinds.of(node.this), node.this.unnest()
+    if isinstance(node, exp.Neg | exp.Abs) and isinstance(operand, exp.Neg | exp.Cast) and _is_smallest(operand):
+        return "write the number with its sign"
     if kind == "boolean":
         return "Spark has no sum of BOOLEAN: use COUNT_IF"
     return None if kind in (*_NUMBERS, "decimal") else "it takes a number"
@@ -272,7 +278,13 @@ def _reason_of_order(node: exp.Expr, kinds: ValueKinds) -> str | None:
     """Return a reason for an order of structs, lists or maps: a NULL within them is Spark's smallest value and DuckDB's
     largest.
     """
-    nested = any(is_nested(kinds.of(value)) for value in node.iter_expressions())
+    if isinstance(node, exp.Greatest | exp.Least) and any(
+        kinds.width(value) == "FLOAT" for value in kinds.values_of(node)
+    ):
+        return "cast its FLOAT to DOUBLE"  # DuckDB's have no -0.0 beside a constant
+    nested = any(
+        is_nested(kinds.of(value)) or isinstance(value.unnest(), exp.Tuple) for value in node.iter_expressions()
+    )
     return "it orders values that can have a NULL within them: use their fields" if nested else None
 
 
@@ -334,9 +346,19 @@ def _is_empty(entry: exp.Expr) -> bool:
     return isinstance(entry, exp.Tuple) and not entry.expressions
 
 
+def _is_smallest(value: exp.Expr) -> bool:
+    """Return True for a constant that can be the smallest integer of its type, which has no positive one."""
+    return isinstance(_without_sign(value), exp.Literal) and _without_sign(value).name in _SMALLEST
+
+
+def _without_sign(value: exp.Expr) -> exp.Expr:
+    while isinstance(value, exp.Paren | exp.Cast | exp.Neg):
+        value = value.this
+    return value
+
+
 def _is_nonzero(divisor: exp.Expr) -> bool:
-    while isinstance(divisor, exp.Paren | exp.Cast | exp.Neg):
-        divisor = divisor.this
+    divisor = _without_sign(divisor)
     if isinstance(divisor, exp.Literal):
         return not divisor.is_string and float(divisor.name) != 0
     zero = divisor.expression if isinstance(divisor, exp.Nullif) else None
@@ -357,14 +379,17 @@ _CHECKS: tuple[tuple[tuple[type[exp.Expr], ...], Callable[[Any, ValueKinds], str
     ((exp.Ordered, exp.Min, exp.Max, exp.Greatest, exp.Least, exp.Between, *_ORDERS), _reason_of_order),
 )
 """Checks of nodes by their types. The first reason counts."""
-_REWRITTEN = (exp.TryCast, exp.TsOrDsToDate, exp.TsOrDsAdd, exp.IntDiv, exp.Trim)
+_REWRITTEN = (exp.TryCast, exp.TsOrDsToDate, exp.TsOrDsAdd, exp.IntDiv, exp.Mod, exp.Trim)
 
 
-def as_spark_computes(query: exp.Expr) -> exp.Expr:
-    """Return the query for DuckDB with casts that fail as Spark's do, results as wide as Spark's, and averages that are
-    summed as DOUBLE, as Spark sums them.
+def as_spark_computes(query: exp.Expr, kinds: ValueKinds) -> exp.Expr:
+    """Return the query for DuckDB with casts and sums that fail as Spark's do, results as wide as Spark's, and averages
+    that are summed as DOUBLE, as Spark sums them.
     """
     query = query.copy()
+    totals = [node for node in query.find_all(exp.Sum) if kinds.of(node) == "integer"]
+    for total in reversed(totals):  # inner ones first
+        _replace_total(total)
     for node in list(query.find_all(*_REWRITTEN)):
         other = _rewritten(node)
         if other is not node:
@@ -396,9 +421,21 @@ def _rewritten(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.IntDiv):  # of INT it would be INT
         sides = [exp.Cast(this=side, to=bigint.copy()) for side in (node.this, node.expression)]
         return exp.IntDiv(this=sides[0], expression=sides[1])
+    if isinstance(node, exp.Mod) and isinstance(
+        node.expression.unnest(), exp.Neg
+    ):  # the smallest integer % -1 overflows
+        divisor = node.expression.unnest().this
+        return exp.Mod(this=node.this, expression=divisor) if isinstance(divisor, exp.Literal) else node
     if isinstance(node, exp.Trim) and not node.expression:  # else other white space too
         return exp.Trim(this=node.this, position=node.args.get("position"), expression=exp.Literal.string(" "))
     return node
+
+
+def _replace_total(total: exp.Expr) -> None:
+    """Cast a sum of integers to BIGINT, Spark's type, which DuckDB would go on to compute with as HUGEINT."""
+    while isinstance(total.parent, exp.Filter | exp.Window):
+        total = total.parent
+    total.replace(exp.Cast(this=total.copy(), to=exp.DataType.build("BIGINT")))
 
 
 def _as_decimal(number: exp.Literal) -> exp.Expr:

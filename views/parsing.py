@@ -98,6 +98,10 @@ def parse(sql: str) -> exp.Query:
         raise InvalidInput(f"the query cannot be parsed: {_place_of(error)}") from error
     except RecursionError as error:
         raise InvalidInput("the query is nested too deeply") from error
+    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput(f"the query cannot be parsed: {type(error).__name__}: {error}") from error
     statements = [statement for statement in statements if not isinstance(statement, exp.Semicolon | None)]
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         kinds = ", ".join(statement.key.upper() for statement in statements) or "nothing"
@@ -145,6 +149,7 @@ def _require_allowed(node: exp.Expr) -> None:
         reason = "its value can depend on the order of rows" if isinstance(node, _BY_ORDER) else ""
         raise InvalidInput(refusal(text, name, reason))
     _require_known_parts(node)
+    _require_arguments(node)
     if isinstance(node, exp.Table) and not isinstance(node.this, exp.Identifier):
         raise InvalidInput(f"a view reads tables of its store by name, not {node.sql(syntax.DIALECT)}")
     if isinstance(node, exp.With) and node.args.get("recursive"):
@@ -155,8 +160,6 @@ def _require_allowed(node: exp.Expr) -> None:
         if extra:
             name = clause_name(extra[0])
             raise InvalidInput(refusal(name, name))
-    if isinstance(node, exp.Count) and node.this is None:
-        raise InvalidInput("a view cannot have COUNT(): write COUNT(*)")
     operand = (exp.Binary, exp.Between, exp.In, exp.Neg)
     if isinstance(node, exp.Exists) and isinstance(node.parent, operand) and not isinstance(node.parent, exp.Connector):
         raise InvalidInput(f"a view cannot have {written(node.parent)}: write EXISTS (…) in parentheses of its own")
@@ -168,6 +171,15 @@ def _require_allowed(node: exp.Expr) -> None:
             raise InvalidInput(f"a view cannot have {node.sql(syntax.DIALECT)} without OVER")
 
 
+def _require_arguments(node: exp.Expr) -> None:
+    if isinstance(node, exp.Greatest | exp.Least) and not node.expressions:
+        raise InvalidInput(f"a view cannot have {written(node)}: name at least two values")
+    if isinstance(node, exp.If) and not isinstance(node.parent, exp.Case) and not node.args.get("false"):
+        raise InvalidInput(f"a view cannot have {written(node)}: write IF(condition, value, other value)")
+    if isinstance(node, exp.Count) and node.this is None:
+        raise InvalidInput("a view cannot have COUNT(): write COUNT(*)")
+
+
 def _require_known_parts(node: exp.Expr) -> None:
     """Refuse a part of a clause, function or type that the normal form would drop."""
     known = _PARTS.get(type(node), tuple(node.args))
@@ -177,6 +189,10 @@ def _require_known_parts(node: exp.Expr) -> None:
     if others:
         name = clause_name(others[0])
         raise InvalidInput(refusal(f"{name} in {written(node)}", name))
+    if isinstance(node, exp.DataType) and node.this == exp.DType.DECIMAL and node.expressions:
+        precision, scale = [int(part.name) for part in [*node.expressions, exp.Literal.number(0)][:2]]
+        if not 0 <= scale <= precision <= 38 or precision < 1:
+            raise InvalidInput(f"a view cannot have {written(node)}: a DECIMAL has at most 38 digits")
     if isinstance(node, exp.DataType) and node.this not in _TYPES:
         raise InvalidInput(f"a view cannot have the type {node.this.value}: keep it as a text or a number")
 

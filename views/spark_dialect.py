@@ -146,6 +146,71 @@ def _ignoring_nulls(kind: type[exp.FirstValue | exp.LastValue]) -> Callable[[Seq
     return build
 
 
+_NO_FUNCTIONS = frozenset((
+    *("BOOLAND_AGG", "BOOLOR_AGG", "COUNTIF", "DATE_TO_DATE_STR", "DAY_OF_WEEK", "DAY_OF_YEAR", "ENDS_WITH", "IIF"),
+    *("LOGICAL_AND", "LOGICAL_OR", "SAFE_CAST", "SAFE_DIVIDE", "STARTS_WITH", "STDEV", "TIMESTAMP_LTZ"),
+    *("TIMESTAMP_NTZ", "TIMESTAMP_TRUNC", "TIMESTAMPADD", "TIME_TO_TIME_STR", "TS_OR_DS_ADD", "TS_OR_DS_TO_DATE"),
+    *("TS_OR_DS_TO_DATE_STR", "VARIANCE_POP", "VARIANCE_SAMP"),
+))  # fmt: skip
+"""Functions of other engines under whose names sqlglot reads functions that a view can have."""
+_TYPES = frozenset((
+    *("BOOLEAN", "BYTE", "TINYINT", "SHORT", "SMALLINT", "INT", "INTEGER", "LONG", "BIGINT", "REAL", "FLOAT"),
+    *("DOUBLE", "DEC", "DECIMAL", "NUMERIC", "STRING", "CHAR", "CHARACTER", "VARCHAR", "BINARY", "DATE", "TIMESTAMP"),
+    *("TIMESTAMP_NTZ", "TIMESTAMP_LTZ", "INTERVAL", "VARIANT", "ARRAY", "MAP", "STRUCT"),
+))  # fmt: skip
+"""Spark's names of types. sqlglot reads those of other engines too, as names of its own types."""
+_SIZED = frozenset(("DEC", "DECIMAL", "NUMERIC", "CHAR", "CHARACTER", "VARCHAR"))
+_OF_LITERALS = frozenset(("DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ", "INTERVAL"))
+_NO_TYPES = (TokenType.NULL, TokenType.UNION, TokenType.RANGE, TokenType.UNKNOWN)
+"""Tokens that sqlglot counts as types, with another meaning in a query."""
+_ENDS_OF_LIST = (TokenType.FROM, TokenType.WHERE, TokenType.GROUP_BY, TokenType.ORDER_BY, TokenType.R_PAREN)
+_SIDES = (TokenType.LEFT, TokenType.RIGHT, TokenType.FULL)
+
+
+def _advice_on_clause(before: Token, token: Token, after: Token | None, last: Token | None) -> str | None:
+    """Return how to write a clause that sqlglot reads at a token, and Spark does not; None for what Spark reads."""
+    kind, following = token.token_type, after.token_type if after else None
+    if kind == TokenType.PIPE_GT:
+        return "put the query before it into a subquery"
+    if kind == TokenType.COMMA and following in (None, *_ENDS_OF_LIST):
+        return "leave out the comma"
+    is_limit = before.token_type == TokenType.NUMBER and last is not None and last.token_type == TokenType.LIMIT
+    if kind == TokenType.COMMA and is_limit:
+        return "write LIMIT number OFFSET number"
+    if before.token_type == TokenType.OFFSET and after is not None and after.text.upper() in ("ROW", "ROWS", "LIMIT"):
+        return "write LIMIT number OFFSET number"
+    if kind == TokenType.OUTER and before.token_type not in _SIDES and following == TokenType.JOIN:
+        return "write LEFT, RIGHT or FULL JOIN"
+    if kind == TokenType.L_PAREN and before.token_type == TokenType.IN and following == TokenType.R_PAREN:
+        return "name at least one value"
+    return None
+
+
+def _advice_on_type(before: Token, token: Token, after: Token | None) -> str | None:
+    """Return how to write a type, or a literal of it, that sqlglot reads at a token, and Spark does not."""
+    name = token.text.upper()
+    if token.token_type == TokenType.IDENTIFIER or after is None or name not in _TYPES:
+        return None
+    if after.token_type == TokenType.STRING and name not in _OF_LITERALS:
+        return "write CAST(text AS type)"
+    if after.token_type == TokenType.L_PAREN and before.token_type == TokenType.ALIAS and name not in _SIZED:
+        return "leave out the number of this type"
+    if name == "TIMESTAMP" and after.text.upper() in ("WITH", "WITHOUT"):
+        return "write TIMESTAMP, or TIMESTAMP_NTZ for one without a time zone"
+    return None
+
+
+def _require_own(tokens: Sequence[Token], sql: str) -> None:
+    """Raise InvalidInput for what sqlglot takes from other engines and Spark does not read."""
+    for place, token in enumerate(tokens):
+        before = tokens[place - 1] if place else token
+        after = tokens[place + 1] if place + 1 < len(tokens) else None
+        last = tokens[place - 2] if place > 1 else None
+        advice = _advice_on_clause(before, token, after, last) or _advice_on_type(before, token, after)
+        if advice is not None:
+            raise InvalidInput(f"Spark does not read {token.text} {_place(sql, token.start)}: {advice}")
+
+
 _COMPARISON_TOKENS = {**Spark.Parser.EQUALITY, **Spark.Parser.COMPARISON}
 _TERMS = {**Spark.Parser.TERM, TokenType.DPIPE: exp.DPipe}
 
@@ -155,9 +220,16 @@ class SparkText(Spark):
 
     class Tokenizer(Spark.Tokenizer):
         STRING_ESCAPES = ["\\", "'", '"']  # noqa: RUF012 (sqlglot's own convention)
+        KEYWORDS = {  # noqa: RUF012 (sqlglot's own convention)
+            word: token
+            for word, token in Spark.Tokenizer.KEYWORDS.items()
+            if token not in Spark.Parser.TYPE_TOKENS or word in _TYPES or token in _NO_TYPES
+        }
 
         def tokenize(self, sql: str) -> list[Token]:
-            return super().tokenize(without_comments(sql))
+            tokens = super().tokenize(without_comments(sql))
+            _require_own(tokens, sql)
+            return tokens
 
     class Parser(Spark.Parser):
         """Parser with Spark's ranks of operators: NOT, AND and OR join predicates, a predicate is one test of a value,
@@ -170,11 +242,14 @@ class SparkText(Spark):
             TokenType.PLUS: _signed,
         }
         FUNCTIONS = {  # noqa: RUF012 (sqlglot's own convention)
-            **Spark.Parser.FUNCTIONS,
+            **{name: build for name, build in Spark.Parser.FUNCTIONS.items() if name not in _NO_FUNCTIONS},
             "DATE_TRUNC": _date_trunc,
             "TRUNC": _trunc,
             "FIRST_VALUE": _ignoring_nulls(exp.FirstValue),
             "LAST_VALUE": _ignoring_nulls(exp.LastValue),
+        }
+        FUNCTION_PARSERS = {  # noqa: RUF012 (sqlglot's own convention)
+            name: parse for name, parse in Spark.Parser.FUNCTION_PARSERS.items() if name not in _NO_FUNCTIONS
         }
         RANGE_PARSERS = {  # noqa: RUF012 (sqlglot's own convention)
             **Spark.Parser.RANGE_PARSERS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -25,15 +26,19 @@ OF_ALL = (exp.Add, exp.Sub, exp.Mul, exp.Mod, exp.Coalesce, exp.Greatest, exp.Le
 """Expressions whose values have the common kind of all their parts."""
 _WIDTHS = {"TINYINT": pa.int8(), "SMALLINT": pa.int16(), "FLOAT": pa.float32(), "TIMESTAMP_NTZ": pa.timestamp("us")}
 """Types whose values DuckDB and Spark widen differently beside values of other types."""
+_NAMES = {kind: name for name, kind in _WIDTHS.items()}
 _VALUES = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
 _FLOATS = (exp.Avg, exp.Div, exp.SafeDivide, exp.PercentRank, exp.CumeDist)
 _TEXTS = (exp.Substring, exp.Left, exp.Concat, exp.DPipe, exp.Trim)
 _TESTS = (exp.StartsWith, exp.EndsWith, exp.Contains, exp.LogicalAnd, exp.LogicalOr)
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10}
 """Digits of an integer as a DECIMAL; those of others are 20."""
-NESTED = ("struct", "list", "map")
+_NESTED = ("struct", "list", "map")
 """First words of the kinds of nested values, which are their whole types."""
-_MOMENT = re.compile(r"\s*\d{4}-\d\d?-\d\d?([ T]\d\d?:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)?)?\s*")
+_MOMENT = re.compile(
+    r"(\d{4})-(\d\d?)-(\d\d?)"
+    r"([ T]([01]?\d|2[0-3]):[0-5]?\d:[0-5]?\d(\.\d{1,6})?(Z|[+-](0\d|1[0-7]):[0-5]\d|[+-]18:00)?)?"
+)
 NOT_A_MOMENT = "write the date or time as 2024-01-31 or 2024-01-31 10:00:00"
 
 
@@ -42,13 +47,14 @@ class ValueKinds:
     null, and the whole type of a nested value.
     """
 
-    def __init__(self, query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> None:
+    def __init__(self, query: exp.Expr, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> None:
         self._schemas = {alias: schemas[name] for alias, name in tables.items()}
         self._derived = {
             node.alias: node.this
             for node in query.find_all(exp.Subquery)
             if node.alias and isinstance(node.this, exp.Query)
         }
+        self._outputs: dict[int, dict[str, exp.Expr]] = {}  # by the id of a query, and name
 
     def of(self, node: exp.Expr) -> str | None:
         """Return the kind of an expression's values; None if it is not known."""
@@ -89,8 +95,7 @@ class ValueKinds:
 
     def width(self, node: exp.Expr) -> str | None:
         """Return TINYINT, SMALLINT, FLOAT or TIMESTAMP_NTZ if an expression has this type; None for other types."""
-        names = {kind: name for name, kind in _WIDTHS.items()}
-        return next((names[kind] for kind in self._types(node) if kind in names), None)
+        return next((_NAMES[kind] for kind in self._types(node) if kind in _NAMES), None)
 
     def digits(self, node: exp.Expr) -> tuple[int, int]:
         """Return the most digits before and behind the point of an integer's or a DECIMAL's values."""
@@ -148,7 +153,9 @@ class ValueKinds:
         if isinstance(query, exp.SetOperation):
             sides = [syntax.unwrapped(query.this), syntax.unwrapped(query.expression)]
             return self._common([self._of_output(side, name) for side in sides])
-        return self.of(next(output.this for output in query.expressions if output.alias == name))
+        if id(query) not in self._outputs:
+            self._outputs[id(query)] = {output.alias: output.this for output in query.expressions}
+        return self.of(self._outputs[id(query)][name])
 
 
 def kind_of_literal(literal: exp.Literal) -> str:
@@ -163,8 +170,14 @@ def kind_of_literal(literal: exp.Literal) -> str:
 
 
 def is_moment(value: exp.Expr) -> bool:
-    """Return True for a literal date or time as both engines read it; DuckDB knows 'infinity' and 'epoch' too."""
-    return isinstance(value, exp.Literal) and value.is_string and _MOMENT.fullmatch(value.name) is not None
+    """Return True for a literal date or time as both engines read it; DuckDB knows 'infinity' and '24:00:00' too."""
+    if not isinstance(value, exp.Literal) or not value.is_string:
+        return False
+    match = _MOMENT.fullmatch(value.name)
+    if match is None:
+        return False
+    year, month, day = map(int, match.group(1, 2, 3))
+    return year > 0 and 1 <= month <= 12 and 1 <= day <= calendar.monthrange(year, month)[1]
 
 
 def _kind_of_arrow(kind: pa.DataType) -> str | None:
@@ -184,7 +197,7 @@ def _kind_of_arrow(kind: pa.DataType) -> str | None:
 
 def is_nested(kind: str | None) -> bool:
     """Return True for the kind of a struct, a list or a map."""
-    return kind is not None and kind.startswith(NESTED)
+    return kind is not None and kind.startswith(_NESTED)
 
 
 def type_of_decimal(number: exp.Literal) -> pa.Decimal128Type:

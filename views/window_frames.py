@@ -55,9 +55,20 @@ def _reason_of_frame(frame: exp.WindowSpec, order: exp.Order | None, kinds: Valu
     if {abs(bound) for bound in (start, end)} <= {0, float("inf")}:
         return None
     types = {kinds.of(term.this) for term in order.expressions}
-    if len(order.expressions) == 1 and types <= {"integer", "float", "decimal", "date"}:
-        return None
-    return "a RANGE of numbers needs one ORDER BY of numbers or dates"
+    if len(order.expressions) != 1 or not types <= {"integer", "float", "decimal", "date"}:
+        return "a RANGE of numbers needs one ORDER BY of numbers or dates"
+    largest = max(abs(bound) for bound in (start, end) if abs(bound) != float("inf"))
+    return (
+        None if largest <= _largest_distance(order.expressions[0].this, kinds) else "its bounds do not fit its ORDER BY"
+    )
+
+
+def _largest_distance(value: exp.Expr, kinds: ValueKinds) -> int:
+    """Return the largest bound of a frame of RANGE over the value: Spark casts the bounds to its type."""
+    if kinds.of(value) == "decimal":
+        whole, behind = kinds.digits(value)
+        return (10**whole - 1) if whole + behind < 38 else 0
+    return {"TINYINT": 2**7 - 1, "SMALLINT": 2**15 - 1}.get(kinds.width(value) or "", _LARGEST)
 
 
 def _bound(value: exp.Expr | str | None, side: object) -> float | None:

@@ -211,7 +211,7 @@ class Product:
         except InvalidInput:
             return "refused"
         try:
-            local_engine._run(self._connection, plan.query())
+            local_engine._run(self._connection, plan, plan.query())
         except InvalidInput:
             return "failed"
         return "taken"

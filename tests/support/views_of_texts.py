@@ -20,7 +20,7 @@ def rows_of_view(text: Text, reply: Reply) -> pa.Table:
     with local_engine._connected() as connection:
         for name in plan.tables:
             connection.register(NOW + name, tables[name])
-        return local_engine._run(connection, plan.query()).cast(schema)
+        return local_engine._run(connection, plan, plan.query()).cast(schema)
 
 
 def difference(text: Text) -> str:

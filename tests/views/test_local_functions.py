@@ -7,7 +7,7 @@ import pytest
 
 from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
-from epochlog.views import local_engine
+from epochlog.views import local_engine, local_functions
 from epochlog.views.derivation import NOW, derive
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64()), ("f", pa.float64())])
@@ -19,7 +19,7 @@ def answer(sql: str, rows: pa.Table) -> list[dict[str, object]]:
     wanted = local_engine.output_schema(plan, {"x": TABLE}, ["k"])
     with local_engine._connected() as connection:
         connection.register(NOW + "x", rows)
-        return local_engine._run(connection, plan.query()).cast(wanted).to_pylist()
+        return local_engine._run(connection, plan, plan.query()).cast(wanted).to_pylist()
 
 
 def test_an_average_of_bigint_sums_doubles() -> None:
@@ -84,6 +84,12 @@ def planned(sql: str) -> pa.Schema:
     *("COALESCE(b, 1)", "CASE WHEN b THEN b ELSE 1 END", "GREATEST(b, 1)", "NULLIF(b, 0)", "n = TRUE", "n IN (TRUE)"),
     *("n IN (b)", "n BETWEEN FALSE AND TRUE", "CASE n WHEN TRUE THEN 1 END", "id IS TRUE", "DATE_TRUNC('DAY', ntz)"),
     *("12345678901234567890123456789012345678", "CAST(f AS FLOAT)", "LAG(fl, 1, f) OVER (ORDER BY id)"),
+    *("- -2147483648", "-(-2147483648)", "- - -9223372036854775808", "- CAST(-128 AS TINYINT)", "ABS(-2147483648)"),
+    *("GREATEST(fl, NULL)", "GREATEST(-0F, fl)", "LEAST(CAST(1 AS FLOAT), NULL, fl)", "LEFT('ab', 3000000000)"),
+    "SUM(id) OVER (ORDER BY CAST(id AS TINYINT) RANGE BETWEEN 200 PRECEDING AND CURRENT ROW)",
+    "SUM(id) OVER (ORDER BY CAST(d AS DECIMAL(5, 1)) RANGE BETWEEN CURRENT ROW AND 10000 FOLLOWING)",
+    *("at = '2024-01-01 24:00:00'", "at = '2024-01-01 10:00:00+25:00'", "at = '2024-01-01 10:00:00-18:30'"),
+    *("at = ' 2024-01-01 '", "day = '2024-01-01 10:00:60'", "day = '2024-02-30'", "day = '0000-01-01'"),
 ])  # fmt: skip
 def test_values_that_spark_computes_otherwise_are_refused(value: str) -> None:
     with pytest.raises(InvalidInput, match="DuckDB and Spark differ on"):
@@ -103,6 +109,87 @@ def test_a_set_operation_of_other_types_than_in_spark_is_refused(left: str, righ
 @pytest.mark.parametrize("value", [
     *("n / 3", "CAST(fl AS DOUBLE) / 3", "n = 1", "b = TRUE", "b IS TRUE", "COALESCE(b, FALSE)", "st", "li", "mp"),
     *("DATE_TRUNC('DAY', at)", "MAX(fl) OVER ()", "LAG(fl, 1, fl) OVER (ORDER BY id)", "day = '2024-01-01'"),
+    *("-2147483648", "-(n)", "-CAST(n AS TINYINT)", "at = '2024-2-29 1:02:03+18:00'", "LEFT('ab', 2147483647)"),
+    "SUM(id) OVER (ORDER BY CAST(id AS TINYINT) RANGE BETWEEN 127 PRECEDING AND CURRENT ROW)",
+    "SUM(id) OVER (ORDER BY CAST(d AS DECIMAL(5, 1)) RANGE BETWEEN CURRENT ROW AND 9999 FOLLOWING)",
 ])  # fmt: skip
 def test_values_that_both_engines_compute_alike_are_accepted(value: str) -> None:
     assert planned(f"SELECT id AS k, {value} AS r FROM x").names == ["k", "r"]
+
+
+BEYOND_BIGINT = pa.table([[1, 2, 3], [2**63 - 1, 1, None], [None] * 3], schema=SCHEMA)
+OF_TOTALS = (
+    *(
+        "SUM(n)",
+        "SUM(n) > 0",
+        "SUM(n) IN (1, 2)",
+        "SUM(n) BETWEEN 1 AND 2",
+        "SUM(n) <=> 1",
+        "SUM(n) IS NULL",
+        "-SUM(n)",
+    ),
+    *(
+        "SUM(n) + 1",
+        "SUM(n) - SUM(n)",
+        "SUM(n) * 2",
+        "SUM(n) / 3",
+        "SUM(n) % 10",
+        "SUM(n) DIV 3",
+        "TRY_DIVIDE(SUM(n), 3)",
+    ),
+    *("CAST(SUM(n) AS DOUBLE)", "CAST(SUM(n) AS STRING)", "CAST(SUM(n) AS BIGINT)", "NULLIF(SUM(n), 1)", "ABS(SUM(n))"),
+    *("CASE WHEN SUM(n) > 1 THEN 1 END", "IF(SUM(n) = 1, 1, 2)", "COALESCE(SUM(n), 0)", "LEAST(SUM(n), 1)"),
+    *("SUM(n) FILTER (WHERE id < 9) > 0", "SUM(DISTINCT n) > 0", "CONCAT('a', SUM(n))", "SUM(SUM(n)) OVER () > 0"),
+    *("RANK() OVER (ORDER BY SUM(n))", "SUM(SUM(n) + 0) OVER (ORDER BY SUM(n)) > 0"),
+)
+"""Expressions of a sum of integers, which Spark fails to compute where the sum does not fit BIGINT."""
+
+
+@pytest.mark.parametrize("value", OF_TOTALS)
+def test_a_sum_beyond_bigint_is_an_error_wherever_it_stands(value: str) -> None:
+    """DuckDB goes on with 128 bits, so a view had a row of a query that fails in Spark."""
+    with pytest.raises(InvalidInput, match="a sum of the view does not fit BIGINT"):
+        answer(f"SELECT 1 AS k, {value} AS r FROM x", BEYOND_BIGINT)
+
+
+@pytest.mark.parametrize("sql", [
+    "SELECT 1 AS k, COUNT(*) AS r FROM (SELECT SUM(n) AS v FROM x) q WHERE v > 0",
+    "SELECT id AS k, SUM(n) OVER (ORDER BY id) > 0 AS r FROM x",
+    "SELECT 1 AS k, COUNT(*) AS r FROM x HAVING SUM(n) > 0",
+    "SELECT id AS k FROM x JOIN (SELECT SUM(n) AS v FROM x) q ON x.id < q.v",
+])  # fmt: skip
+def test_a_sum_beyond_bigint_is_an_error_in_each_clause(sql: str) -> None:
+    with pytest.raises(InvalidInput, match="a sum of the view does not fit BIGINT"):
+        answer(sql, BEYOND_BIGINT)
+
+
+@pytest.mark.planted
+def test_sums_that_stay_wide_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_functions, "_replace_total", lambda total: None)
+    with pytest.raises(pytest.fail.Exception):
+        test_a_sum_beyond_bigint_is_an_error_wherever_it_stands("SUM(n) > 0")
+
+
+def test_the_smallest_integer_has_a_remainder_by_minus_one() -> None:
+    rows = pa.table([[1], [-(2**63)], [None]], schema=SCHEMA)
+    assert answer("SELECT id AS k, n % -1 AS r, n % (-7) AS s FROM x", rows) == [{"k": 1, "r": 0, "s": -1}]
+
+
+INTS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("i", pa.int32()), ("n", pa.int64())])
+LARGEST = pa.table([[1, 2], [2**31 - 1, -(2**31)], [2**63 - 1, -(2**63)]], schema=INTS)
+COMPARED = (
+    *("i + 1 = 8", "1 + i = 8", "i + 1 > 8", "i - 1 < 0", "i * 2 = 14", "i * 2 > 10", "n + 1 = 4", "n - 1 <> 4"),
+    *("i + 1 BETWEEN 1 AND 9", "i + 1 IN (8, 9)", "i + 1 <=> 8", "-i > 0", "NOT i + 1 = 8"),
+)
+
+
+@pytest.mark.parametrize("condition", COMPARED)
+@pytest.mark.parametrize("sql", ["SELECT id AS k FROM x WHERE {}", "SELECT id AS k, {} AS r FROM x"])
+def test_an_overflow_in_a_comparison_is_an_error(sql: str, condition: str) -> None:
+    """DuckDB solves i + 1 = 8 for i, so a view had rows of a query that fails in Spark."""
+    table = TableSchema("x", INTS, ("id",))
+    plan = derive(sql.format(condition), {"x": table}, ["k"])
+    with local_engine._connected() as connection:
+        connection.register(NOW + "x", LARGEST)
+        with pytest.raises(InvalidInput, match=r"Out of Range|[Oo]verflow"):
+            local_engine._run(connection, plan, plan.query())

@@ -56,7 +56,7 @@ def answer(tables: DuckDB, sql: str) -> pa.Table:
     """Return the rows of a text as a view has them, in the columns of the view's table."""
     plan = plan_of(sql)
     schema = local_engine.output_schema(plan, SCHEMAS, plan.primary_key)
-    return local_engine._run(tables, plan.query()).cast(schema)
+    return local_engine._run(tables, plan, plan.query()).cast(schema)
 
 
 # literals, comments, numbers
@@ -77,7 +77,8 @@ def test_literals_have_the_values_that_spark_gives_them() -> None:
 
 def test_literals_keep_their_values_on_duckdb(tables: DuckDB) -> None:
     listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate(TEXT_ANSWERS))
-    rows = local_engine._run(tables, plan_of(f"SELECT id, {listed} FROM a").query())
+    plan = plan_of(f"SELECT id, {listed} FROM a")
+    rows = local_engine._run(tables, plan, plan.query())
     values = [column[0].as_py() for column in rows.columns[1:]]
     assert dict(zip(TEXT_ANSWERS, values, strict=True)) == TEXT_ANSWERS
 
@@ -241,7 +242,7 @@ def check_ties(seed: int, connection: DuckDB) -> None:
     plan = plan_of(f"SELECT id, {function} OVER (ORDER BY g{frame}) AS x FROM t")
     columns = [pa.array([row[place] for row in rows], pa.int64()) for place in range(3)]
     connection.register(NOW + "t", pa.table(columns, ["id", "g", "v"]))
-    values = local_engine._run(connection, plan.query()).to_pylist()
+    values = local_engine._run(connection, plan, plan.query()).to_pylist()
     ours = tuple(sorted((row["id"], row["x"]) for row in values))
     assert ours in possible_answers(rows, function), f"seed {seed}: {function}{frame} of {rows}: {ours}"
 
@@ -259,7 +260,7 @@ def test_the_last_and_the_nth_of_equal_rows(tables: DuckDB) -> None:
         connection.register(NOW + "t", rows)
         for function, wanted in (("LAST_VALUE(v)", [20, 20, 30]), ("NTH_VALUE(v, 2)", [20, 20, 20])):
             plan = plan_of(f"SELECT id, {function} OVER (ORDER BY g) AS x FROM t")
-            assert local_engine._run(connection, plan.query()).sort_by("id").column("x").to_pylist() == wanted
+            assert local_engine._run(connection, plan, plan.query()).sort_by("id").column("x").to_pylist() == wanted
 
 
 # planted errors

@@ -184,7 +184,7 @@ def rows(plan: ViewPlan, world: ViewWorld, tables: Mapping[str, TableSchema]) ->
     with local_engine._connected() as connection:
         for name in plan.tables:
             connection.register(NOW + name, table_of(world, tables[name]))
-        return sorted(map(str, local_engine._run(connection, plan.query()).to_pylist()))
+        return sorted(map(str, local_engine._run(connection, plan, plan.query()).to_pylist()))
 
 
 def table_of(world: ViewWorld, table: TableSchema) -> pa.Table:
