@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epochlog.checkpoint.job.runner import JobRunner, LocalRefresh, RefreshAdapter
+from epochlog.checkpoint.job.refresh_adapter import RefreshAdapter
+from epochlog.checkpoint.job.runner import JobRunner, LocalRefresh
 from epochlog.checkpoint.pipeline.member import HasRunner
 from epochlog.checkpoint.pipeline.pauses import Pauses
 from epochlog.checkpoint.pipeline.pipeline import PipelineRunner

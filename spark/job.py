@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from epochlog.checkpoint.job.claims import RunnerLease
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
@@ -30,6 +30,7 @@ Refresh = Callable[[SparkRefreshContext], Any]
 class SparkRefreshAdapter:
     """Adapter for refreshes with DataFrames, on the caller's session."""
 
+    engine: ClassVar[str] = "spark"
     handle: Handle
     session: SparkSession
 

@@ -15,13 +15,13 @@ from epochlog.checkpoint.job.pace import Interval, MaxLag
 from epochlog.checkpoint.job.view_ddl import Replacement, replace_views, require_view
 from epochlog.errors import InvalidInput, InvalidSchema, SchemaMismatch, TableNotFound
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.metadata.definitions import JobRecord, TableOptions, ViewDefinition
+from epochlog.store.metadata.definitions import DERIVATION, JobRecord, TableOptions, ViewDefinition
 from epochlog.store.metadata.lookups import find_job, find_table, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
 from . import local_engine
-from .derivation import DERIVATION, ViewPlan, derive, tables_of
+from .derivation import ViewPlan, derive, tables_of
 from .present_text import has_query, present_text
 
 SchemaPlanner = Callable[[ViewPlan, Mapping[str, TableSchema], Sequence[str]], pa.Schema]

@@ -30,8 +30,6 @@ from .touched import NotCovered, touched, with_tables
 
 Query = exp.Expr
 """Query of a plan, which `render` turns into an engine's text."""
-DERIVATION = 1
-"""Version of the rules that derive a refresh from a query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +276,6 @@ def _tables_in(node: exp.Expr, ctes: frozenset[str]) -> Iterator[str]:
 
 __all__ = [
     "CHANGED",
-    "DERIVATION",
     "EITHER",
     "EMPTY",
     "NOW",

@@ -9,15 +9,16 @@ from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.view_ddl import require_view
 from epochlog.errors import InvalidInput, UnsupportedFormat
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.metadata.definitions import JobRecord, TableDef, ViewDefinition
+from epochlog.store.metadata.definitions import DERIVATION, JobRecord, TableDef, ViewDefinition
 from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
-from .derivation import DERIVATION, ViewPlan, derive, render
+from .derivation import ViewPlan, derive, render
 from .local_functions import as_spark_computes, require_local
 from .table_names import NOW
+from .value_kinds import ValueKinds
 
 
 def view_plan(handle: Handle, job: JobRecord) -> ViewPlan:
@@ -63,7 +64,8 @@ def check_query(plan: ViewPlan) -> str:
     Raises InvalidInput for a query on which DuckDB and Spark can differ: DuckDB is no judge of its rows.
     """
     require_local(plan.form.query, plan.form.occurrences, plan.schemas)
-    return render(as_spark_computes(plan.query()), "duckdb", {NOW + name: name for name in plan.tables})
+    kinds = ValueKinds(plan.form.query, plan.form.occurrences, plan.schemas)
+    return render(as_spark_computes(plan.query(), kinds), "duckdb", {NOW + name: name for name in plan.tables})
 
 
 @lru_cache(maxsize=256)

@@ -10,6 +10,10 @@ A job far behind merges: it takes the newest boundary whose index, counted in th
 largest power of two <= its lag. So jobs that are equally late meet at common stops, and a reader finds epochs at which
 all of them are valid. Forced boundaries have no index: a job may stop there, but does not merge to them.
 
+A view whose steps take longer than its interval has a stride, a power of two: it takes the newest boundary whose index
+is a multiple of it, or of the larger power of two of its lag; where there is none, the newest boundary. So it never
+waits, and slow views meet at common stops too.
+
 A view whose newest attempt failed takes the newest boundary: its query may have no valid rows at the ones before.
 
 A drained job ends with its first stop at or past the drain epoch, even without a change.
@@ -130,12 +134,13 @@ def next_barrier(
     oldest: bool = False,
     newest: bool = False,
     drain: int | None = None,
+    stride: int = 1,
 ) -> Barrier | None:
     """Return the next barrier of a job at a position; None if there is nothing to do yet.
 
     max_lag: in boundaries of the position's interval. first: return a barrier even without a change, at the newest
     stop. snapshot, with first: take the newest stop, or the oldest one if `oldest`. newest: merge all stops. drain:
-    take in everything through that epoch, with a last barrier.
+    take in everything through that epoch, with a last barrier. stride: a power of two, above 1 for a slow view.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"
     after, valid_stops = position.after, position.stops(view)
@@ -153,10 +158,11 @@ def next_barrier(
     if newest:
         return Barrier(after, changed_stops.newest() or curr, kind)
     lag = changed_stops.lag(curr, view.last_epoch)
-    if lag > max(max_lag, 0):
-        merged = changed_stops.newest_multiple(1 << (lag.bit_length() - 1))
-        curr = curr if merged is None else merged
-    return Barrier(after, curr, kind)
+    merging = max(1 << (lag.bit_length() - 1) if lag > max(max_lag, 0) else 1, stride)
+    shared = changed_stops.newest_multiple(merging) if merging > 1 else None
+    if shared is None:
+        shared = changed_stops.newest() if stride > 1 else curr
+    return Barrier(after, curr if shared is None else shared, kind)
 
 
 def input_position(
@@ -170,7 +176,7 @@ def input_position(
 
 
 def due_barrier(
-    view: EpochView, job: JobRecord, position: InputPosition, *, max_lag: int | None = None
+    view: EpochView, job: JobRecord, position: InputPosition, *, max_lag: int | None = None, stride: int = 1
 ) -> Barrier | None:
     """Return `next_barrier` of a job at its `input_position`. max_lag: replaces the job's own."""
     failed = job.view is not None and job.last_error is not None
@@ -183,6 +189,7 @@ def due_barrier(
         oldest=job.view is not None and job.rebuilding and not failed,  # views replaced together change at one epoch
         newest=failed,
         drain=job.drain,
+        stride=stride,
     )
 
 

@@ -15,14 +15,17 @@ from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.check.job_state import require_consistent_job
+from epochlog.store.commit.boundaries import force_within
 from epochlog.store.commit.job_commit import check_incarnation, require_unparked
-from epochlog.store.env.log_events import RUNNER_CLAIMED
+from epochlog.store.env.log_events import JOB_REBUILD, RUNNER_CLAIMED
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
-from epochlog.store.metadata.definitions import JobRecord
+from epochlog.store.metadata.definitions import DERIVATION, Counters, JobRecord
 from epochlog.store.metadata.lookups import get_job
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.job_runners import describe_runner, live_runner, new_runner, require_free
+
+from .rebuild import rebuilding
 
 Kind = Literal["step", "query", "pipeline", "coordinator"]
 
@@ -78,6 +81,8 @@ class JobClaims:
             runners.forget(lease.holder)
             raise
         self.incarnation = lease.incarnation = after.incarnation
+        if before.view != after.view:
+            self.handle.log(JOB_REBUILD, job=self.name)
         if after.incarnation != before.incarnation:
             self._log_claim(before, after)
             if before.runner is None and job.runner is not None and self.handle.run_listener is not None:
@@ -125,8 +130,17 @@ class JobClaims:
         is_current = lease.incarnation == job.incarnation and (other is None or other.holder == lease.holder)
         runner = new_runner(tx, self.handle, lease.holder, lease.kind)
         after = replace(job, incarnation=job.incarnation + (not is_current), runner=runner)
+        after = self._with_present_reading(tx, after)
         tx.put(job_key(job.id), after.to_record())
         return replace(job, runner=other), after
+
+    def _with_present_reading(self, tx: Txn, job: JobRecord) -> JobRecord:
+        """Return the job; a view of an earlier DERIVATION, which may have read its text otherwise, with a rebuild."""
+        if job.view is None or not job.is_outdated:
+            return job
+        boundary = force_within(tx, self.handle, above=Counters.read(tx).last_epoch)
+        job = replace(job, view=replace(job.view, derivation=DERIVATION))
+        return rebuilding(tx, self.handle, job, boundary)
 
     def _log_claim(self, before: JobRecord, after: JobRecord) -> None:
         assert after.runner is not None

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from epochlog.errors import InvalidInput, JobCycle, JobExists, OutputOwned, TableInUse
-from epochlog.store.catalog.keys import HEAD, job_key, job_name_key, name_key
+from epochlog.store.catalog.keys import HEAD, job_key, job_name_key, name_key, pace_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.table_ddl import add_table, altered, of_earlier_query, remove_table
 from epochlog.store.commit.type_trial import require_returnable
@@ -370,6 +370,7 @@ def _remove(tx: Txn, job: JobRecord, action: str, now_ms: int) -> None:
     for table_id in job.outputs:
         remove_table(tx, table_id, now_ms)
     tx.delete(job_key(job.id))
+    tx.delete(pace_key(job.id))
     tx.delete(job_name_key(job.name))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from epochlog.errors import Corrupt, JobNotFound
+from epochlog.errors import Corrupt, JobNotFound, UnsupportedFormat
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
@@ -61,8 +61,8 @@ class WorkLook:
 
     has_work: a step would commit, change the job's record, or raise. finished: its data has ended. blocked: another
     runner is alive. creating: the job has not caught up for the first time. reached: its outputs are complete through
-    the target epoch. missing: ids of its upstreams' jobs that are not. state: None if the job has work, unless a
-    coordinator decides it.
+    the target epoch, and it has no rebuild to do. missing: ids of its upstreams' jobs that are not. state: None if
+    the job has work, unless a coordinator decides it.
     """
 
     has_work: bool
@@ -132,7 +132,7 @@ def _look(
     for request in asked:
         try:
             jobs[request.job_id] = get_job(view, request.job_id, request.name), request
-        except (JobNotFound, Corrupt):
+        except (JobNotFound, Corrupt, UnsupportedFormat):
             looks[request.job_id] = UNKNOWN_JOB
     records = [job for job, _ in jobs.values()]
     tables = {table for job in records for table in (*job.upstreams, *(job.outputs if target is not None else ()))}
@@ -158,7 +158,9 @@ def _look(
             finished=job.state == "finished" and not has_work,
             blocked=blocked,
             creating=job.state == "creating",
-            reached=target is not None and all(epochs.complete(output, target) for output in job.outputs),
+            reached=target is not None
+            and not (job.rebuilding or job.is_outdated)
+            and all(epochs.complete(output, target) for output in job.outputs),
             missing=frozenset(writer for up in missing if (writer := epochs.table(up).job_id) is not None),
             state=state,
         )
@@ -175,7 +177,7 @@ def _sealable(view: ReadTxn, handle: Handle) -> int:
 def _has_work(view: EpochView, job: JobRecord, lease: RunnerLease, clockwork: Clockwork) -> bool:
     """Return True if a step of the job under this lease would commit, change the job's record, or raise."""
     is_fenced = lease.incarnation not in (None, job.incarnation)
-    return is_fenced or next_step(view, job, clockwork).acts
+    return is_fenced or job.is_outdated or next_step(view, job, clockwork).acts
 
 
 def _is_blocked(view: ReadTxn, handle: Handle, job: JobRecord, lease: RunnerLease) -> bool:

@@ -17,6 +17,7 @@ from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import forced_boundaries
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.lookups import get_version
+from epochlog.store.metadata.step_times import StepTimes, read_step_times
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import boundary, boundary_index, from_unix_ms, newest_index
 from epochlog.store.types.epoch_set import FAR
@@ -53,11 +54,14 @@ class NextStep:
 
 @dataclass(frozen=True, slots=True)
 class Clockwork:
-    """Boundaries of a store: interval, forced boundaries (epochs, ascending), and first log epochs by table id."""
+    """Boundaries of a store: interval, forced boundaries (epochs, ascending), first log epochs by table id, and the
+    times of the newest steps by job id.
+    """
 
     interval_ms: int
     forced: Sequence[int] = ()
-    log_starts: Mapping[int, int] | None = None  # by table id
+    log_starts: Mapping[int, int] | None = None
+    step_times: Mapping[int, StepTimes] | None = None
 
     def position_of(self, job: JobRecord) -> InputPosition:
         """Return the `input_position` of a job."""
@@ -65,6 +69,11 @@ class Clockwork:
         return input_position(
             job, self.interval_ms, self.forced_past(job.position), [starts.get(up, 0) for up in job.upstreams]
         )
+
+    def stride_of(self, job: JobRecord) -> int:
+        """Return the boundaries that a step of the job takes at once; 1 unless it is a slow view."""
+        times = (self.step_times or {}).get(job.id)
+        return 1 if times is None else times.stride(self.interval_ms * job.interval)
 
     def forced_past(self, epoch: int) -> Sequence[int]:
         """Return the forced boundaries past the epoch, ascending."""
@@ -87,7 +96,7 @@ def next_step(view: EpochView, job: JobRecord, clockwork: Clockwork) -> NextStep
         return NextStep("parked")
     if job.barrier is not None:
         return NextStep("repeat")
-    barrier = due_barrier(view, job, clockwork.position_of(job))
+    barrier = due_barrier(view, job, clockwork.position_of(job), stride=clockwork.stride_of(job))
     if barrier is not None:
         return NextStep("barrier", barrier)
     joins = may_join(job) and has_caught_up(view, job, clockwork, job.position)
@@ -133,13 +142,14 @@ def seen_by_runner(view: EpochView, sealed: EpochView, job: JobRecord, clockwork
 
 
 def read_clockwork(view: ReadTxn, handle: Handle, epochs: EpochView, jobs: Sequence[JobRecord]) -> Clockwork:
-    """Read the boundaries past the jobs' positions, and the starts of their upstreams' logs."""
+    """Read the boundaries past the jobs' positions, the starts of their upstreams' logs, and the times of steps."""
     position = min((job.position for job in jobs if job.state != "finished"), default=epochs.last_epoch)
     upstreams = {up for job in jobs for up in job.upstreams}
     return Clockwork(
         handle.interval_ms,
         forced_boundaries(view, position, epochs.last_epoch),
         {up: get_version(view, up, epochs.table(up).name).log_start for up in upstreams},
+        {job.id: times for job in jobs if job.view is not None and (times := read_step_times(view, job.id))},
     )
 
 

@@ -13,6 +13,7 @@ from epochlog.store.metadata.definitions import Cursor, JobRecord, TableDef
 from epochlog.store.metadata.job_columns import read_by
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.metadata.staged_segments import list_staged
+from epochlog.store.metadata.step_times import StepTime
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import WriteTarget
@@ -55,7 +56,7 @@ class RefreshPlan:
     """Plan of the refresh of a recorded barrier: its inputs and outputs, by table name.
 
     next_cursor: the cursor after this backfill chunk. None if the commit follows the refresh. began_s: monotonic time
-    of the planning, in seconds.
+    of the planning, in seconds. engine: the name of the adapter that refreshes it.
     """
 
     job: JobRecord
@@ -64,6 +65,14 @@ class RefreshPlan:
     outputs: Mapping[str, PlannedOutput]
     next_cursor: Cursor | None = None
     began_s: float = field(default_factory=monotonic_s)
+    engine: str = ""
+
+    def step_time(self) -> StepTime | None:
+        """Return the time of the step so far if it counts for the stride of a view: no backfill, rebuild or retry."""
+        counts = self.job.view is not None and self.barrier.kind == "checkpoint" and self.job.last_error is None
+        if not counts or self.job.rebuilding:
+            return None
+        return StepTime(self.engine, round((monotonic_s() - self.began_s) * 1000))
 
     @property
     def fully_loaded(self) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from epochlog.errors import EpochlogError, Fenced, InvalidInput, JobNotFound, JobParked, JobRunning, UpstreamIncomplete
 from epochlog.store.catalog.keys import job_key
@@ -46,43 +46,12 @@ from .next_step import (
     read_sealed_step,
 )
 from .rebuild import request_rebuild
+from .refresh_adapter import LocalRefreshAdapter, RefreshAdapter
 from .refresh_context import RefreshContext
 from .refresh_plan import RefreshPlan, plan_barrier, plan_chunk
 from .refresh_run import refresh_run
 
 LocalRefresh = Callable[[LocalRefreshContext], None]
-
-
-class RefreshAdapter(Protocol):
-    """Adapter for one kind of refresh: makes contexts, checks writes and translates errors."""
-
-    def context(self, plan: RefreshPlan) -> RefreshContext[Any, Any, Any]:
-        """Build the context for the refresh of a barrier."""
-        ...
-
-    def check(self, job: str) -> None:
-        """Raise an EpochlogError if the writes of the refresh must not be committed. Called after the refresh."""
-        ...
-
-    def translate_error(self, error: BaseException, job: str) -> BaseException:
-        """Return the typed error behind an error of a refresh; return `error` itself if there is none."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LocalRefreshAdapter:
-    """Adapter for refreshes with pyarrow tables, in this process."""
-
-    handle: Handle
-
-    def context(self, plan: RefreshPlan) -> LocalRefreshContext:
-        return LocalRefreshContext(self.handle, plan)
-
-    def check(self, job: str) -> None:
-        """Accept the writes, because this process made them."""
-
-    def translate_error(self, error: BaseException, job: str) -> BaseException:
-        return error
 
 
 class JobRunner(JobClaims):
@@ -190,7 +159,8 @@ class JobRunner(JobClaims):
 
     def _commit(self, plan: RefreshPlan, edits: Sequence[TableEdit]) -> int:
         (state, caught_up), job = self._state_after(plan), plan.job
-        commit = JobCommit(self.job_id, self.name, job.incarnation, job.position, plan.barrier.curr, state, caught_up)
+        curr, step_time = plan.barrier.curr, plan.step_time()
+        commit = JobCommit(self.job_id, self.name, job.incarnation, job.position, curr, state, caught_up, step_time)
         result = commit_job(self.handle, commit, edits)
         self._forget_runner(plan)
         took_ms, epoch = round((monotonic_s() - plan.began_s) * 1000), result.epoch
@@ -319,6 +289,7 @@ class JobRunner(JobClaims):
         self, plan: RefreshPlan, refresh: Callable[[Any], Any], adapter: RefreshAdapter, times: list[float]
     ) -> int:
         """Refresh and commit a barrier; return its epoch. times: of the begin and end of its decision."""
+        plan = replace(plan, engine=adapter.engine)
         with refresh_run(self.handle, plan) as run:
             if plan.fully_loaded:
                 times.append(monotonic_s())

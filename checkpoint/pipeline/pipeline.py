@@ -18,7 +18,8 @@ from epochlog.checkpoint.job.claims import release_all
 from epochlog.checkpoint.job.drain import record_drains
 from epochlog.checkpoint.job.job_ddl import list_jobs
 from epochlog.checkpoint.job.job_looks import UNKNOWN_JOB, look_at
-from epochlog.checkpoint.job.runner import JobRunner, LocalRefreshAdapter, RefreshAdapter
+from epochlog.checkpoint.job.refresh_adapter import LocalRefreshAdapter, RefreshAdapter
+from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.running_queries import live
 from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, JobRunning, StoreClosed
 from epochlog.store.commit.boundaries import force_boundary

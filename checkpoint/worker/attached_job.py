@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from epochlog.checkpoint.job.claims import RunnerLease
-from epochlog.checkpoint.job.runner import JobRunner, RefreshAdapter
+from epochlog.checkpoint.job.refresh_adapter import RefreshAdapter
+from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.errors import EpochlogError, InvalidInput, RolledBack, ServerUnavailable
 from epochlog.exchange.transport.duplex import check_destination
 from epochlog.store.env.log_events import COORDINATOR_BACK, COORDINATOR_LOST, STEP_ABANDONED

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from epochlog.checkpoint import control_messages as wire
+from epochlog.checkpoint.job.refresh_adapter import RefreshAdapter
 from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.refresh_plan import barrier_of, plan_barrier
-from epochlog.checkpoint.job.runner import JobRunner, RefreshAdapter
+from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.manager.unacked_reports import Outbox
 from epochlog.errors import EpochlogError
 from epochlog.store.env.clock import Deadline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,7 @@ class PartRefreshContext(LocalRefreshContext):
 class PartRefreshAdapter:
     """Adapter for refreshes of one part with pyarrow tables."""
 
+    engine: ClassVar[str] = "part"
     handle: Handle
     part: int
     parts: int

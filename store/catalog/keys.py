@@ -7,6 +7,7 @@
     schema/<id>/<epoch>                     a version of an altered table's schema, by the epoch of the alter
     log/<id>/<epoch>, hist/<id>/<epoch>     log entries with segments; permanent record of a commit
     job/<id>                                a job: lineage, position, incarnation, recorded barrier
+    pace/<id>                               times of a view's newest steps
     load/<load>, load/<load>/<n>            a load: its tables, incarnation and checkpoint; the state of its n-th part
     kept/<id>/<epoch>                       the deletes that are kept from this commit on, of a table with a sequence
     made/<id>/<n>                           staged segments of an output from the n-th chunk of a backfill
@@ -90,6 +91,10 @@ def hist_key(table_id: int, epoch: int) -> bytes:
 
 def job_key(job_id: int) -> bytes:
     return b"job/%08x" % job_id
+
+
+def pace_key(job_id: int) -> bytes:
+    return b"pace/%08x" % job_id
 
 
 def load_key(load: str) -> bytes:

@@ -62,7 +62,7 @@ KINDS = (
         "used",
     ),
     *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "kept", "consumer", "lease"),
-    "share",
+    *("share", "pace"),
     *("xq", "xu", "xc", "xp", "xd", "xk"),
 )
 OF_TABLES = ("schema", "head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made", "kept")

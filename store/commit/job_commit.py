@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from epochlog.errors import BarrierChanged, Fenced, InvalidInput, JobParked
-from epochlog.store.catalog.keys import job_key
+from epochlog.store.catalog.keys import job_key, pace_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.compaction.write_stall import apply_backpressure
 from epochlog.store.env.clock import monotonic_s
@@ -19,6 +19,7 @@ from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.lookups import get_job, get_table
 from epochlog.store.metadata.staged_segments import discard_staged, forget_staged, list_staged
+from epochlog.store.metadata.step_times import StepTime, read_step_times
 from epochlog.store.metadata.version import TableVersion
 from epochlog.store.types.epoch import show_epoch
 
@@ -41,6 +42,7 @@ class JobCommit:
     curr: int
     state: str  # the state after the commit, unless the job ends with it
     caught_up: bool = False  # a job outside of `global` takes part in it again
+    step_time: StepTime | None = None  # of a step of a view that counts for its stride
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,8 @@ def _transact_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit])
             runner=job.runner_after_step,
         )
         tx.put(job_key(job.id), after.to_record())
+        if commit.step_time is not None:
+            tx.put(pace_key(job.id), commit.step_time.after(read_step_times(tx, job.id)).to_record())
         move_counters(tx, Counters.read(tx), commit.curr)
         return True
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
 
-from epochlog.errors import InvalidInput
+from epochlog.errors import InvalidInput, UnsupportedFormat
 from epochlog.store.catalog.keys import HEAD
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.catalog.records import Record, checked
@@ -279,12 +279,22 @@ class Runner:
         return cls(**record)
 
 
+DERIVATION = 2
+"""Version of the rules that read the text of a view and derive its refresh. The next runner of a view of a lower one
+rebuilds it. It rises when a text is read otherwise than before.
+"""
+JOB_FORMAT = 1
+"""Newest format of job records. A release that adds to them what an earlier one must not overlook gives the records
+that have it the next format; what an earlier one may overlook lies in a record of its own.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class ViewDefinition:
     """Definition of a view, from which each runner derives the same refresh.
 
-    sql: the query as it was given, in Spark's dialect. refresh: auto | incremental | full. derivation: version of the
-    rules that derive the refresh.
+    sql: the query as it was given, in Spark's dialect. refresh: auto | incremental | full. derivation: the DERIVATION
+    by which its rows are computed.
     """
 
     sql: str
@@ -350,6 +360,12 @@ class JobRecord:
     @property
     def rebuilding(self) -> bool:
         return self.rebuild is not None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Return True for a view of an earlier DERIVATION, which its next runner rebuilds."""
+        ended = self.state in ("finished", "parked")
+        return self.view is not None and self.view.derivation < DERIVATION and not ended
 
     @property
     def reads_all_rows(self) -> bool:
@@ -420,6 +436,10 @@ class JobRecord:
     @classmethod
     @checked
     def from_record(cls, record: Record) -> JobRecord:
+        if record.get("format", 1) > JOB_FORMAT:
+            raise UnsupportedFormat(
+                f"job {record['name']!r} has format {record['format']}, newer than {JOB_FORMAT}: upgrade epochlog"
+            )
         fixed = {"upstreams": tuple(record["upstreams"]), "outputs": tuple(record["outputs"])}
         barrier = tuple(record["barrier"]) if record["barrier"] else None
         cursor = Cursor(**record["cursor"]) if record.get("cursor") else None

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 import epochlog as el
 from control_fixture import TOKEN, open_worker, settings
-from epochlog.checkpoint.job.runner import JobRunner, LocalRefreshAdapter
+from epochlog.checkpoint.job.refresh_adapter import LocalRefreshAdapter
+from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.worker.attached_job import AttachedJob
 from wait_until import WAIT_LIMIT_S
 

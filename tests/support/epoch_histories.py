@@ -33,6 +33,7 @@ class JobSpec:
     max_lag: int = 3
     snapshot: bool = False
     counts: bool = True  # the answer has a row even over empty inputs
+    stride: int = 1  # boundaries that a step of a slow job takes at once
 
 
 @dataclass
@@ -140,14 +141,14 @@ class History:
         if not usable:
             return None
         lag = sum(1 for stop in regular if stop > usable[0])
-        if lag > spec.max_lag:
-            power = 1
-            while power * 2 <= lag:
-                power *= 2
-            merged = [stop for stop in usable if stop in regular and (regular.index(stop) + 1) % power == 0]
-            if merged:
-                return merged[-1]
-        return usable[0]
+        power = 1
+        while lag > spec.max_lag and power * 2 <= lag:
+            power *= 2
+        power = max(power, spec.stride)
+        merged = [stop for stop in usable if stop in regular and (regular.index(stop) + 1) % power == 0]
+        if power > 1 and merged:
+            return merged[-1]
+        return usable[-1] if spec.stride > 1 else usable[0]
 
     # ---- writing -------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,9 @@ def decide_barrier(history: History, view: EpochView, job: str, after: int, firs
     upstreams = [view.table(up).table_id for up in spec.upstreams]
     position = InputPosition(upstreams, after, INTERVAL_MS * spec.interval, forced=history.forced)
     drain = history.drains.get(job)
-    barrier = next_barrier(view, position, max_lag=spec.max_lag, first=first, snapshot=spec.snapshot, drain=drain)
+    barrier = next_barrier(
+        view, position, max_lag=spec.max_lag, first=first, snapshot=spec.snapshot, drain=drain, stride=spec.stride
+    )
     assert barrier is None or (barrier.prev == after and barrier.kind == ("initial" if first else "checkpoint"))
     return None if barrier is None else barrier.curr
 
