@@ -19,7 +19,11 @@ from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.log_events import DEFECT
 
 REQUEST_S = 5.0
-"""Seconds within which a client sends its request and reads the answer."""
+"""Seconds within which a client sends its request and reads the answer; the time in which the answer is made does not
+count.
+"""
+ANSWER_S = 120.0
+"""Seconds after which a connection ends whose answer is not made."""
 MAX_ARRIVING = 32
 """Connections whose requests have not come, and as many of known hosts; a further one ends the oldest."""
 MAX_KNOWN_HOSTS = 256
@@ -74,9 +78,16 @@ class HttpConnection:
 
     def await_client(self, event: int | None) -> None:
         """Note what the handler needs of the client from now on: POLLIN, a request; POLLOUT, room for the answer; None:
-        nothing, so that aborting the connection would free no thread.
+        nothing, so that aborting the connection would free no thread, and the time does not count as the client's.
         """
-        self._awaited, self._awaited_since_s = event, monotonic_s()
+        now_s = monotonic_s()
+        if self._awaited is None:
+            self.ends_s += now_s - self._awaited_since_s
+        self._awaited, self._awaited_since_s = event, now_s
+
+    def is_late(self, now_s: float) -> bool:
+        """Return True if the client has had its time, or has waited for its answer for ANSWER_S."""
+        return now_s >= (self.ends_s if self._awaited is not None else self._awaited_since_s + ANSWER_S)
 
     def idle_s(self) -> float:
         """Return the seconds for which the client has kept the handler waiting."""
@@ -300,14 +311,14 @@ class HttpListener:
 
     def _end_late(self) -> None:
         now_s = monotonic_s()
-        for connection in [late for late in self._arriving.values() if late.ends_s <= now_s]:
+        for connection in [late for late in self._arriving.values() if late.is_late(now_s)]:
             self._forget(connection)
             connection.close()
         with self._lock:
-            refused = [late for late in self._all_waiting() if late.ends_s <= now_s]
+            refused = [late for late in self._all_waiting() if late.is_late(now_s)]
             for connection in refused:
                 self._waiting[connection.keeps_thread].remove(connection)
-            aborted = [late for late in self._handled if late.ends_s <= now_s and not late.aborted]
+            aborted = [late for late in self._handled if late.is_late(now_s) and not late.aborted]
         for connection in refused:
             self._refuse(connection)
         for connection in aborted:

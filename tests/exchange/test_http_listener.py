@@ -222,6 +222,27 @@ def test_a_handler_that_works_is_not_aborted_however_long(echo: Echo, monkeypatc
     assert [rest_of(connection) for connection in [working, *waiting]] == [b"S1", b"S2", b"S3", b"S4"]
 
 
+@pytest.mark.parametrize("sends_later", [False, True])
+def test_the_time_in_which_an_answer_is_made_is_not_the_clients(
+    sends_later: bool, gate: Gate, metrics: MetricsPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text of 10,000 tables took 12 s, and the connection ended after 5."""
+    asking = opened(metrics.location, METRICS)
+    wait_until(lambda: gate.made)
+    late = opened(metrics.location, METRICS) if sends_later else asking
+    looks = 0
+
+    def later_s() -> float:
+        nonlocal looks
+        looks += 1
+        return monotonic_s() + 2 * http_listener.REQUEST_S
+
+    monkeypatch.setattr(http_listener, "monotonic_s", later_s)
+    wait_until(lambda: looks > 3)
+    gate.open.set()
+    assert rest_of(asking).endswith(b"x 1\n") and (late is asking or rest_of(late).endswith(b"x 1\n"))
+
+
 def test_who_says_nothing_takes_no_thread(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_listener, "REQUEST_S", 3600.0)
     monkeypatch.setattr(http_listener, "MAX_ARRIVING", 4)
@@ -234,6 +255,7 @@ def test_who_says_nothing_takes_no_thread(echo: Echo, monkeypatch: pytest.Monkey
 
 def test_late_requests_end_wherever_they_are(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_listener, "REQUEST_S", 0.2)
+    monkeypatch.setattr(http_listener, "ANSWER_S", 0.2)
     monkeypatch.setattr(http_listener, "MAX_HANDLERS", 1)
     echo.go_on.clear()
     handled = opened(echo.location, b"S1\n\nEND")
