@@ -108,11 +108,12 @@ def list_tags(handle: Handle) -> list[Tag]:
 def tags_within(view: ReadTxn, handle: Handle) -> list[Tag]:
     """Return all tags that are kept now, by name, within a catalog transaction."""
     now_ms = handle.catalog.now_ms()
-    names = {table.id: table.name for table in all_tables(view)}
     holds_by_name: dict[str, list[Hold]] = {}
     for _, hold in all_holds(view):
-        if hold.is_tag and hold.table_id in names and _is_kept(hold, now_ms):
+        if hold.is_tag and _is_kept(hold, now_ms) and view.get(table_key(hold.table_id)) is not None:
             holds_by_name.setdefault(hold.holder.removeprefix(TAG), []).append(hold)
+    tables = {hold.table_id for holds in holds_by_name.values() for hold in holds}
+    names = {table: get_table(view, table, f"table {table}").name for table in tables}
     return [_describe(name, holds_by_name[name], names, handle.store_id) for name in sorted(holds_by_name)]
 
 

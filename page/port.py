@@ -21,7 +21,7 @@ from epochlog.exchange.transport.shared_answers import SharedAnswers
 from epochlog.exchange.transport.tokens import check_strength
 from epochlog.store.session.handle import Handle
 
-from .changes import difference
+from .changes import Document, difference
 from .document import ServerFacts, agreement_document, error_facts, lanes_document, table_document
 from .feed import Feed, Seen
 from .sessions import SignedIn
@@ -119,6 +119,7 @@ class _Site:
         self.ready = threading.Event()
         self.listeners = threading.BoundedSemaphore(MAX_LISTENERS)
         self.answers = SharedAnswers(MAX_READING)
+        self.events = SharedAnswers(MAX_READING)  # by the numbers of the documents before and after
         self.static = _static_files()
 
     def knows(self, head: bytes) -> bool:
@@ -231,9 +232,20 @@ class _PageHandler(HttpHandler):
             feed.document()
         while not feed.closed:
             newest = feed.wait(seen, BEAT_S)
-            self.wfile.write(b"".join(_events(seen, newest, feed)) or b":\n\n")
+            self.wfile.write(b"".join(self._events(seen, newest)) or b":\n\n")
             self.wfile.flush()
             seen = newest
+
+    def _events(self, seen: Seen, newest: Seen) -> Iterator[bytes]:
+        """Yield the events for a listener that has seen one state: `trouble`, `status` or `change`, `sample`."""
+        site = self.site
+        if newest.trouble != seen.trouble:
+            yield _event("trouble", newest.trouble)
+        if newest.number != seen.number:
+            states = seen.number, newest.number
+            yield site.events.get(states, lambda: _document_event(seen.document, newest.document), lambda: False)
+        if newest.samples != seen.samples:
+            yield _event("sample", site.feed.curves.newest())
 
     # ---- sessions --------------------------------------------------------------------------------------------------
 
@@ -284,16 +296,12 @@ class _PageHandler(HttpHandler):
         self.send_page(SIGN_IN.replace("{message}", message).encode(), KINDS[".html"], status)
 
 
-def _events(seen: Seen, newest: Seen, feed: Feed) -> Iterator[bytes]:
-    """Yield the events for a listener that has seen one state: `trouble`, `status` at first, `change`, `sample`."""
-    if newest.trouble != seen.trouble:
-        yield _event("trouble", newest.trouble)
-    if not seen.document and newest.document:
-        yield _event("status", newest.document)
-    elif event := difference(seen.document, newest.document):
-        yield _event("change", event)
-    if newest.samples != seen.samples:
-        yield _event("sample", feed.curves.newest())
+def _document_event(before: Document, after: Document) -> bytes:
+    """Return the event that turns one document into another: first `status`, then `change`; b"" if they are equal."""
+    if not before:
+        return _event("status", after) if after else b""
+    event = difference(before, after)
+    return _event("change", event) if event else b""
 
 
 def _event(kind: str, data: Any) -> bytes:

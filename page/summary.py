@@ -235,7 +235,8 @@ def _holders(view: EpochView, names: Sequence[str], epoch: int) -> dict[str, str
 def _lag_ms(view: EpochView, common: CommonEpoch) -> int | None:
     if common.epoch is None:
         return None
-    return max((view.lag_ms(table, common.epoch) for table in common.held_by if table in common.tables), default=0)
+    sharing = set(common.tables)
+    return max((view.lag_ms(table, common.epoch) for table in common.held_by if table in sharing), default=0)
 
 
 def _tables(count: int) -> str:

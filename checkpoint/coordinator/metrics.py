@@ -12,8 +12,8 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.consumer_info import consumers_within
 from epochlog.store.env.histogram import Histograms
 from epochlog.store.env.metrics import RECORDED, Labels, Metric
-from epochlog.store.epochs.view_reader import read_epoch_view
-from epochlog.store.metadata.lookups import all_jobs, all_tables, get_version
+from epochlog.store.epochs.view_reader import read_epochs_and_records
+from epochlog.store.metadata.lookups import all_jobs
 from epochlog.store.session.handle import Handle
 
 _PHASES: dict[type, str] = dict(
@@ -156,10 +156,10 @@ def _age_s(status: commands.CheckpointStatus, now_ms: int) -> float:
 
 def _tables(view: ReadTxn, handle: Handle) -> Iterator[str]:
     """Yield the lines with each table's epochs, lag and sizes."""
-    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
+    epochs, records = read_epochs_and_records(view, handle.memory, handle.catalog.now_ms(), above=None)
     values: dict[Labels, tuple[float, ...]] = {}
-    for table in all_tables(view):
-        version, lag_s = get_version(view, table.id, table.name), epochs.lag_ms(table.id) / 1000
+    for table, _, version in records.values():
+        lag_s = epochs.lag_ms(table.id) / 1000
         sizes = version.l0_segments, version.l0_bytes, version.log_bytes, version.run_bytes
         values[table.name,] = version.max_committed_epoch, version.safe_epoch, lag_s, *sizes
     for place, metric in enumerate(OF_TABLES):

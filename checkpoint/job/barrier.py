@@ -107,7 +107,7 @@ class InputPosition:
     upstreams: Sequence[int]
     after: int
     interval_ms: int
-    forced: Sequence[int] = ()
+    forced: Sequence[int] | Ints = ()
     logs_from: int = 0
     reads_states: bool = True
 
@@ -118,10 +118,9 @@ class InputPosition:
         intervals = view.common_valid(self.upstreams, max(self.after + 1, floor), complete)
         return Stops(intervals, ints(self.forced), self.interval_ms)
 
-    def past_first_change(self, view: EpochView, stops: Stops) -> Stops:
-        """Return the stops by which an upstream has changed since the position."""
-        first_change = min((view.table(up).first_change(self.after) for up in self.upstreams), default=int(FAR))
-        return stops.within(first_change, int(FAR))
+    def first_change(self, view: EpochView) -> int:
+        """Return the first epoch past the position at which an upstream may have changed; FAR for none."""
+        return min((view.table(up).first_change(self.after) for up in self.upstreams), default=int(FAR))
 
 
 def next_barrier(
@@ -143,14 +142,17 @@ def next_barrier(
     take in everything through that epoch, with a last barrier. stride: a power of two, above 1 for a slow view.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"
-    after, valid_stops = position.after, position.stops(view)
+    after, first_change = position.after, position.first_change(view)
+    if first_change == FAR and not first and drain is None:
+        return None  # at a cost that does not grow with the number of ancestors
+    valid_stops = position.stops(view)
     last = None if drain is None else valid_stops.within(drain, int(FAR)).first()
     if last is not None:
         valid_stops = valid_stops.within(0, last)
     if first and snapshot:
         curr = valid_stops.first() if oldest else valid_stops.newest()
         return None if curr is None else Barrier(after, curr, kind)
-    changed_stops = position.past_first_change(view, valid_stops)
+    changed_stops = valid_stops.within(first_change, int(FAR))
     curr = changed_stops.first()
     if curr is None:
         curr = valid_stops.newest() if first or last is not None else None
@@ -166,7 +168,7 @@ def next_barrier(
 
 
 def input_position(
-    job: JobRecord, store_interval_ms: int, forced: Sequence[int], log_starts: Iterable[int] = ()
+    job: JobRecord, store_interval_ms: int, forced: Ints, log_starts: Iterable[int] = ()
 ) -> InputPosition:
     """Return the position of a job in its upstreams. forced: the forced boundaries past the job's position, ascending.
     log_starts: the first epochs of the upstreams' logs.
@@ -193,7 +195,7 @@ def due_barrier(
     )
 
 
-def is_caught_up(view: EpochView, job: JobRecord, store_interval_ms: int, position: int, forced: Sequence[int]) -> bool:
+def is_caught_up(view: EpochView, job: JobRecord, store_interval_ms: int, position: int, forced: Ints) -> bool:
     """Return True if no upstream is creating, and the job's lag at epoch `position` is within its `max_lag`.
 
     forced: the forced boundaries past that epoch, ascending.
@@ -204,6 +206,9 @@ def is_caught_up(view: EpochView, job: JobRecord, store_interval_ms: int, positi
 
 def lag_in_boundaries(view: EpochView, position: InputPosition) -> int:
     """Count the sealed boundaries, in the position's own interval, past the first usable one."""
+    first_change = position.first_change(view)
+    if first_change == FAR:
+        return 0
     stops = position.stops(view)
-    first = position.past_first_change(view, stops).first()
+    first = stops.within(first_change, int(FAR)).first()
     return 0 if first is None else stops.lag(first, view.last_epoch)

@@ -6,10 +6,11 @@ ask what a runner would do after sealing the boundaries that the clock has passe
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import numpy as np
 
 from epochlog.errors import Fenced, JobNotFound, JobParked
 from epochlog.store.catalog.protocol import ReadTxn
@@ -20,7 +21,7 @@ from epochlog.store.metadata.lookups import get_version
 from epochlog.store.metadata.step_times import StepTimes, read_step_times
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import boundary, boundary_index, from_unix_ms, newest_index
-from epochlog.store.types.epoch_set import FAR
+from epochlog.store.types.epoch_set import FAR, Ints, first_after, ints
 
 from .barrier import Barrier, InputPosition, due_barrier, input_position, is_caught_up
 from .claims import inputs_of
@@ -52,14 +53,14 @@ class NextStep:
         return self.kind not in ("over", "rest")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Clockwork:
     """Boundaries of a store: interval, forced boundaries (epochs, ascending), first log epochs by table id, and the
     times of the newest steps by job id.
     """
 
     interval_ms: int
-    forced: Sequence[int] = ()
+    forced: Ints = field(default_factory=lambda: ints(()))
     log_starts: Mapping[int, int] | None = None
     step_times: Mapping[int, StepTimes] | None = None
 
@@ -75,16 +76,15 @@ class Clockwork:
         times = (self.step_times or {}).get(job.id)
         return 1 if times is None else times.stride(self.interval_ms * job.interval)
 
-    def forced_past(self, epoch: int) -> Sequence[int]:
+    def forced_past(self, epoch: int) -> Ints:
         """Return the forced boundaries past the epoch, ascending."""
-        return self.forced[bisect_right(self.forced, epoch) :]
+        return self.forced[self.forced.searchsorted(epoch, "right") :]
 
     def is_stop(self, epoch: int, job: JobRecord) -> bool:
         """Return True if the job may commit at that epoch, so that its runner seals no boundary before."""
         if epoch <= 0:
             return False
-        place = bisect_left(self.forced, epoch)
-        is_forced = place < len(self.forced) and self.forced[place] == epoch
+        is_forced = first_after(self.forced, epoch - 1) == epoch
         return is_forced or boundary_index(epoch, self.interval_ms * job.interval) is not None
 
 
@@ -129,7 +129,7 @@ def after_sealing(view: EpochView, clockwork: Clockwork) -> tuple[EpochView, Clo
     now, interval_ms = from_unix_ms(view.clock_ms), clockwork.interval_ms
     passed = boundary(newest_index(now - 1, interval_ms), interval_ms)
     if view.last_epoch > now + (interval_ms << 12):  # the clock was set back, so the next runner forces a boundary
-        clockwork = replace(clockwork, forced=[*clockwork.forced, view.last_epoch])
+        clockwork = replace(clockwork, forced=np.append(clockwork.forced, view.last_epoch))
     return replace(view, last_epoch=max(view.last_epoch, passed)), clockwork
 
 

@@ -21,7 +21,7 @@ from epochlog.store.types.epoch import (
     first_index_at_or_above,
     to_unix_ms,
 )
-from epochlog.store.types.epoch_set import FAR
+from epochlog.store.types.epoch_set import FAR, Ints, first_after
 
 from .barrier import due_barrier
 from .next_step import Clockwork, after_sealing, next_step, read_clockwork, seen_by_runner
@@ -88,7 +88,7 @@ def _wait(view: EpochView, job: JobRecord, clockwork: Clockwork) -> Wait:
     if step.barrier is not None:
         unmerged = due_barrier(view, job, position, max_lag=MOST_BOUNDARIES) or step.barrier
         return Wait("runner", step.barrier.curr, since_ms=_due_since(job, unmerged.curr))
-    return _explain_no_barrier(view, job, position.interval_ms, position.forced)
+    return _explain_no_barrier(view, job, position.interval_ms, clockwork.forced_past(job.position))
 
 
 def _due_since(job: JobRecord, stop: int) -> int:
@@ -104,7 +104,7 @@ def _due_since(job: JobRecord, stop: int) -> int:
     return to_unix_ms(stop)
 
 
-def _explain_no_barrier(view: EpochView, job: JobRecord, interval_ms: int, forced: Sequence[int]) -> Wait:
+def _explain_no_barrier(view: EpochView, job: JobRecord, interval_ms: int, forced: Ints) -> Wait:
     """Explain the absence of a barrier: no change, a boundary to come, or the upstream that is least complete."""
     wanted = _next_wanted_epoch(view, job)
     late = min(job.upstreams, key=lambda up: (view.complete_through(up), view.table(up).name))
@@ -135,7 +135,7 @@ def _next_wanted_epoch(view: EpochView, job: JobRecord) -> int | None:
     return 1 if job.position == 0 else None
 
 
-def _stop_from(epoch: int, interval_ms: int, forced: Sequence[int]) -> int:
+def _stop_from(epoch: int, interval_ms: int, forced: Ints) -> int:
     """Return the job's first boundary at or above the epoch."""
     regular = boundary(first_index_at_or_above(epoch, interval_ms), interval_ms)
-    return min([regular, *(stop for stop in forced if stop >= epoch)])
+    return min(regular, first_after(forced, epoch - 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from epochlog.batch.tags import Tag
@@ -18,12 +18,11 @@ from epochlog.store.commit.table_ddl import table_bytes
 from epochlog.store.compaction.work import Work, read_work
 from epochlog.store.compaction.write_stall import pressure
 from epochlog.store.epochs.view import EpochView
-from epochlog.store.epochs.view_reader import read_epoch_view, table_state
+from epochlog.store.epochs.view_reader import read_epoch_view, read_epochs_and_records, table_state
 from epochlog.store.maintenance.scheduler import MaintenanceFailure, all_troubles
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.lookups import (
     all_jobs,
-    all_tables,
     find_table,
     get_entries,
     get_job,
@@ -45,14 +44,14 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TableLook:
-    """State of one table. `plan` reads its newest rows; `lag_ms` is their lag."""
+    """State of one table. `plan` reads its newest rows, None if nobody counts them; `lag_ms` is their lag."""
 
     table: TableDef
     version: TableVersion
     job: str | None
     state: str
     lag_ms: int
-    plan: ScanPlan
+    plan: ScanPlan | None
     work: Work | None = None
     trouble: MaintenanceFailure | None = None
 
@@ -77,16 +76,25 @@ def look(handle: Handle) -> StoreLook:
     return handle.catalog.read(lambda view: look_within(view, handle))
 
 
-def look_within(view: ReadTxn, handle: Handle) -> StoreLook:
-    """Read all tables, jobs and loads within a catalog transaction."""
+def look_within(view: ReadTxn, handle: Handle, *, counts_rows: bool = True) -> StoreLook:
+    """Read all tables, jobs and loads within a catalog transaction. counts_rows: read the plans of the tables too."""
     now_ms = handle.catalog.now_ms()
-    epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
-    troubles = all_troubles(view)
+    epochs, records = read_epochs_and_records(view, handle.memory, now_ms, handle.store_id, above=None)
+    troubles, jobs = all_troubles(view), list(all_jobs(view))
+    names = {job.id: job.name for job in jobs}
     tables = [
-        replace(look_at(view, table, epochs), work=read_work(view, table.id), trouble=troubles.get(table.id))
-        for table in all_tables(view)
+        TableLook(
+            table,
+            version,
+            None if table.job_id is None else names.get(table.job_id),
+            epochs.tables[table.id].state,
+            epochs.lag_ms(table.id),
+            plan_scan(view, table, None) if counts_rows else None,
+            read_work(view, table.id),
+            troubles.get(table.id),
+        )
+        for table, _, version in records.values()
     ]
-    jobs = list(all_jobs(view))
     waits = read_waits(view, handle, epochs, jobs)
     return StoreLook(
         Counters.read(view).last_epoch,
@@ -126,9 +134,9 @@ class RowCounter:
         self._enabled = enabled
         self.trouble: Corrupt | None = None
 
-    def of(self, plan: ScanPlan) -> int | None:
+    def of(self, plan: ScanPlan | None) -> int | None:
         """Count the rows; return None when counting is disabled or a file is damaged."""
-        if not self._enabled:
+        if plan is None or not self._enabled:
             return None
         try:
             return plan.count(self._handle.files)

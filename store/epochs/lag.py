@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from epochlog.store.types.epoch_set import FAR, first_after, newest_at
 
 from .table_epochs import Epochs, TableEpochs
@@ -14,14 +16,21 @@ def oldest_unreflected(view: Epochs, table: TableEpochs, epoch: int | None) -> i
     The newest state of a root table reflects all changes, and so does that of a finished table. Changes that an
     upstream does not reflect yet count too.
     """
-    needed = view.present.needed([table.table_id]) if table.upstreams else ((table, FAR),)
-    above = [ancestor for ancestor, until in needed if until == FAR]
-    candidates = [int(FAR), *(first_in(view, ancestor, ancestor.position) for ancestor in above)]
+    candidates = [view.unreflected[table.table_id]]
     if epoch is not None:
         own_change = first_after(table.changes, epoch)
         candidates.append(_root_change(view, table, own_change) if own_change != FAR else FAR)
         candidates.append(first_in(view, table, newest_at(table.commits, epoch)))
     return min(candidates) if min(candidates) != FAR else None
+
+
+def unreflected_of_newest(view: Epochs) -> Mapping[int, int]:
+    """Return for the newest state of each table, by id, the oldest change that it does not reflect; FAR for none."""
+    found: dict[int, int] = {}
+    for table in view.present.closure(view.tables):
+        above = () if table.ended else table.upstreams
+        found[table.table_id] = min(first_in(view, table, table.position), *(found[up] for up in above), int(FAR))
+    return found
 
 
 def first_in(view: Epochs, table: TableEpochs, commit: int) -> int:
@@ -45,14 +54,24 @@ def _root_change(view: Epochs, table: TableEpochs, change: int) -> int:
 
     A commit reflects the changes of its upstreams since the commit before, so the search goes up by these intervals.
     """
-    oldest, stack, visited = change, [(table, change)], {(table.table_id, change)}
+    known, stack, begun = view.root_changes, [(table, change)], set[tuple[int, int]]()
     while stack:
-        table, change = stack.pop()
-        oldest = min(oldest, change)
-        previous_commit = newest_at(table.commits, change - 1)
-        for up in (view.tables[up] for up in table.upstreams_at(change)):
-            cause = first_after(up.changes, previous_commit)
-            if cause <= change and (up.table_id, cause) not in visited:
-                visited.add((up.table_id, cause))
-                stack.append((up, cause))
-    return oldest
+        effect, at = stack[-1]
+        causes = list(_causes(view, effect, at))
+        missing = [(up, cause) for up, cause in causes if (up.table_id, cause) not in known]
+        if missing and (effect.table_id, at) not in begun:
+            begun.add((effect.table_id, at))
+            stack += missing
+        else:
+            stack.pop()
+            known[effect.table_id, at] = min([at, *(known.get((up.table_id, cause), cause) for up, cause in causes)])
+    return known[table.table_id, change]
+
+
+def _causes(view: Epochs, table: TableEpochs, change: int) -> Iterator[tuple[TableEpochs, int]]:
+    """Yield the first change of each upstream that the commit at the epoch `change` reflects."""
+    previous_commit = newest_at(table.commits, change - 1)
+    for up in (view.tables[up] for up in table.upstreams_at(change)):
+        cause = first_after(up.changes, previous_commit)
+        if cause <= change:
+            yield up, cause

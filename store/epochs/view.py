@@ -17,7 +17,8 @@ upstreams (a drained job may end before them) are not its input: from then on it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -41,7 +42,7 @@ from epochlog.store.types.epoch_set import (
 
 from .explain import hindrances
 from .global_membership import Membership, membership
-from .lag import oldest_unreflected
+from .lag import oldest_unreflected, unreflected_of_newest
 from .table_epochs import TableEpochs, TableRef
 
 SWEEPS = 4
@@ -61,7 +62,8 @@ class EpochView:
     global_max_lag_ms: int = GLOBAL_MAX_LAG_MS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tables", MappingProxyType(dict(self.tables)))
+        if not isinstance(self.tables, _TablesAt):
+            object.__setattr__(self, "tables", MappingProxyType(dict(self.tables)))
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
@@ -86,9 +88,10 @@ class EpochView:
 
     def at(self, epoch: int) -> EpochView:
         """Return the view in which each table has the upstreams of its query at `epoch`, and no earlier queries."""
-        until = next((query_end for query_end in self._query_ends if query_end > epoch), int(FAR))
         if not self._query_ends:
             return self
+        place = bisect_right(self._query_ends, epoch)
+        until = self._query_ends[place] if place < len(self._query_ends) else int(FAR)
         if until not in self._by_query_end:
             self._by_query_end[until] = self._with_upstreams(until - 1)
         return self._by_query_end[until]
@@ -104,13 +107,9 @@ class EpochView:
 
     def _with_upstreams(self, epoch: int | None) -> EpochView:
         """Return the view with the upstreams at `epoch`, None: at each table's position."""
-        tables = {
-            table_id: replace(
-                table, upstreams=table.upstreams_at(table.position if epoch is None else epoch), former=()
-            )
-            for table_id, table in self.tables.items()
-        }
-        return replace(self, tables=tables)
+        view = replace(self, tables=_TablesAt(self.tables, epoch))
+        view.__dict__["ids"] = self.ids
+        return view
 
     @cached_property
     def _query_ends(self) -> list[int]:
@@ -121,9 +120,16 @@ class EpochView:
     def _by_query_end(self) -> dict[int, EpochView]:
         return {}
 
-    def _spans(self, lo: int, hi: int) -> list[tuple[int, int]]:
-        """Divide [lo, hi] into the parts between replacements, ascending."""
-        starts = [lo, *(epoch for epoch in self._query_ends if lo < epoch <= hi)]
+    def _spans(self, refs: Iterable[TableRef], lo: int, hi: int) -> list[tuple[int, int]]:
+        """Divide [lo, hi] into the parts between replacements of these tables and their ancestors, ascending."""
+        ends, stack, visited = set[int](), [self.table(ref) for ref in refs], set[int]()
+        while stack:
+            table = stack.pop()
+            if table.table_id not in visited:
+                visited.add(table.table_id)
+                ends.update(until for until, _ in table.former if lo < until <= hi)
+                stack += [self.tables[up] for up in table.lineage if up in self.tables]
+        starts = [lo, *sorted(ends)]
         return list(zip(starts, [*(start - 1 for start in starts[1:]), hi], strict=True))
 
     # ---- ancestry ------------------------------------------------------------------------------------------------
@@ -207,7 +213,7 @@ class EpochView:
         """Return the epochs of [lo, hi] that are valid for all these tables, in the form of `valid_intervals`."""
         refs, lo, hi = list(refs), max(lo, 0), min(hi, self.last_epoch)
         if self._query_ends and lo <= hi:
-            spans = [self.at(end).common_valid(refs, start, end) for start, end in self._spans(lo, hi)]
+            spans = [self.at(end).common_valid(refs, start, end) for start, end in self._spans(refs, lo, hi)]
             return coalesce((np.concatenate([s for s, _ in spans]), np.concatenate([e for _, e in spans])))
         out = single(lo, hi)
         for table, until in self.needed(refs):
@@ -248,7 +254,7 @@ class EpochView:
     def _largest_of_spans(self, refs: list[TableRef], epoch: int | None, floor: int) -> int | None:
         """Return `largest_valid_at_most`, searching between the replacements of views from the newest span on."""
         high = self.last_epoch if epoch is None else min(epoch, self.last_epoch)
-        for start, end in reversed(self._spans(floor, high) if floor <= high else ()):
+        for start, end in reversed(self._spans(refs, floor, high) if floor <= high else ()):
             valid = self.at(end).largest_valid_at_most(refs, end, read=(), floor=start)
             if valid is not None:
                 return valid
@@ -315,6 +321,24 @@ class EpochView:
 
     # ---- lag and reasons -----------------------------------------------------------------------------------------
 
+    @property
+    def unreflected(self) -> Mapping[int, int]:
+        """Return for the newest state of each table the oldest change that it does not reflect; FAR for none."""
+        return self._unreflected
+
+    @cached_property
+    def _unreflected(self) -> Mapping[int, int]:
+        return unreflected_of_newest(self)
+
+    @property
+    def root_changes(self) -> dict[tuple[int, int], int]:
+        """Return the memory of `lag`: the oldest root change of changes, by table and epoch."""
+        return self._root_changes
+
+    @cached_property
+    def _root_changes(self) -> dict[tuple[int, int], int]:
+        return {}
+
     def lag_ms(self, ref: TableRef, epoch: int | None = None) -> int:
         """Return the lag of a read of the table at `epoch` (None: its newest state) in milliseconds; 0: no lag.
 
@@ -327,3 +351,26 @@ class EpochView:
     def why_not(self, refs: Iterable[TableRef], epoch: int) -> list[str]:
         """Explain why these tables cannot be read together at `epoch`: one sentence per table; [] if they can."""
         return hindrances(self, list(refs), epoch)
+
+
+class _TablesAt(Mapping[int, TableEpochs]):
+    """Tables with the upstreams of their queries at an epoch (None: at each table's position), made when asked for."""
+
+    def __init__(self, tables: Mapping[int, TableEpochs], epoch: int | None) -> None:
+        self._tables = tables
+        self._epoch = epoch
+        self._made: dict[int, TableEpochs] = {}
+
+    def __getitem__(self, table_id: int) -> TableEpochs:
+        made = self._made.get(table_id)
+        if made is None:
+            table = self._tables[table_id]
+            upstreams = table.upstreams_at(table.position if self._epoch is None else self._epoch)
+            made = self._made[table_id] = replace(table, upstreams=upstreams, former=()) if table.former else table
+        return made
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)

@@ -20,7 +20,7 @@ from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.definitions import Counters, JobRecord, StoreRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, all_tables, get_head, get_job, get_store, get_table
 from epochlog.store.metadata.version import Commit, TableVersion
-from epochlog.store.types.epoch_set import ints
+from epochlog.store.types.epoch_set import Ints, ints
 
 from .table_epochs import TableEpochs
 from .view import EpochView
@@ -112,7 +112,7 @@ def read_epoch_view(
 
 
 def read_epochs_and_records(
-    view: ReadTxn, memory: EpochMemory, now_ms: int, store_id: str, *, above: Mapping[int, str] | None
+    view: ReadTxn, memory: EpochMemory, now_ms: int, store_id: str = "", *, above: Mapping[int, str] | None
 ) -> tuple[EpochView, dict[str, TableRecords]]:
     """Return the view of `read_epoch_view`, and by name of each table the records that it was made of.
 
@@ -191,9 +191,9 @@ def table_state(version: TableVersion, job: JobRecord | None) -> str:
     return "created"
 
 
-def forced_boundaries(view: ReadTxn, after: int, until: int) -> list[int]:
+def forced_boundaries(view: ReadTxn, after: int, until: int) -> Ints:
     """Return the epochs of the forced boundaries in (after, until], rising."""
-    return [key_epoch(key) for key, _ in view.scan(bound_key(after + 1), bound_key(until + 1))]
+    return ints([key_epoch(key) for key, _ in view.scan(bound_key(after + 1), bound_key(until + 1))])
 
 
 def read_commits(view: ReadTxn, table: TableDef, limit: int | None = None) -> list[Commit]:

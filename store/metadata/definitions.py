@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from functools import lru_cache
 
 from epochlog.errors import InvalidInput, UnsupportedFormat
 from epochlog.store.catalog.keys import HEAD
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.catalog.records import Record, checked
 from epochlog.store.env.clock import FOR_EVER
+from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.types.epoch import from_unix_ms
 from epochlog.store.types.key_codec import Key
 from epochlog.store.types.schema import TableSchema
@@ -452,7 +452,16 @@ class JobRecord:
         return cls(**{**record, **fixed, "barrier": barrier, "cursor": cursor, "runner": runner, "view": view})
 
 
-@lru_cache(maxsize=4096)
 def decoded_schema(data: bytes) -> TableSchema:
     """Decode a schema, with a cache: views over many tables are read often."""
-    return TableSchema.from_bytes(data)
+    entry = SCHEMAS.get((data,))
+    if entry is None:
+        entry = TableSchema.from_bytes(data), len(data)
+        SCHEMAS.put((data,), entry)
+    return entry[0]
+
+
+SCHEMAS: LRUCache[tuple[TableSchema, int]] = LRUCache(128 << 20, lambda entry: 2048 + 8 * entry[1])
+"""Decoded schemas with the length of their records; the sizes are estimates. It holds those of 20,000 small tables: one
+that holds fewer than a store has is of no use to a caller that goes through all.
+"""

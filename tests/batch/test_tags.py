@@ -351,7 +351,7 @@ def test_an_older_version_refuses_a_table_with_a_tag(lab: Lab, monkeypatch: pyte
     lab.store.tag("a", ["r"], consistency="latest")
     assert formats() == [2, 1]
     monkeypatch.setattr("epochlog.store.types.schema._FORMAT", 1)
-    definitions.decoded_schema.cache_clear()
+    definitions.SCHEMAS.clear()
     lab.store._handle.catalog.read(lambda view: find_table(view, "j_out"))
     with pytest.raises(el.UnsupportedFormat, match="upgrade epochlog"):
         lab.store.compact("r")

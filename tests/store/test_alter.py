@@ -18,7 +18,7 @@ from altered_table import AlteredTable, random_alter, random_rows
 from epochlog.store.catalog.keys import LOG_PREFIX, SCHEMA_PREFIX
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.metadata import schema_change
-from epochlog.store.metadata.definitions import decoded_schema
+from epochlog.store.metadata.definitions import SCHEMAS
 from epochlog.store.types import schema as schemas
 from lab import Lab
 from seeds import seeds
@@ -265,7 +265,7 @@ def test_an_older_process_fails_at_its_next_transaction(
     table.alter(rename={"a": "b", "b": "a"})
     with monkeypatch.context() as old_release:
         old_release.setattr(schemas, "_FORMAT", 1)
-        decoded_schema.cache_clear()
+        SCHEMAS.clear()
         with pytest.raises(el.UnsupportedFormat, match="upgrade"):
             older.upsert(ROWS)
         with pytest.raises(el.UnsupportedFormat, match="upgrade"):
