@@ -22,6 +22,8 @@ from epochlog.store.types.schema import TableSchema
 
 from . import local_engine
 from .derivation import ViewPlan, derive, tables_of
+from .expanded_size import require_expandable
+from .parsing import parse
 from .present_text import has_query, present_text
 
 SchemaPlanner = Callable[[ViewPlan, Mapping[str, TableSchema], Sequence[str]], pa.Schema]
@@ -155,6 +157,7 @@ def _planned(
         return {table: new_tables.get(table) or find_table(view, table).schema for table in names}
 
     tables = handle.catalog.read(schemas)
+    require_expandable(parse(sql), tables)
     plan = derive(sql, tables, primary_key, refresh)
     return plan, schema_of(plan, tables, primary_key), {name: table.version for name, table in tables.items()}
 

@@ -20,7 +20,7 @@ from .changed_keys import changed_keys
 from .clock_texts import require_no_clock
 from .folding import Fold, fold_of
 from .normal_form import NormalForm, normal_form
-from .opening import covered, holds, path_to
+from .opening import covered, holds, path_of, path_to
 from .parsing import parse
 from .refresh_choice import LEAST_ROWS, SHARE_PERCENT
 from .restriction import TOUCHED, restricted
@@ -204,7 +204,7 @@ def derive(sql: str, tables: Mapping[str, TableSchema], primary_key: Sequence[st
     if not form.occurrences:
         raise InvalidInput("a view reads at least one table")
     require_no_clock(form.query, form.occurrences, tables)
-    occurrences = tuple(_occurrence(form, alias, table) for alias, table in form.occurrences.items())
+    occurrences = tuple(_occurrences(form))
     plan = ViewPlan(sql, tuple(primary_key), form, dict(tables), occurrences, None)
     reason = None
     if refresh == "full":
@@ -231,29 +231,29 @@ def derive(sql: str, tables: Mapping[str, TableSchema], primary_key: Sequence[st
     )
 
 
-def _occurrence(form: NormalForm, alias: str, table: str) -> Occurrence:
-    outputs = covered(form.query, path_to(form.query, alias))
-    names = tuple(name for name in form.outputs if name in outputs and not outputs[name])
-    return Occurrence(alias, table, names, _reason(form, alias) if len(names) < len(form.outputs) else "")
+def _occurrences(form: NormalForm) -> Iterator[Occurrence]:
+    nodes = {node.alias: node for node in form.query.find_all(exp.Table)}
+    reasons = [(block, reason) for block in form.query.find_all(exp.Select) if (reason := _reason(block))]
+    for alias, table in form.occurrences.items():
+        path = path_of(nodes[alias])
+        outputs = covered(form.query, path)
+        names = tuple(name for name in form.outputs if name in outputs and not outputs[name])
+        unconnected = "no equality connects its rows to the view's columns"
+        reason = next((reason for block, reason in reasons if holds(block, path)), unconnected)
+        yield Occurrence(alias, table, names, reason if len(names) < len(form.outputs) else "")
 
 
-def _reason(form: NormalForm, alias: str) -> str:
-    """Return the clause that keeps changes of an occurrence from telling which rows they touch."""
-    path = path_to(form.query, alias)
-    for block in form.query.find_all(exp.Select):
-        if not holds(block, path):
-            continue
-        if syntax.is_limited(block):
-            return "a row more or less changes others through LIMIT"
-        if is_global(block):
-            return "an aggregate without GROUP BY is computed of all its rows"
-        if has_grouping_sets(block):
-            return "GROUPING SETS, ROLLUP or CUBE have totals of all rows"
-        if any(not window.args.get("partition_by") for window in windows_of(block)):
-            return "a window without PARTITION BY is computed of all its rows"
-        if windows_of(block):
-            return "a window's PARTITION BY has none of the view's columns"
-    return "no equality connects its rows to the view's columns"
+def _reason(block: exp.Select) -> str:
+    """Return the clause of a block that keeps changes inside of it from telling which rows they touch; "" for none."""
+    if syntax.is_limited(block):
+        return "a row more or less changes others through LIMIT"
+    if is_global(block):
+        return "an aggregate without GROUP BY is computed of all its rows"
+    if has_grouping_sets(block):
+        return "GROUPING SETS, ROLLUP or CUBE have totals of all rows"
+    if any(not window.args.get("partition_by") for window in windows_of(block)):
+        return "a window without PARTITION BY is computed of all its rows"
+    return "a window's PARTITION BY has none of the view's columns" if windows_of(block) else ""
 
 
 def tables_of(sql: str) -> tuple[str, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ import pyarrow.compute as pc
 from epochlog.batch.arrow_compat import compatible_schema, in_duckdb
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.checkpoint.job.row_groups import belonging, distinct, groups_of, several_rows
-from epochlog.errors import DependencyMissing, InvalidInput
+from epochlog.errors import DependencyMissing, InvalidInput, LimitExceeded
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.env.log_events import ENGINE_RESET, VIEW_RECOMPUTED
 from epochlog.store.types.retyping import as_schema, as_type
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     import duckdb
     from sqlglot import exp
 
+MEMORY = "EPOCHLOG_VIEWS_MEMORY"
+"""Variable of the environment with the memory of DuckDB for all views of the process, such as 8GB."""
+_folders: list[tempfile.TemporaryDirectory[str]] = []
 _OLD_IMAGES = pa.array(["delete", "update_preimage"])
 
 
@@ -258,6 +263,12 @@ def _run(connection: duckdb.DuckDBPyConnection, plan: ViewPlan, query: Query) ->
         return _with_bigints(relation.to_arrow_table(), [str(kind) for kind in relation.types])
     except pa.ArrowInvalid as error:
         raise InvalidInput(f"a sum of the view does not fit BIGINT: {error}") from error
+    except duckdb.OutOfMemoryException as error:
+        raise LimitExceeded(
+            "the query of the view needs more memory than DuckDB may take for the views of this process: "
+            f"{_memory_limit()}; set {MEMORY} to more, such as 8GB, split the query into several views, or run "
+            "it on Spark"
+        ) from error
     except duckdb.CatalogException:
         raise  # a query names a table that it was not given
     except duckdb.Error as error:
@@ -315,7 +326,24 @@ def _database(process: int) -> duckdb.DuckDBPyConnection:
         raise DependencyMissing(
             "views without a Spark session need DuckDB, which is not installed: pip install 'epochlog[sql]'"
         ) from error
-    database = duckdb.connect(config={"enable_external_access": False})
+    folder = tempfile.TemporaryDirectory(prefix="epochlog-views-")  # of this user alone; it goes with the process
+    _folders.append(folder)
+    config = {"enable_external_access": False, "memory_limit": _memory_limit(), "temp_directory": folder.name}
+    try:
+        database = duckdb.connect(config=config)
+    except duckdb.Error as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidInput(f"{MEMORY} is a size such as 8GB, not {os.environ.get(MEMORY)!r}: {reason}") from None
     # It would decide i + 1 = 8 as i = 7, so that a sum that does not fit INT is no error, as it is in Spark.
     database.execute("SET disabled_optimizers = 'expression_rewriter'")
     return database
+
+
+def _memory_limit() -> str:
+    """Return the size that EPOCHLOG_VIEWS_MEMORY gives, else a quarter of the memory that this process may take."""
+    if size := os.environ.get(MEMORY):
+        return size
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):
+        whole = min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return f"{whole // 4} bytes"

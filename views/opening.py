@@ -146,7 +146,12 @@ def of_where(chain: Sequence[Join], number: int) -> list[exp.Expr]:
 
 def path_to(query: exp.Expr, occurrence: str) -> Path:
     """Return the path to the table with this alias in a query in normal form."""
-    node: exp.Expr | None = next(child for child in query.find_all(exp.Table) if child.alias == occurrence)
+    return path_of(next(child for child in query.find_all(exp.Table) if child.alias == occurrence))
+
+
+def path_of(table: exp.Table) -> Path:
+    """Return the path to a table of a query."""
+    node: exp.Expr | None = table
     path: set[int] = set()
     while node is not None:
         path.add(id(node))

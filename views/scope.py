@@ -33,14 +33,16 @@ class FromSource:
 
 @dataclass(frozen=True, slots=True)
 class FromColumn:
-    """Column of FROM: its name, its value, and the name of its source; none for a value of several sources."""
+    """Column of FROM: its name, the name of its source, and the source's alias; of a merged column, its value alone."""
 
     name: str
-    value: exp.Expr
     source: str = ""
+    alias: str = ""
+    merged: exp.Expr | None = None
 
-    def is_named(self, name: str) -> bool:
-        return self.name.casefold() == name.casefold()
+    @property
+    def value(self) -> exp.Expr:
+        return syntax.column(self.alias, self.name) if self.merged is None else self.merged
 
 
 @dataclass(slots=True)
@@ -79,18 +81,20 @@ class Scope:
         merged: list[FromColumn] = []
         pairs: list[tuple[FromColumn, FromColumn]] = []
         right = _columns_of(source)
+        by_name = {column.name.casefold(): column for column in reversed(right)}
         for name in names:
-            left_column, right_column = self.find(name), next((c for c in right if c.is_named(name)), None)
+            left_column, right_column = self.find(name), by_name.get(name.casefold())
             if left_column is None or right_column is None:
                 raise InvalidInput(f"USING ({name}): both sides of the join must have the column{past(name)}")
             pairs.append((left_column, right_column))
             both = exp.Coalesce(this=left_column.value.copy(), expressions=[right_column.value.copy()])
-            chosen = {"RIGHT": right_column, "FULL": FromColumn(left_column.name, both)}
+            chosen = {"RIGHT": right_column, "FULL": FromColumn(left_column.name, merged=both)}
             merged.append(chosen.get(kind, left_column))
-        lost = [column for pair in pairs for column in pair if column not in merged]
+        kept = set(map(id, merged))
+        lost = [column for pair in pairs for column in pair if id(column) not in kept]
         self.hidden = [column for column in lost if column.source] + self.hidden
-        used = [column for pair in pairs for column in pair]
-        self._set_columns(merged + [column for column in [*self.columns, *right] if column not in used])
+        used = {id(column) for pair in pairs for column in pair}
+        self._set_columns(merged + [column for column in [*self.columns, *right] if id(column) not in used])
         self.sources.append(source)
         return [exp.EQ(this=left.value.copy(), expression=right.value.copy()) for left, right in pairs]
 
@@ -136,4 +140,4 @@ def sources_in(scope: Scope) -> dict[str, Sequence[str]]:
 
 
 def _columns_of(source: FromSource) -> list[FromColumn]:
-    return [FromColumn(name, syntax.column(source.alias, name), source.name) for name in source.columns]
+    return [FromColumn(name, source.name, source.alias) for name in source.columns]

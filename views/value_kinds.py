@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import calendar
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from typing import TypeVar
 
 import pyarrow as pa
 from sqlglot import exp
@@ -28,6 +29,7 @@ _WIDTHS = {"TINYINT": pa.int8(), "SMALLINT": pa.int16(), "FLOAT": pa.float32(), 
 """Types whose values DuckDB and Spark widen differently beside values of other types."""
 _NAMES = {kind: name for name, kind in _WIDTHS.items()}
 _VALUES = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
+_OF_PARTS = (*_OF_FIRST, *OF_ALL, *_VALUES, exp.Case, exp.If, exp.TsOrDsToDate)
 _FLOATS = (exp.Avg, exp.Div, exp.SafeDivide, exp.PercentRank, exp.CumeDist)
 _TEXTS = (exp.Substring, exp.Left, exp.Concat, exp.DPipe, exp.Trim)
 _TESTS = (exp.StartsWith, exp.EndsWith, exp.Contains, exp.LogicalAnd, exp.LogicalOr)
@@ -42,6 +44,9 @@ _MOMENT = re.compile(
 NOT_A_MOMENT = "write the date or time as 2024-01-31 or 2024-01-31 10:00:00"
 
 
+T = TypeVar("T")
+
+
 class ValueKinds:
     """Kinds of the values of a query's expressions: integer, float, decimal, text, binary, date, timestamp, boolean,
     null, and the whole type of a nested value.
@@ -54,10 +59,17 @@ class ValueKinds:
             for node in query.find_all(exp.Subquery)
             if node.alias and isinstance(node.this, exp.Query)
         }
-        self._outputs: dict[int, dict[str, exp.Expr]] = {}  # by the id of a query, and name
+        # What is known of an expression, with the expression: no other one has its id meanwhile.
+        self._kinds: dict[int, tuple[exp.Expr, str | None]] = {}
+        self._leaves: dict[int, tuple[exp.Expr, tuple[pa.DataType, ...]]] = {}
+        self._most_digits: dict[int, tuple[exp.Expr, tuple[int, int]]] = {}
+        self._named: dict[int, tuple[exp.Expr, dict[str, exp.Expr]]] = {}
 
     def of(self, node: exp.Expr) -> str | None:
         """Return the kind of an expression's values; None if it is not known."""
+        return _remembered(self._kinds, self._kind, node)
+
+    def _kind(self, node: exp.Expr) -> str | None:
         if isinstance(node, exp.Column):
             return self._of_column(node)
         if isinstance(node, exp.Null):
@@ -97,18 +109,24 @@ class ValueKinds:
         """Return TINYINT, SMALLINT, FLOAT or TIMESTAMP_NTZ if an expression has this type; None for other types."""
         return next((_NAMES[kind] for kind in self._types(node) if kind in _NAMES), None)
 
+    def _types(self, node: exp.Expr) -> tuple[pa.DataType, ...]:
+        """Return the types, each once, of the columns, casts and numbers whose values the expression's value can be."""
+        return _remembered(self._leaves, lambda part: tuple(dict.fromkeys(self._find_types(part))), node)
+
     def digits(self, node: exp.Expr) -> tuple[int, int]:
         """Return the most digits before and behind the point of an integer's or a DECIMAL's values."""
+        return _remembered(self._most_digits, self._find_digits, node)
+
+    def _find_digits(self, node: exp.Expr) -> tuple[int, int]:
         if isinstance(node, (*OF_ALL, exp.Case, exp.If)):
             parts = [self.digits(part) for part in self.values_of(node) if self.of(part) != "null"]
-            return max(whole for whole, _ in parts), max(behind for _, behind in parts)
-        kind = next(self._types(node), None)
+            return max((whole for whole, _ in parts), default=0), max((behind for _, behind in parts), default=0)
+        kind = next(iter(self._types(node)), None)
         if kind is None or not pa.types.is_decimal(kind):
             return _DIGITS.get(kind, 20), 0
         return kind.precision - kind.scale, kind.scale
 
-    def _types(self, node: exp.Expr) -> Iterator[pa.DataType]:
-        """Yield the types of the columns, casts and numbers whose values the expression's value can be."""
+    def _find_types(self, node: exp.Expr) -> Iterator[pa.DataType]:
         if isinstance(node, (exp.Paren, exp.Neg, exp.Abs, exp.Min, exp.Max, exp.Filter, exp.Window, *_VALUES)):
             yield from self._types(node.this)
         elif isinstance(node, (*OF_ALL, exp.Case, exp.If, exp.Nullif)):
@@ -124,7 +142,9 @@ class ValueKinds:
             yield self._schemas[node.table].schema.field(node.name).type
         elif isinstance(node, exp.Column) and node.table in self._derived:
             inner = syntax.unwrapped(self._derived[node.table])
-            yield from self._types(self.outputs(inner)[output_names(inner).index(node.name)])
+            while isinstance(inner, exp.SetOperation):
+                inner = syntax.unwrapped(inner.this)
+            yield from self._types(self._output(inner, node.name))
 
     @staticmethod
     def values_of(node: exp.Expr) -> list[exp.Expr]:
@@ -153,9 +173,24 @@ class ValueKinds:
         if isinstance(query, exp.SetOperation):
             sides = [syntax.unwrapped(query.this), syntax.unwrapped(query.expression)]
             return self._common([self._of_output(side, name) for side in sides])
-        if id(query) not in self._outputs:
-            self._outputs[id(query)] = {output.alias: output.this for output in query.expressions}
-        return self.of(self._outputs[id(query)][name])
+        return self.of(self._output(query, name))
+
+    def _output(self, query: exp.Query, name: str) -> exp.Expr:
+        """Return the expression of the first output of this name."""
+        if id(query) not in self._named:
+            self._named[id(query)] = query, {output.alias: output.this for output in reversed(query.expressions)}
+        return self._named[id(query)][1][name]
+
+
+def _remembered(known: dict[int, tuple[exp.Expr, T]], find: Callable[[exp.Expr], T], node: exp.Expr) -> T:
+    """Return what is found of an expression, once for each. Parts come before the wholes, so that a long sum of them
+    needs no deeper calls than a short one.
+    """
+    if id(node) not in known:
+        for part in reversed(list(syntax.walk(node))) if isinstance(node, _OF_PARTS) else (node,):
+            if id(part) not in known and (part is node or isinstance(part, _OF_PARTS)):
+                known[id(part)] = part, find(part)
+    return known[id(node)][1]
 
 
 def kind_of_literal(literal: exp.Literal) -> str:
