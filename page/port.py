@@ -19,6 +19,7 @@ from epochlog.exchange.transport.duplex import check_token, is_loopback
 from epochlog.exchange.transport.http_port import HttpHandler, HttpPort, host_and_port
 from epochlog.exchange.transport.shared_answers import SharedAnswers
 from epochlog.exchange.transport.tokens import check_strength
+from epochlog.store.env.whole_number import whole_number
 from epochlog.store.session.handle import Handle
 
 from .changes import Document, difference
@@ -274,10 +275,11 @@ class _PageHandler(HttpHandler):
         if not (length.isascii() and length.isdigit()) or "Transfer-Encoding" in self.headers:
             self.send_error(411)
             return
-        if int(length) > MAX_FORM:
+        size = whole_number(length)
+        if size is None or size > MAX_FORM:
             self.send_error(413)
             return
-        form = self.rfile.read(int(length)).decode("ascii", "replace")
+        form = self.rfile.read(size).decode("ascii", "replace")
         self.accepted.await_client(None)
         token = dict.get(_fields(form), "token", "")
         cookie = self.site.sessions.sign_in(token)

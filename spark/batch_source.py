@@ -21,6 +21,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes, schema_changed
 from epochlog.store.commit.lag_marks import mark_late
+from epochlog.store.env.whole_number import whole_number
 from epochlog.store.epochs.readable import require_begun
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
@@ -264,7 +265,8 @@ def _policy(options: Options) -> Policy | None:
 def _as_of(text: str) -> AsOf:
     """Parse an ISO 8601 time (UTC without an offset) or Unix milliseconds; eight digits, as 20260131, are a day."""
     try:
-        return AsOf(timestamp=int(text) if text.isdecimal() and len(text) > len("20260131") else text)
+        number = whole_number(text) if len(text) > len("20260131") else None
+        return AsOf(timestamp=text if number is None else number)
     except InvalidInput as error:
         raise InvalidInput(f"option timestampAsOf: {error}") from None
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from epochlog.errors import InvalidInput, TableDropped
 from epochlog.store.changelog.log_position import SNAPSHOT
+from epochlog.store.env.whole_number import whole_number
 
 LATEST = "latest"
 
@@ -93,6 +94,7 @@ def parse_start(option: str | None) -> str | int | None:
     """
     if option is None or option.lower() in ("earliest", LATEST, SNAPSHOT):
         return None if option is None else option.lower()
-    if not option.isdecimal():
+    epoch = whole_number(option)
+    if epoch is None:
         raise InvalidInput(f"option startingVersion must be an epoch, earliest, latest or snapshot, not {option!r}")
-    return int(option)
+    return epoch

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Literal
 
 from epochlog.errors import InvalidInput, JobCycle, ReadFailed
+from epochlog.store.env.clock import FOR_EVER
+from epochlog.store.env.whole_number import whole_number
 from epochlog.store.types.schema import check_name
 
 Action = Literal["create", "replace", "alter", "drop", "unchanged"]
@@ -106,10 +108,11 @@ def _time(text: str, what: str) -> int | timedelta:
     match = _TIME.fullmatch(text.strip().lower())
     if match is not None:
         unit = next(milliseconds for name, milliseconds in _UNITS_MS.items() if match[2].startswith(name))
-        return timedelta(milliseconds=float(match[1]) * unit)
-    if not text.strip().isdecimal():
+        return timedelta(milliseconds=min(float(match[1]) * unit, FOR_EVER / timedelta(milliseconds=1)))
+    number = whole_number(text.strip())
+    if number is None:
         raise InvalidInput(f"{what} is a number of boundaries or a time such as `5 s` or `1 min`, not {text!r}")
-    return int(text)
+    return number
 
 
 def _split_header(lines: Sequence[str], place: str) -> tuple[list[tuple[int, str, str]], Sequence[str]]:

@@ -20,6 +20,7 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS, CHANGE_TYPE, COMMIT_VERSION
 from epochlog.store.changelog.consumer import Consumer
 from epochlog.store.changelog.consumers import open_consumer
+from epochlog.store.env.whole_number import whole_number
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_version
 
@@ -45,7 +46,8 @@ def consumers(session: CommandSession) -> None:
 
 
 def _reset_target(text: str) -> str | int:
-    return int(text) if text.isascii() and text.isdigit() else text
+    number = whole_number(text)
+    return text if number is None else number
 
 
 # ---- tail --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from epochlog.batch.policy_registry import BUILT_IN, declared_options, implied_p
 from epochlog.batch.tags import is_tag_name, list_tags
 from epochlog.batch.token import decode_token
 from epochlog.errors import InvalidInput, TableDropped, TagNotFound
+from epochlog.store.env.whole_number import whole_number
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.handle import Handle
 
@@ -50,8 +51,9 @@ def epoch_of(handle: Handle, text: str | None, table: str) -> int | None:
     """Return the epoch of a number, or the epoch at which a snapshot reads the table; None for None. Raises
     InvalidInput, TagNotFound, TableDropped.
     """
-    if text is None or text.isdigit():
-        return None if text is None else int(text)
+    epoch = None if text is None else whole_number(text)
+    if text is None or epoch is not None:
+        return epoch
     token = decode_token(token_of(handle, text))
     if token.store_id != handle.store_id:
         raise InvalidInput("this snapshot token belongs to another store; use a token of this store")

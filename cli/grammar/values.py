@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from epochlog.errors import InvalidInput
 from epochlog.store.env.clock import parse_seconds
+from epochlog.store.env.whole_number import whole_number
 
 BEGINNINGS = ("latest", "earliest", "snapshot")
 TOKEN_OPTIONS = ("--token", "--show", "--after", "--until", "--from")
@@ -18,9 +19,10 @@ LONGEST_OPTION = 40
 
 def epoch(text: str) -> int:
     """Parse an epoch: a whole number from 0."""
-    if not (text.isascii() and text.isdigit()):
+    number = whole_number(text)
+    if number is None:
         raise argparse.ArgumentTypeError(f"an epoch is a whole number as `epochlog ls` shows it, not {text!r}")
-    return int(text)
+    return number
 
 
 def beginning(text: str) -> str:
@@ -48,9 +50,10 @@ def join_dashed_tokens(argv: Sequence[str]) -> list[str]:
 
 def positive(text: str) -> int:
     """Parse a whole number of at least 1."""
-    if not (text.isascii() and text.isdigit() and int(text)):
+    number = whole_number(text)
+    if not number:
         raise argparse.ArgumentTypeError(f"a whole number from 1 is needed, not {text!r}")
-    return int(text)
+    return number
 
 
 def seconds(text: str) -> float:

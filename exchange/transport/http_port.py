@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from epochlog.errors import InvalidInput, WriteFailed
 from epochlog.store.env.log_events import DEFECT
+from epochlog.store.env.whole_number import whole_number
 
 from . import http_listener
 from .duplex import is_loopback
@@ -67,9 +68,10 @@ class HttpPort:
 def host_and_port(address: object, purpose: str) -> tuple[str, int]:
     """Return host and port of an address, such as 127.0.0.1:0. Raises InvalidInput."""
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    number = whole_number(port)
+    if not host or number is None or number > 65535:
         raise InvalidInput(f"{purpose} must be like 127.0.0.1:0, not {address!r}")
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number
 
 
 def _tls_context(chain: bytes, key: bytes) -> ssl.SSLContext:

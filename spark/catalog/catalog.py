@@ -12,6 +12,7 @@ from epochlog.batch.tags import list_tags
 from epochlog.errors import InvalidInput, NotWritable, TableNotFound, TableNotReadable
 from epochlog.spark.options import STREAM_ADVICE
 from epochlog.store.commit.table_ddl import drop_table
+from epochlog.store.env.whole_number import whole_number
 from epochlog.store.metadata.definitions import Counters, TableDef
 
 from .changes import TableChanges
@@ -198,7 +199,8 @@ class StoreCatalog(Proxy):
     def _moment(self, travel: str | int) -> NamedMoment:
         if isinstance(travel, int):
             return self._planned.moment_of(travel // 1_000)
-        return NamedMoment(epoch=int(travel)) if travel.isdecimal() else NamedMoment(name=travel)
+        epoch = whole_number(travel)
+        return NamedMoment(name=travel) if epoch is None else NamedMoment(epoch=epoch)
 
     def _at(self, moment: NamedMoment) -> QueryEpochs | int:
         """Return the epochs of a moment. Raises InvalidInput, which names the tags, for a name that is none."""

@@ -16,6 +16,7 @@ from epochlog.spark.column_names import quoted
 from epochlog.spark.options import refuse_catalog_options
 from epochlog.spark.types import spark_schema
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
+from epochlog.store.env.whole_number import whole_number
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import MAX_EPOCH, from_unix_ms
@@ -94,11 +95,12 @@ def _at_end(loaded: LoadedTable, span: ChangeRange) -> TableDef:
 
 
 def _epoch(version: str) -> int:
-    if not version.isdecimal():
+    epoch = whole_number(version)
+    if epoch is None:
         raise InvalidInput(
             f"CHANGES takes epochs, as _commit_version and `epochlog history` show them, not {version!r}"
         )
-    return int(version)
+    return epoch
 
 
 class TableChanges(Proxy):

@@ -36,12 +36,14 @@ def monotonic_s() -> float:
 
 
 def seconds(value: float | timedelta, argument: str) -> float:
-    """Return the seconds of a number or a timedelta. Raise InvalidInput for other values; it names the `argument`."""
+    """Return the seconds of a number or a timedelta, at most FOR_EVER. Raise InvalidInput for other values; it names
+    the `argument`.
+    """
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise InvalidInput(f"{argument} must be seconds >= 0 or a timedelta, not {value!r}")
-    return float(value)
+    return float(min(value, FOR_EVER.total_seconds()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,10 @@ class Deadline:
 
 def parse_seconds(text: str) -> float:
     """Parse a length of time into seconds: a decimal number and a unit of UNITS_S (default: seconds), without a sign.
-    Raises InvalidInput.
+    At most FOR_EVER. Raises InvalidInput.
     """
     match = re.fullmatch(r"(\d+\.?\d*)([a-z]*)", text, re.ASCII)
     value = float(match[1]) * UNITS_S.get(match[2], math.nan) if match else math.nan
     if not 0 <= value < math.inf:
         raise InvalidInput(f"a length of time is needed, such as 30 (seconds), 500ms, 30m, 12h or 7d, not {text!r}")
-    return value
+    return min(value, FOR_EVER.total_seconds())

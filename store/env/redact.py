@@ -6,19 +6,33 @@ import json
 import re
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-_PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^:/?#@]*):(?P<secret>.*)@", re.IGNORECASE | re.DOTALL)
-_PARAMETER = re.compile(
-    r"(?P<before>[?&][^=&#]*(?:secret|token|password|key)[^=&#]*=)(?P<secret>[^&#]+)", re.IGNORECASE
-)
+_PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*:/{1,3}[^:/?#@]*):(?P<secret>.*)@", re.IGNORECASE | re.DOTALL)
+"""User and password of a URL, also of one whose slashes were mistyped."""
+_PARAMETER = re.compile(r"(?P<before>[?&;#](?P<name>[^=&;#?]*)=)(?P<secret>[^&;#]+)")
+_SECRET_NAMES = ("secret", "token", "pass", "pwd", "key", "sig", "auth", "session", "cred", "jwt")
+"""Parts of the names of parameters whose values are secrets."""
 _SHORT_SECRET = 2
 """Longest secret that ordinary words may contain: it is replaced only as a word of its own."""
 
 
 def redact_url(address: str) -> str:
     """Replace by *** the password of a URL, and the values of query parameters with the names of secrets."""
-    if "://" not in address or address.lower().startswith("file:"):
+    if not _is_url(address):
         return address
-    return _PARAMETER.sub(r"\g<before>***", _PASSWORD.sub(r"\g<before>:***@", address))
+    return _PARAMETER.sub(_without_value, _PASSWORD.sub(r"\g<before>:***@", address))
+
+
+def _is_url(address: str) -> bool:
+    return ":/" in address and not address.lower().startswith("file:")
+
+
+def _names_secret(parameter: re.Match[str]) -> bool:
+    name = unquote_plus(parameter["name"]).lower()
+    return any(part in name for part in _SECRET_NAMES)
+
+
+def _without_value(parameter: re.Match[str]) -> str:
+    return f"{parameter['before']}***" if _names_secret(parameter) else parameter[0]
 
 
 def without_secrets(message: object, address: str) -> str:
@@ -26,7 +40,8 @@ def without_secrets(message: object, address: str) -> str:
     libraries decode a password before they quote it.
     """
     text = str(message).replace(address, redact_url(address))
-    secrets = [match["secret"] for pattern in (_PASSWORD, _PARAMETER) for match in pattern.finditer(address)]
+    secrets = [match["secret"] for match in _PASSWORD.finditer(address)]
+    secrets += [match["secret"] for match in _PARAMETER.finditer(address) if _names_secret(match)]
     forms = {form for secret in secrets for form in _spellings(secret)} - {""}
     for form in sorted(forms, key=len, reverse=True):
         text = _word_pattern(form).sub("***", text) if len(form) <= _SHORT_SECRET else text.replace(form, "***")

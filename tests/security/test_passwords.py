@@ -48,6 +48,55 @@ def test_every_spelling_of_a_password_is_masked(password: str) -> None:
                 assert written not in text.partition(" of ")[2] or written in "redis://user:***@redis.test:1/0"
 
 
+NAMES = [
+    "pass",
+    "pwd",
+    "sig",
+    "auth",
+    "session",
+    "X-Amz-Signature",
+    "Authorization",
+    "access_key",
+    "SessionId",
+    "Passwd",
+]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"s3://bucket/x?region=eu&{name}=hunter2hunter2" for name in NAMES),
+        *(f"redis:/{slashes}user:hunter2hunter2@redis.test:1/0" for slashes in ("", "/", "//")),
+        "s3:/access:hunter2hunter2@bucket/lake",
+        "s3://bucket/x?p%61ss=hunter2hunter2",
+        "s3://bucket/x?a=1;pwd=hunter2hunter2",
+        "s3://bucket/x#session=hunter2hunter2",
+    ],
+)
+def test_secrets_under_any_name_and_in_mistyped_urls_are_masked(url: str, tmp_path: Path) -> None:
+    assert "hunter2" not in redact_url(url) and "***" in redact_url(url)
+    assert "hunter2" not in without_secrets(f"no route for hunter2hunter2 of {url}", url)
+    for opens in (lambda: el.open(url), lambda: el.open(tmp_path, url))[0 if "://" in url else 1 :]:
+        with pytest.raises(el.EpochlogError) as raised:
+            opens()
+        assert "hunter2" not in str(raised.value)
+
+
+@given(name=st.sampled_from(NAMES), password=passwords, data=st.data())
+def test_a_secret_is_masked_however_its_name_is_written(name: str, password: str, data: st.DataObject) -> None:
+    ways = (lambda letter: letter, str.upper, lambda letter: f"%{ord(letter):02x}")
+    written = "".join(data.draw(st.sampled_from(ways))(letter) for letter in name)
+    secret = quote(password, safe="")
+    separator, other = data.draw(st.sampled_from("&;#")), data.draw(st.sampled_from(["", "region=eu&", "a=b;"]))
+    url = f"s3://bucket/x?{other}y=1{separator}{written}={secret}"
+    assert redact_url(url) == f"s3://bucket/x?{other}y=1{separator}{written}=***"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x?region=eu-1&scheme=http", "redis://redis.test:1/0", "/home/a:b@c"])
+def test_what_is_no_secret_is_shown(url: str) -> None:
+    assert redact_url(url) == url
+
+
 SHORT = st.text(LETTERS, min_size=1, max_size=2).filter(lambda word: not set(word) & set("* '(),"))
 
 
