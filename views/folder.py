@@ -12,7 +12,9 @@ These lines may stand, without the dashes of a comment, between two lines `---`.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -71,12 +73,21 @@ def read_folder(folder: Path) -> dict[str, ViewFile]:
     try:
         if not folder.is_dir():
             raise InvalidInput(f"{folder} is no folder: name the folder with the views' .sql files")
-        files = {path.stem: path.read_text("utf-8-sig") for path in sorted(folder.glob("*.sql"))}
+        files = {path.stem: _text_of(path) for path in sorted(folder.glob("*.sql"))}
     except (OSError, UnicodeDecodeError) as error:
         raise ReadFailed(f"the views of {folder} cannot be read: {error}") from error
     if not files:
         raise InvalidInput(f"{folder} has no .sql file; each view is a file NAME.sql")
     return {name: parse_file(name, text, str(folder / f"{name}.sql")) for name, text in files.items()}
+
+
+def _text_of(path: Path) -> str:
+    """Read a regular file: another end of a pipe may never write. Raises ReadFailed, OSError, UnicodeDecodeError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, encoding="utf-8-sig") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ReadFailed(f"{path} is no regular file: write the view's query into a file of this name")
+        return stream.read()
 
 
 def parse_file(name: str, text: str, place: str) -> ViewFile:

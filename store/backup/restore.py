@@ -6,7 +6,9 @@ names it, which is the last step; an interrupted restore is repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from epochlog.store.catalog.registry import EMBEDDED, kind_named, kind_of_url
 from epochlog.store.env.files import Files
 from epochlog.store.env.filesystem import open_files
 from epochlog.store.env.paths import MARKER, is_store_id, ship_path
+from epochlog.store.env.redact import redact_url
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.version import LogEntry, TableVersion, runs_from_record
 from epochlog.store.session.bootstrap import stored_record
@@ -27,7 +30,10 @@ from epochlog.store.session.marker import Marker, read_marker
 
 from .incremental import chain_of, file_at
 
-_CHUNK = 1_000
+_WAY_OUT = (
+    "nothing was restored. Restore from another export, from the incremental backups in the root (leave uri out), or "
+    "from a copy of the catalog's folder"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class RestoreReport:
 
 @dataclass(frozen=True, slots=True)
 class _CatalogState:
+    path: str
     header: Header
     records: dict[bytes, bytes]
 
@@ -73,7 +80,9 @@ def restore_catalog(
         raise InvalidInput("this root is not a local folder; pass catalog='redis://host:port/db'")
     files = open_files(place.root, durability)
     marker = read_marker(files)
-    state = _read_export(uri) if uri is not None else _read_backups(files, marker)
+    with _as_damage(files.place if uri is None else redact_url(os.fspath(uri))):
+        state = _read_export(uri) if uri is not None else _read_backups(files, marker)
+        paths, report = list(_file_paths(state)), _make_report(state)
     if marker is not None and marker.store_id != state.header.store_id:
         raise InvalidInput(
             f"the export is of store {state.header.store_id}, but {files.place} is store {marker.store_id}; pass the "
@@ -86,8 +95,7 @@ def restore_catalog(
             "there. To move it into the root's folder for good, close the store in every process and pass "
             "leave_redis=True"
         )
-    _refuse_other_root(files, state)
-    report = _make_report(state)
+    _refuse_other_root(files, state, paths)
     site = Site(place.root, place.folder, files, catalog, None, durability, volatile)
     _refuse_live_embedded(site, state.header.store_id)
     new_marker = _refill(kind, site, marker, state)
@@ -100,10 +108,9 @@ def restore_catalog(
     return report
 
 
-def _refuse_other_root(files: Files, state: _CatalogState) -> None:
+def _refuse_other_root(files: Files, state: _CatalogState, paths: Sequence[str]) -> None:
     """Raise InvalidInput if the root has no file of the store: most likely the root was mistyped."""
-    path = next((path for path in _file_paths(state)), None)
-    if path is not None and not files.list(state.header.store_id):
+    if paths and not files.list(state.header.store_id):
         raise InvalidInput(
             f"{files.place} has no file of store {state.header.store_id}, whose catalog this is; pass the root that "
             "holds its files"
@@ -195,7 +202,19 @@ def _validate(path: str, header: Header, records: dict[bytes, bytes]) -> _Catalo
         _decode(path, key, value)
     if STORE not in records or _decode(path, STORE, records[STORE]).get("id") != header.store_id:
         raise Corrupt(path, "it lacks the record of its store")
-    return _CatalogState(header, records)
+    return _CatalogState(path, header, records)
+
+
+@contextmanager
+def _as_damage(path: str) -> Iterator[None]:
+    """Raise Corrupt, with a way out, for damage and for records that this library never wrote together."""
+    try:
+        yield
+    except Corrupt as error:
+        raise Corrupt(error.path, f"{error.what}; {_WAY_OUT}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        reason = f"its records do not belong together ({type(error).__name__}: {error})"
+        raise Corrupt(path, f"{reason}; {_WAY_OUT}") from error
 
 
 def _decode(path: str, key: bytes, value: bytes) -> Record:
@@ -212,6 +231,8 @@ def _make_report(state: _CatalogState) -> RestoreReport:
         if key.startswith(TABLE_PREFIX):
             table = TableDef.from_record(unpack(key, value))
             head = head_key(table.id)
+            if head not in records:
+                raise Corrupt(state.path, f"table {table.name!r} lacks the record of its newest epoch")
             tables[table.name] = TableVersion.from_record(unpack(head, records[head])).max_committed_epoch
     last_epoch = Counters(**unpack(HEAD, records[HEAD])).last_epoch if HEAD in records else 0
     return RestoreReport(header.store_id, header.version, last_epoch, header.at_ms, dict(sorted(tables.items())))

@@ -24,6 +24,8 @@ _HEAD_BYTES = len(MAGIC) + hashlib.sha256().digest_size
 _MAX_RECORD_BYTES = (
     1 << 30
 )  # the reader's memory grows with the bytes read, not with the size that a damaged file claims
+_MOST_DECODED, _MOST_RATIO = 64 << 20, 250
+"""Bytes that a file may decode to: so many, and so many for each of its own. Records are not so much alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +110,22 @@ def decode_dump(path: str, data: bytes) -> tuple[Header, Iterator[tuple[bytes, b
 
 
 def _decode_items(path: str, body: memoryview) -> Iterator[object]:
-    unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=_MAX_RECORD_BYTES)
+    most = _MOST_DECODED + _MOST_RATIO * len(body)
+    unpacker = msgpack.Unpacker(
+        raw=False,
+        strict_map_key=False,
+        max_buffer_size=min(_MAX_RECORD_BYTES, most),
+        max_array_len=2,  # room for as many items as an array claims to have is taken at once
+        max_map_len=len(Header.__dataclass_fields__),
+        max_ext_len=0,
+    )
+    decoded = 0
     try:
         with zstandard.ZstdDecompressor().stream_reader(body) as stream:
             while piece := stream.read(1 << 20):
+                decoded += len(piece)
+                if decoded > most:
+                    raise Corrupt(path, f"its {len(body):,} bytes stand for more than {most:,}")
                 unpacker.feed(piece)
                 yield from unpacker
     except (zstandard.ZstdError, ValueError, RecursionError, msgpack.UnpackException) as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import epochlog as el
+from epochlog.store.env.clock import FOR_EVER
 from epochlog.views.folder import Change, StoredView, ViewFile, parse_file, plan_changes, read_folder
 
 QUERY = "SELECT day, SUM(cents) AS cents\nFROM orders GROUP BY day"
@@ -100,6 +102,27 @@ def file(name: str, sql: str = QUERY, key: str = "day") -> ViewFile:
 
 def stored(name: str, *upstreams: str) -> StoredView:
     return StoredView(name, ("day",), "auto", upstreams)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to a device"])
+def test_what_is_no_regular_file_is_named(kind: str, tmp_path: Path) -> None:
+    """`apply` waited for ever for the other end of a pipe."""
+    place = tmp_path / "revenue.sql"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place.symlink_to("/dev/zero")
+    with pytest.raises(el.ReadFailed, match=r"revenue\.sql"):
+        read_folder(tmp_path)
+
+
+def test_numbers_and_times_beyond_all_bounds_are_refused_or_bounded() -> None:
+    head = "-- primary_key: day\n-- interval: {}\n"
+    with pytest.raises(el.InvalidInput, match="a number of boundaries or a time"):
+        parse(head.format("9" * 5_000) + QUERY)
+    assert parse(head.format("9" * 400 + " d") + QUERY).interval == FOR_EVER
 
 
 def test_views_are_created_after_those_that_they_read_and_dropped_before_them() -> None:
