@@ -282,7 +282,7 @@ class _PageHandler(HttpHandler):
         form = self.rfile.read(size).decode("ascii", "replace")
         self.accepted.await_client(None)
         token = dict.get(_fields(form), "token", "")
-        cookie = self.site.sessions.sign_in(token)
+        cookie = self.site.sessions.sign_in(token, str(self.accepted.address[0]))
         if cookie is None:
             self._send_form(403, "This is not the token of the server.")
         else:

@@ -6,7 +6,9 @@ import hmac
 import re
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 
 from epochlog.store.env.clock import monotonic_s
@@ -14,7 +16,19 @@ from epochlog.store.env.clock import monotonic_s
 SESSION_S = 12 * 3600.0
 """Time after which a browser has to sign in again."""
 MOST_SESSIONS = 256
-"""Sessions at a time; a further one ends the oldest."""
+"""Sessions at a time. A further one ends one of the host that has most: one that made no request after it signed in, if
+there is one, else the one whose last request is oldest. So nobody ends the sessions of other hosts, nor, by signing in
+alone, those in use.
+"""
+
+
+@dataclass(slots=True)
+class _Session:
+    """Session with the host of its browser, the time of its end, and that of its last request; 0.0 before the first."""
+
+    host: str
+    end_s: float
+    used_s: float = 0.0
 
 
 class SignedIn:
@@ -27,26 +41,26 @@ class SignedIn:
         self._pattern = re.compile(rb"%s=([\w-]+)" % self._name.encode())
         self._secure = secure
         self._lock = threading.Lock()
-        self._ends: dict[str, float] = {}  # oldest first
+        self._sessions: dict[str, _Session] = {}  # oldest first
 
-    def sign_in(self, token: str) -> str | None:
-        """Return the value of Set-Cookie for a new session; None for a wrong token."""
+    def sign_in(self, token: str, host: str) -> str | None:
+        """Return the value of Set-Cookie for a new session of a host; None for a wrong token."""
         given = token.encode()
         matches = [hmac.compare_digest(given, known) for known in self._tokens]  # all, so that the time tells nothing
         if True not in matches:
             return None
         name = secrets.token_urlsafe(32)
         with self._lock:
-            self._ends[name] = monotonic_s() + SESSION_S
-            while len(self._ends) > MOST_SESSIONS:
-                del self._ends[next(iter(self._ends))]
+            while len(self._sessions) >= MOST_SESSIONS:
+                del self._sessions[self._expendable()]
+            self._sessions[name] = _Session(host, monotonic_s() + SESSION_S)
         secure = "; Secure" if self._secure else ""
         return f"{self._name}={name}; Path=/; Max-Age={int(SESSION_S)}; HttpOnly; SameSite=Strict{secure}"
 
     def is_named_in(self, head: bytes) -> bool:
         """Return True if the head of a request names a session, which may have ended."""
         cookie = self._pattern.search(head)
-        return cookie is not None and cookie[1].decode() in self._ends
+        return cookie is not None and cookie[1].decode() in self._sessions
 
     def knows(self, cookies: str | None) -> bool:
         """Return True if the Cookie header has a session that has not ended."""
@@ -57,8 +71,17 @@ class SignedIn:
         if morsel is None:
             return False
         with self._lock:
-            end_s = self._ends.get(morsel.value)
-            if end_s is not None and end_s <= monotonic_s():
-                del self._ends[morsel.value]
-                end_s = None
-        return end_s is not None
+            session, now_s = self._sessions.get(morsel.value), monotonic_s()
+            if session is not None and session.end_s <= now_s:
+                del self._sessions[morsel.value]
+                session = None
+            if session is not None:
+                session.used_s = now_s
+        return session is not None
+
+    def _expendable(self) -> str:
+        """Return the session that a further one ends. The caller has the lock."""
+        hosts = Counter(session.host for session in self._sessions.values())
+        most = max(hosts.values())
+        names = [name for name, session in self._sessions.items() if hosts[session.host] == most]
+        return min(names, key=lambda name: self._sessions[name].used_s)

@@ -84,9 +84,10 @@ def read_folder(folder: Path) -> dict[str, ViewFile]:
 def _text_of(path: Path) -> str:
     """Read a regular file: another end of a pipe may never write. Raises ReadFailed, OSError, UnicodeDecodeError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ReadFailed(f"{path} is no regular file: write the view's query into a file of this name")
     with open(descriptor, encoding="utf-8-sig") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ReadFailed(f"{path} is no regular file: write the view's query into a file of this name")
         return stream.read()
 
 

@@ -433,7 +433,7 @@ def test_a_browser_signs_in_with_a_token(browser: Browser, lake: PageStore) -> N
         assert browser.driver.current_url == page.location and TOKEN not in browser.driver.page_source
         assert browser.run("return document.cookie") == ""
         assert page._site.sessions is not None
-        page._site.sessions._ends.clear()
+        page._site.sessions._sessions.clear()
         page._port.listener.abort_all()
         wait_until(lambda: browser.driver.current_url.endswith("/sign-in"))
 

@@ -379,6 +379,8 @@ def test_a_form_of_another_site_does_not_sign_in(private: PagePort) -> None:
 def test_sessions_end(private: PagePort, monkeypatch: pytest.MonkeyPatch) -> None:
     from epochlog.page import sessions
 
+    assert private._site.sessions is not None
+    private._site.sessions._sessions.clear()  # of other tests
     monkeypatch.setattr(sessions, "MOST_SESSIONS", 2)
     cookies = [signed_in(private, TOKEN).split(";")[0] for _ in range(3)]
     assert [ask(private.location, "/status.json", Cookie=cookie)[0].status for cookie in cookies] == [401, 200, 200]
