@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -90,11 +90,12 @@ class LmdbView:
 
 @dataclass(slots=True)
 class _Opened:
-    """Open environment with its number of users: open catalogs and running calls."""
+    """Open environment with its number of users: open catalogs and running calls; and the largest size of its file."""
 
     env: lmdb.Environment
     durability: str
     users: int = 0
+    bytes: int = 0
 
 
 class _Environments:
@@ -165,6 +166,15 @@ class _Environments:
             self._calls, self._thread_state.calls = self._calls + 1, calls_thread_state + 1
             return opened.env
 
+    def largest_size(self, inode: Inode, size: int) -> int:
+        """Note a size of the file, and return the largest one that any catalog of this process has noted."""
+        with self._condition:
+            opened = self._open.get(inode)
+            if opened is None:
+                return size
+            opened.bytes = max(opened.bytes, size)
+            return opened.bytes
+
     def leave(self, inode: Inode) -> None:
         """End a call that `enter` has begun."""
         with self._condition:
@@ -185,14 +195,18 @@ class _Environments:
 
 
 def _inode(folder: Path) -> Inode | None:
-    """Return device and inode of the data file; None if it is missing. The inode of an open file is not reused, that of
-    a deleted folder may be.
+    return _inode_and_size(folder)[0]
+
+
+def _inode_and_size(folder: Path) -> tuple[Inode | None, int]:
+    """Return device and inode of the data file, and its size; None if it is missing. The inode of an open file is not
+    reused, that of a deleted folder may be.
     """
     try:
         status = (folder / LMDB_DATA).stat()
     except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
+        return None, 0
+    return (status.st_dev, status.st_ino), status.st_size
 
 
 _environments = _Environments()
@@ -231,6 +245,7 @@ class LmdbCatalog:
     def transact(self, body: Callable[[Txn], T]) -> T:
         with self._environment() as env, _typed_errors(env, self._folder), env.begin(write=True) as txn:
             result = body(LmdbView(txn))
+        self._note_size()
         self.on_commit()
         return result
 
@@ -252,16 +267,32 @@ class LmdbCatalog:
                 _environments.release(self._inode)
 
     def _require_file(self) -> None:
-        """Raise CatalogLost unless the folder still has the file that is open: a commit to a deleted one is lost."""
+        """Raise CatalogLost unless the folder still has the file that is open: a commit to a deleted one is lost. Raise
+        Corrupt if the file is shorter than it was: to read a lost page of its map ends the process.
+        """
         try:
-            inode = _inode(self._folder)
+            inode, size = _inode_and_size(self._folder)
         except OSError as error:
             raise _unavailable(self._folder, error) from error
+        largest = _environments.largest_size(self._inode, size) if inode == self._inode else size
+        if size < largest:
+            raise Corrupt(
+                str(self._folder / LMDB_DATA),
+                f"it was cut from {largest} bytes to {size} while this process had it open. Close the store in "
+                "every process, move the folder of the catalog away, and restore the catalog from a copy or an export",
+            )
         if inode != self._inode:
             raise CatalogLost(
                 f"the catalog {self._folder} was removed or replaced while this process had it open; nothing was "
                 "committed. Close the store, restore the catalog from a copy if it is gone, and open the store again"
             )
+
+    def _note_size(self) -> None:
+        """Note the size of the file after a commit, which may have made it longer."""
+        with suppress(OSError):
+            inode, size = _inode_and_size(self._folder)
+            if inode is not None:
+                _environments.largest_size(inode, size)
 
     @contextmanager
     def _environment(self) -> Iterator[lmdb.Environment]:
