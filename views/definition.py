@@ -15,6 +15,7 @@ from epochlog.checkpoint.job.pace import Interval, MaxLag
 from epochlog.checkpoint.job.view_ddl import Replacement, replace_views, require_view
 from epochlog.errors import InvalidInput, InvalidSchema, SchemaMismatch, TableNotFound
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.env.log_events import VIEW_KEY
 from epochlog.store.metadata.definitions import DERIVATION, JobRecord, TableOptions, ViewDefinition
 from epochlog.store.metadata.lookups import find_job, find_table, get_table
 from epochlog.store.session.handle import Handle
@@ -23,6 +24,7 @@ from epochlog.store.types.schema import TableSchema
 from . import local_engine
 from .derivation import ViewPlan, derive, tables_of
 from .expanded_size import require_expandable
+from .key_advice import key_advice
 from .parsing import parse
 from .present_text import has_query, present_text
 
@@ -49,7 +51,7 @@ def create_view(
 ) -> JobRecord:
     """Create a view and its output table in one transaction. See `Store.create_view`."""
     plan, schema, planned = plan_view(handle, name, sql, primary_key, refresh, schema_of)
-    return create_job(
+    record = create_job(
         handle,
         name,
         plan.tables,
@@ -61,6 +63,14 @@ def create_view(
         columns=plan.columns,
         planned=planned,
     )
+    _warn_of_key(handle, name, plan)
+    return record
+
+
+def _warn_of_key(handle: Handle, name: str, plan: ViewPlan) -> None:
+    """Log why steps of a view may fail for its key."""
+    for reason in key_advice(plan.form, plan.primary_key, plan.schemas):
+        handle.log(VIEW_KEY, view=name, reason=reason)
 
 
 def _view_difference(view: ReadTxn, job: JobRecord, sql: str, refresh: str) -> str | None:
@@ -93,6 +103,7 @@ def change_views(
         }
 
     replacements: dict[str, Replacement] = {}
+    plans: dict[str, ViewPlan] = {}
     for name, (definition, table) in handle.catalog.read(read_views).items():
         refresh = refreshes.get(name, definition.refresh)
         with naming(name):
@@ -100,7 +111,11 @@ def change_views(
         require_same_columns(name, table, TableSchema(name, schema, table.primary_key))
         definition = ViewDefinition(queries[name], refresh, DERIVATION)
         replacements[name] = Replacement(definition, plan.columns, planned)
-    return replace_views(handle, replacements)
+        plans[name] = plan
+    epoch = replace_views(handle, replacements)
+    for name, plan in plans.items():
+        _warn_of_key(handle, name, plan)
+    return epoch
 
 
 def plan_view(

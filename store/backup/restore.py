@@ -212,6 +212,8 @@ def _as_damage(path: str) -> Iterator[None]:
         yield
     except Corrupt as error:
         raise Corrupt(error.path, f"{error.what}; {_WAY_OUT}") from error
+    except EpochlogError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         reason = f"its records do not belong together ({type(error).__name__}: {error})"
         raise Corrupt(path, f"{reason}; {_WAY_OUT}") from error

@@ -171,6 +171,13 @@ REFRESH_RESTARTED = LogEvent(
     "store job reason",
     "A view was replaced, or is to be rebuilt, during its step, which begins again.",
 )
+VIEW_KEY = LogEvent(
+    "view_key",
+    "view",
+    WARNING,
+    "store view reason",
+    "A view was made whose steps may fail: its key can be NULL, or its query does not imply the key.",
+)
 VIEW_RECOMPUTED = LogEvent(
     "view_recomputed",
     "view",

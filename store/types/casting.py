@@ -19,13 +19,26 @@ class Unfit(Exception):
     """Error: the type of a column cannot hold a value. It has the row, counted from 0, and the place inside the row."""
 
     def __init__(self, row: int, value: pa.Scalar, target: pa.DataType, inside: str = "") -> None:
-        super().__init__(f"row {row}{inside}: {_format_value(value)} of type {value.type} does not fit {target}")
+        text = f"row {row}{inside}: {_format_value(value)} of type {value.type} does not fit {target}"
+        super().__init__(text + _advice(value.type, target))
         self.row = row
         self._value, self._target, self._inside = value, target, inside
 
     def at(self, row: int, inside: str = "") -> Unfit:
         """Return this error for the enclosing column: its row, and the path from it to the value."""
         return Unfit(row, self._value, self._target, inside + self._inside)
+
+
+def _advice(kind: pa.DataType, target: pa.DataType) -> str:
+    """Return what to do with a value of this type; "" if nothing general is to be said."""
+    if not (_T.is_floating(kind) and _T.is_decimal(target)):
+        return ""
+    precision, scale = target.precision, target.scale
+    return (
+        f": a float goes into a decimal by its shortest text, digit by digit (0.1 fits, 0.1 + 0.2 does not). Round it "
+        f"first, as pyarrow.compute.round(column, {scale}) or CAST(ROUND(column, {scale}) AS DECIMAL({precision}, "
+        f"{scale})) does, or keep amounts as decimals or integers from the start"
+    )
 
 
 def _format_value(value: pa.Scalar) -> str:
