@@ -276,6 +276,9 @@ class Table(OneProcess):
         return self._snapshot_at(epoch).scan(columns=columns, filter=filter)
 
     def to_pandas(self, *, epoch: int | None = None, **options: Any) -> pd.DataFrame:
+        """Return the rows at an epoch (None: the newest commit) as a pandas DataFrame, in key order. The options are
+        those of a snapshot's `to_pandas`: columns, filter, dtype_backend, types_mapper.
+        """
         return self._snapshot_at(epoch).to_pandas(**options)
 
     def to_polars(self, *, epoch: int | None = None, **options: Any) -> pl.DataFrame:

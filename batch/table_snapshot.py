@@ -84,8 +84,27 @@ class TableSnapshot(OneProcess):
         self._begin("scan")
         return self._checked_batches(self.plan.batches(self._handle.files, ReadOptions(columns, skip), applied=False))
 
-    def to_pandas(self, **options: Any) -> pd.DataFrame:
-        return self.through("pandas").to_arrow(**options).to_pandas()
+    def to_pandas(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        dtype_backend: str | None = None,
+        types_mapper: Callable[[pa.DataType], Any] | None = None,
+    ) -> pd.DataFrame:
+        """Return the rows that pass the filter (None: all) as a pandas DataFrame, in key order.
+
+        The frame holds all values, and can be written back. dtype_backend: "pyarrow" for Arrow-backed columns;
+        "numpy_nullable" for pandas' nullable types, and Arrow-backed ones where pandas has none; None for pandas'
+        default types. There a NaN is a null, so columns with values that numpy cannot hold get a nullable or an
+        Arrow-backed type: those with a NaN of their own, with integers from 2**53 on beside nulls, or with times that
+        Python lacks. types_mapper: a function from an Arrow type to a pandas type or None, as of pyarrow's `to_pandas`,
+        in place of dtype_backend.
+        """
+        from .pandas_frames import frame_of
+
+        rows = self.through("pandas").to_arrow(columns=columns, filter=filter)
+        return frame_of(rows, dtype_backend, types_mapper)
 
     def to_polars(self, **options: Any) -> pl.DataFrame:
         """Return all rows as a polars DataFrame; decimals of more than 38 digits, which polars lacks, become text."""

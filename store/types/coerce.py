@@ -15,6 +15,7 @@ from epochlog.errors import InvalidInput, LimitExceeded, SchemaMismatch
 
 from .casting import Unfit, cast_values, map_entries
 from .column_types import children, fits, has_required_children, parquet_is_narrower
+from .pandas_frames import from_frame, from_series, is_frame
 from .python_rows import from_keys, from_rows
 
 MAX_KEY_BYTES = 16_384
@@ -47,10 +48,11 @@ def as_table(table: str, data: Any, target: pa.Schema, role: str = "data") -> pa
         return pa.Table.from_batches([data])
     if isinstance(data, pa.RecordBatchReader):
         return data.read_all()
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(data, pandas.DataFrame):
-        return _from_pandas(table, data, target)
+    if is_frame(data):
+        return from_frame(table, data, target)
     rows = from_rows(table, data, target)
+    if rows is None and role == "keys":
+        rows = _keys_of_arrays(table, data, target)
     if rows is None and role == "keys":
         rows = from_keys(table, data, target)
     if rows is not None:
@@ -68,29 +70,13 @@ def as_table(table: str, data: Any, target: pa.Schema, role: str = "data") -> pa
     )
 
 
-def _from_pandas(table: str, frame: Any, target: pa.Schema) -> pa.Table:
-    fields = {field.name: field for field in target}
-    levels = [name for name in frame.index.names if name in fields and name not in frame.columns]
-    frame = frame.reset_index(level=levels) if levels else frame
-    if not all(isinstance(name, str) for name in frame.columns):
-        raise SchemaMismatch(f"table {table}: column names must be strings, not {list(frame.columns)!r}")
-    if not frame.columns.is_unique:
-        raise SchemaMismatch(f"table {table}: a column name occurs twice: {list(frame.columns)!r}")
-    arrays = []
-    for name in frame.columns:
-        series = frame[name]
-        kind = fields[name].type if name in fields else None
-        if kind is not None and not len(series):  # an empty series has no inferable type
-            arrays.append(pa.array([], kind))
-            continue
-        nested = kind is not None and children(kind) and series.dtype == object
-        try:  # a hint of the type only for nested values: elsewhere pyarrow would truncate values to fit it
-            arrays.append(pa.array(series, type=kind if nested else None, from_pandas=True))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise SchemaMismatch(f"table {table}, column {name!r}: {error}") from error
-    if not arrays:
-        return pa.table({})
-    return pa.Table.from_arrays(arrays, names=list(frame.columns))
+def _keys_of_arrays(table: str, data: Any, target: pa.Schema) -> pa.Table | None:
+    """Convert a numpy array, or a pandas series or index, to keys of one column; None for other data."""
+    pandas = sys.modules.get("pandas")
+    kinds = (np.ndarray,) if pandas is None else (np.ndarray, pandas.Series, pandas.Index)
+    if len(target) != 1 or not isinstance(data, kinds) or data.ndim != 1:
+        return None
+    return pa.table({target.names[0]: from_series(table, target.names[0], data, target.field(0))})
 
 
 def _check_names(table: str, rows: pa.Table, target: pa.Schema, role: str) -> None:

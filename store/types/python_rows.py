@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import sys
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -74,25 +73,12 @@ def _from_scalars(table: str, data: Any, target: pa.Schema) -> pa.Table | None:
     name = target.names[0]
     if isinstance(data, pa.Array | pa.ChunkedArray):
         return pa.table({name: data})
-    pandas = sys.modules.get("pandas")
-    if isinstance(data, np.ndarray) or (pandas is not None and isinstance(data, pandas.Series | pandas.Index)):
-        return _from_array(table, data, name)
     if isinstance(data, SCALARS):
         data = [data]
     if not isinstance(data, list | tuple | set | frozenset | range):
         return None
     values = [row[0] if isinstance(row, tuple | list) and len(row) == 1 else row for row in data]
     return _build_table(table, {name: values}, target)
-
-
-def _from_array(table: str, data: Any, name: str) -> pa.Table | None:
-    """Convert a numpy array or pandas series to the key column; None if it has several dimensions."""
-    if data.ndim != 1:
-        return None
-    try:
-        return pa.table({name: pa.array(data, from_pandas=True)})
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise SchemaMismatch(f"table {table}, column {name!r}: its values have no type in common: {error}") from error
 
 
 def _build_table(table: str, columns: Mapping[str, Sequence[Any]], target: pa.Schema) -> pa.Table:
@@ -117,7 +103,7 @@ def _build_column(table: str, values: Sequence[Any], field: pa.Field) -> pa.Arra
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             continue
         if children(field.type):
-            _require_lossless(table, python_values, array, field)
+            require_lossless(table, python_values, array, field)
         return array
     for row, value in enumerate(python_values):
         try:
@@ -132,7 +118,7 @@ def _build_column(table: str, values: Sequence[Any], field: pa.Field) -> pa.Arra
 # ---- nested values ---------------------------------------------------------------------------------------------------
 
 
-def _require_lossless(table: str, python_values: Sequence[Any], array: pa.Array, field: pa.Field) -> None:
+def require_lossless(table: str, python_values: Sequence[Any], array: pa.Array, field: pa.Field) -> None:
     """Raise SchemaMismatch for the first row that Arrow has truncated: 1.5 to an integer, a dict to fewer fields."""
     for row, (value, stored) in enumerate(zip(python_values, array.to_pylist(), strict=True)):
         if not _is_lossless(value, stored, field.type):

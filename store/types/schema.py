@@ -147,11 +147,12 @@ class TableSchema:
                 f"table {self.name}: a table with a sequence takes no updates of some columns, because a late one "
                 "could not be told from one in time; upsert whole rows, or keep these columns in a table of their own"
             )
-        rows = as_table(self.name, data, self.schema)
-        names = {*self.primary_key, *rows.column_names}
-        fields = [field for field in self.schema if field.name in names]
+        target = self.schema
         if ignore_nulls:
-            fields = [field.with_nullable(field.name not in self.primary_key) for field in fields]
+            target = pa.schema([field.with_nullable(field.name not in self.primary_key) for field in target])
+        rows = as_table(self.name, data, target)
+        names = {*self.primary_key, *rows.column_names}
+        fields = [field for field in target if field.name in names]
         return conform_table(self.name, rows, pa.schema(fields), self.primary_key)
 
     def of_update(self, columns: Sequence[str]) -> TableSchema:

@@ -70,16 +70,25 @@ def random_type_field(rng: random.Random, name: str, depth: int) -> pa.Field:
     return pa.field(name, random_type(rng, depth), nullable=rng.random() < 0.5)
 
 
-def random_value(rng: random.Random, kind: pa.DataType, nullable: bool = True) -> Any:
-    """A value of the type; None now and then, where the type allows it."""
+def random_value(
+    rng: random.Random,
+    kind: pa.DataType,
+    nullable: bool = True,
+    leaves: Callable[[pa.DataType], Sequence[Any]] = LEAVES.__getitem__,
+) -> Any:
+    """A value of the type; None now and then, where the type allows it. leaves: returns the values of a leaf."""
     if nullable and rng.random() < 0.3:
         return None
     if kind in LEAVES:
-        return rng.choice(LEAVES[kind])
+        return rng.choice(leaves(kind))
+
+    def inside(field: pa.Field) -> Any:
+        return random_value(rng, field.type, field.nullable, leaves)
+
     if _T.is_struct(kind):
-        return {field.name: random_value(rng, field.type, field.nullable) for field in kind}
+        return {field.name: inside(field) for field in kind}
     if _T.is_map(kind):
         keys = rng.sample(["a", "b", "c"] if _T.is_string(kind.key_type) else [1, 2, 3], rng.choice([0, 1, 2]))
-        return [(key, random_value(rng, kind.item_type, kind.item_field.nullable)) for key in keys]
+        return [(key, inside(kind.item_field)) for key in keys]
     size = kind.list_size if _T.is_fixed_size_list(kind) else rng.choice([0, 0, 1, 3])
-    return [random_value(rng, kind.value_type, kind.value_field.nullable) for _ in range(size)]
+    return [inside(kind.value_field) for _ in range(size)]
