@@ -12,6 +12,10 @@ import pyarrow.compute as pc
 from epochlog.errors import InvalidInput
 from epochlog.store.types.casting import map_entries
 from epochlog.store.types.column_types import children
+from epochlog.store.types.retyping import as_schema
+from epochlog.store.types.time_zones import in_known_zones
+
+from .arrow_compat import compatible_schema
 
 TypesMapper = Callable[[pa.DataType], Any]
 
@@ -65,6 +69,7 @@ def frame_of(
         raise InvalidInput(
             "types_mapper must be a function of an Arrow type, such as pandas.ArrowDtype; it goes without dtype_backend"
         )
+    table = as_schema(table, compatible_schema(table.schema, in_known_zones))
     exact = [
         field.name
         for field in table.schema

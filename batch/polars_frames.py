@@ -21,7 +21,9 @@ from .dataset import ReadableTable
 
 
 def frame_of(table: pa.Table) -> pl.DataFrame:
-    """Return the rows as a polars DataFrame; decimals of more than 38 digits, which polars lacks, become text."""
+    """Return the rows as a polars DataFrame; decimals of more than 38 digits become text, and time zones UTC, where
+    polars lacks them.
+    """
     table = as_schema(table, compatible_schema(table.schema, in_polars))
     if any(has_fixed_size_lists(kind) for kind in table.schema.types):
         table = pa.Table.from_batches(map(_without_sliced_lists, table.to_batches()), table.schema)

@@ -14,6 +14,10 @@ from epochlog.store.retention.stale_reads import translate_stale_read, translate
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.retyping import as_schema
+from epochlog.store.types.time_zones import in_common_zones
+
+from .arrow_compat import compatible_schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +111,9 @@ class TableSnapshot(OneProcess):
         return frame_of(rows, dtype_backend, types_mapper)
 
     def to_polars(self, **options: Any) -> pl.DataFrame:
-        """Return all rows as a polars DataFrame; decimals of more than 38 digits, which polars lacks, become text."""
+        """Return all rows as a polars DataFrame. Decimals of more than 38 digits become text, and time zones UTC, where
+        polars lacks them (offsets such as +05:30).
+        """
         from .polars_frames import frame_of
 
         return frame_of(self.through("polars").to_arrow(**options))
@@ -122,11 +128,13 @@ class TableSnapshot(OneProcess):
         return lazy_frame(self.through("polars"))
 
     def dataset(self) -> TableDataset:
-        """Return a `pyarrow.dataset.Dataset` for DuckDB (`duckdb.from_arrow`), polars and pyarrow to scan."""
+        """Return a `pyarrow.dataset.Dataset` for DuckDB (`duckdb.from_arrow`), polars and pyarrow to scan. Its times
+        are in UTC where the table's zone is none that all of them read (an offset such as +05:30).
+        """
         self._check()
         from .dataset import TableDataset
 
-        return TableDataset(self.through("dataset"))
+        return TableDataset(self.through("dataset"), schema=compatible_schema(self.schema, in_common_zones))
 
     def get(self, keys: object, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Return one row for each key found, in the order of `keys`, which has exactly the primary-key columns."""
@@ -138,13 +146,15 @@ class TableSnapshot(OneProcess):
         return translate_stale_read(self._handle, lambda: self.plan.count(self._handle.files))
 
     def __arrow_c_schema__(self) -> object:
-        return self.schema.__arrow_c_schema__()
+        return compatible_schema(self.schema, in_common_zones).__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export all rows as an Arrow stream (for `pyarrow.table`, `polars.DataFrame`, `Table.upsert`, …), in the types
-        that the consumer requests.
+        that the consumer requests. Without a request, time zones that polars lacks become UTC.
         """
-        return self.scan().__arrow_c_stream__(requested_schema)
+        schema = compatible_schema(self.schema, in_common_zones)
+        batches = (as_schema(batch, schema) for batch in self.scan())
+        return pa.RecordBatchReader.from_batches(schema, batches).__arrow_c_stream__(requested_schema)
 
     def _begin(self, door: str) -> None:
         """Raise if the snapshot cannot be read; count the read under its door."""

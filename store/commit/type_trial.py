@@ -29,6 +29,7 @@ from epochlog.store.types.key_codec import KeyCodec, contiguous
 from epochlog.store.types.null_safe_equal import same_values
 from epochlog.store.types.sample_values import sample_column, shape_of
 from epochlog.store.types.schema import TableSchema
+from epochlog.store.types.time_zones import unknown_zone
 
 from .merged_updates import UpdateMerge
 
@@ -40,6 +41,13 @@ _returned: set[pa.DataType] = set()
 
 def require_returnable(table: str, fields: Iterable[pa.Field]) -> None:
     """Raise InvalidSchema, which names the column, if rows of a column's type would not come back as they were."""
+    fields = list(fields)
+    for field in fields:
+        if (zone := unknown_zone(stored_type(field.type))) is not None:
+            raise InvalidSchema(
+                f"table {table}, column {field.name!r}: {zone!r} is no time zone; write a name such as "
+                "'Europe/Berlin', 'UTC', or an offset such as '+05:30'"
+            )
     for name, reason in unreturned(fields):
         raise InvalidSchema(f"table {table}, column {name!r}: {reason}")
 

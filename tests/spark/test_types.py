@@ -51,6 +51,7 @@ TYPES: dict[str, tuple[pa.DataType, Any]] = {
     "moment_ns": (pa.timestamp("ns"), MOMENT),
     "utc_us": (pa.timestamp("us", "UTC"), MOMENT),
     "tokyo_ns": (pa.timestamp("ns", "Asia/Tokyo"), MOMENT),
+    "offset_us": (pa.timestamp("us", "+05:30"), MOMENT),
     "span_s": (pa.duration("s"), dt.timedelta(days=1, seconds=1)),
     "span_us": (pa.duration("us"), dt.timedelta(microseconds=1)),
     "span_ns": (pa.duration("ns"), dt.timedelta(microseconds=1)),
