@@ -64,7 +64,8 @@ HISTORY_SCHEMA = pa.schema(
 class TableInfo:
     """Table as of now. `rows` is exact; it is counted from the keys at its first use.
 
-    The other fields cost nothing. drop_unchanged has a meaning for outputs of jobs only.
+    The other fields cost nothing. drop_unchanged has a meaning for outputs of jobs only. defaults: of added columns,
+    the value in rows that were written without them.
     """
 
     name: str
@@ -83,6 +84,7 @@ class TableInfo:
     drop_unchanged: bool
     sequence_by: str | None
     checks: dict[str, str]
+    defaults: dict[str, Any]
     _count: Callable[[], int] = field(repr=False, compare=False)
 
     @cached_property
@@ -136,6 +138,7 @@ class Table(OneProcess):
         drop: Sequence[str] | None = None,
         rename: Mapping[str, str] | None = None,
         widen: Mapping[str, pa.DataType] | None = None,
+        defaults: Mapping[str, object] | None = None,
         txn: TxnPair | None = None,
     ) -> None:
         """Change the settings of a root table or an output, or the columns of a root table; arguments left out keep
@@ -146,11 +149,14 @@ class Table(OneProcess):
         checks: of a root table, in place of its present ones, after a test of all rows.
 
         The columns change at an epoch of their own; reads at earlier epochs have the earlier columns. All names are
-        those before the change. add: nullable fields, null in the rows so far. drop: columns that are not part of the
-        key. rename: {old: new}. widen: {column: type}, to a wider integer or float, or a decimal of greater precision;
-        no key column. The column of the sequence, and those that a check or the ttl of the table names, can only be
-        renamed; check and ttl follow. A change that the table has already has no effect; but one that gives the name of
-        one column to another (a swap) raises InvalidInput while the table has it, unless it has a txn.
+        those before the change. add: nullable fields, null in the rows so far. defaults: {new column: value}, the value
+        of added columns in rows that were written without them. drop: columns that are not part of the key. rename:
+        {old: new}. widen: {column: type}, no key column: integers to wider ones, to floats that hold all of them, or to
+        decimals with enough digits; floats to wider ones; decimals to more digits, also behind the point; dates to
+        timestamps without a zone, at midnight; structs to structs with more nullable fields, also inside of lists and
+        maps. The column of the sequence, and those that a check or the ttl of the table names, can only be renamed;
+        check and ttl follow. A change that the table has already has no effect; but one that gives the name of one
+        column to another (a swap) raises InvalidInput while the table has it, unless it has a txn.
 
         txn: a pair (application, id) for a change of columns, by which a retry is recognized, also after other alters:
         it has no effect. Under a new pair a swap takes effect also while the table has it.
@@ -159,7 +165,7 @@ class Table(OneProcess):
         TableFinished, TxnAborted, TxnMismatch, TxnOutcomeForgotten.
         """
         settings = Settings(options, changelog, drop_unchanged, checks)
-        change = SchemaChange.of(self.name, add, drop, rename, widen)
+        change = SchemaChange.of(self.name, add, drop, rename, widen, defaults)
         if change:
             self._table = alter_schema(self._handle, self._table, change, settings, txn)
         elif txn is not None:
@@ -478,5 +484,10 @@ def table_info(handle: Handle, view: ReadTxn, table: TableDef) -> TableInfo:
         drop_unchanged=table.drop_unchanged,
         sequence_by=table.schema.sequence_by,
         checks=dict(table.checks),
+        defaults={
+            name: value[0].as_py()
+            for name in table.schema.schema.names
+            if (value := table.schema.default(name)) is not None
+        },
         _count=lambda: translate_stale_read(handle, lambda: plan.count(handle.files)),
     )

@@ -55,12 +55,15 @@ def parquet_files(files: Files, plan: ScanPlan) -> tuple[RunFile, ...] | None:
 def _has_columns_of(table: TableSchema, part: RunFile) -> bool:
     """Return True if Spark finds the columns of the table in the file by their names, and no others by these.
 
-    A column that was added later is not in the file, and null. A file has dropped columns too, until it is rewritten.
+    A column that was added later is not in the file, and null; one with a default is not null, as Spark would read it.
+    A file has dropped columns too, until it is rewritten.
     Spark takes names that differ by case for one. Hidden columns begin with `_`, as no column of a table does.
     """
     names = [name.lower() for name in file_schema(table, part).schema.names]
     mapped = column_map(table, part)
     for name, source in ({} if mapped is None else mapped.sources).items():
+        if source is None and table.default(name) is not None:
+            return False
         if source is None:
             names.append(name.lower())
         elif source.name != name or not source.type.equals(table.schema.field(name).type):

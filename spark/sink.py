@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from epochlog.errors import CheckpointMismatch, EpochlogError, InvalidInput, SchemaChanged, TxnOutcomeForgotten
 from epochlog.store.catalog.protocol import ReadTxn
@@ -38,6 +38,7 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.epoch import MAX_EPOCH
 from epochlog.store.types.schema import TableSchema
+from epochlog.store.types.widening import with_fields_of
 
 from .catalog.sql_columns import check_types
 from .event_options import check_event_options, parse_event_shape
@@ -171,12 +172,25 @@ def _add_columns(
                 f"{field.name!r}, which is the same name for Spark: rename it in the frame, so that mergeSchema does "
                 "not add it"
             )
-    after = table
-    if added:
-        new = {field.name for field in added}
-        check_frame(columns, StructType([field for field in schema if field.name not in new]), shape=shape, filled=True)
-        after = alter_schema(handle, table, SchemaChange.of(table.name, added, None, None, None), Settings())
-    return after, extended(after.schema, columns.version, MAX_EPOCH)
+    after, widened = table, _with_more_fields(columns, [field for field in schema if field.name in written])
+    if added or widened:
+        changed = {*widened, *(field.name for field in added)}
+        kept = StructType([field for field in schema if field.name not in changed])
+        check_frame(columns, kept, shape=shape, filled=True)
+        after = alter_schema(handle, table, SchemaChange.of(table.name, added, None, None, widened), Settings())
+    return after, extended(after.schema, columns.version, MAX_EPOCH, widened=True)
+
+
+def _with_more_fields(columns: TableSchema, fields: Sequence[StructField]) -> dict[str, pa.DataType]:
+    """Return the types of the columns whose structs have more fields in the frame, with these fields."""
+    widened: dict[str, pa.DataType] = {}
+    for field in arrow_schema(StructType([field for field in fields if field.name in columns.schema.names])):
+        if pa.types.is_nested(field.type):
+            kind = columns.schema.field(field.name).type
+            if (wider := with_fields_of(kind, field.type)) != kind:
+                check_types(columns.name, StructType([each for each in fields if each.name == field.name]))
+                widened[field.name] = wider
+    return widened
 
 
 def present_version(options: Options) -> int:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from epochlog.errors import SchemaMismatch
 from epochlog.store.types.coerce import cast_column
 from epochlog.store.types.column_types import fits
+from epochlog.store.types.defaults import repeated
 from epochlog.store.types.schema import TableSchema
 
 if TYPE_CHECKING:
@@ -124,12 +125,17 @@ def _cast_out(table: str, column: pa.Array | pa.ChunkedArray, field: pa.Field) -
 
 
 def filled_from_spark(schema: TableSchema, data: pa.Table) -> pa.Table:
-    """Run `from_spark`, and add the table's nullable columns that `data` lacks, with nulls."""
+    """Run `from_spark`, and add the table's nullable columns that `data` lacks, with their defaults, or null."""
     rows = from_spark(schema, data)
     given = set(rows.column_names)
     added = [field for field in schema.schema if field.nullable and field.name not in given]
-    columns = [*rows.columns, *(pa.nulls(rows.num_rows, field.type) for field in added)]
+    columns = [*rows.columns, *(_filled(schema, field, rows.num_rows) for field in added)]
     return pa.Table.from_arrays(columns, schema=pa.schema([*rows.schema, *added]))
+
+
+def _filled(schema: TableSchema, field: pa.Field, rows: int) -> pa.Array:
+    default = schema.default(field.name)
+    return pa.nulls(rows, field.type) if default is None else repeated(default, rows)
 
 
 def from_spark(schema: TableSchema, data: pa.Table) -> pa.Table:

@@ -80,10 +80,11 @@ def alter_from_sql(handle: Handle, name: str, changes: Any) -> TableDef:
         if kind not in ("AddColumn", "DeleteColumn", "RenameColumn", "UpdateColumnType"):
             raise NotWritable(_advice(name, kind))
         path = [str(part) for part in change.fieldNames()]
-        if len(path) > 1:
-            raise InvalidInput(f"ALTER TABLE {name}: {'.'.join(path)} is inside of a column, which keeps its type")
         column = path[0]
-        if kind == "AddColumn":
+        if len(path) > 1:
+            kinds = widened.get(column) or _present_type(table, column)
+            widened[column] = _changed_inside(name, path, kinds, change, kind)
+        elif kind == "AddColumn":
             if change.position() is not None or change.defaultValue() is not None:
                 raise InvalidInput(
                     f"ALTER TABLE {name}: a new column is the last one, and null in the rows so far; leave out FIRST, "
@@ -99,6 +100,45 @@ def alter_from_sql(handle: Handle, name: str, changes: Any) -> TableDef:
             widened[column] = _field(name, column, change.newDataType()).type
     requested = SchemaChange.of(name, added, dropped, renamed, widened)
     return alter_schema(handle, table, requested, Settings()) if requested else table
+
+
+def _present_type(table: TableDef, column: str) -> pa.DataType:
+    place = table.schema.schema.get_field_index(column)
+    if place < 0:
+        raise InvalidInput(f"table {table.name!r} has no column {column!r}; it has {table.schema.schema.names}")
+    return table.schema.schema.field(place).type
+
+
+def _changed_inside(table: str, path: list[str], kind: Any, change: Any, what: str) -> pa.DataType:
+    """Return the type of a column with one more field inside, or a wider type there. path: the column, then the fields
+    to the changed one, where `element` stands for a list's items, and `key` and `value` for those of a map.
+    """
+    if what not in ("AddColumn", "UpdateColumnType"):
+        raise InvalidInput(
+            f"ALTER TABLE {table}: {'.'.join(path)} is inside of a column, which can only get more fields"
+        )
+    outer, inner = path[0], path[1:]
+
+    def within(field: pa.Field) -> pa.Field:
+        return field.with_type(_changed_inside(table, [f"{outer}.{inner[0]}", *inner[1:]], field.type, change, what))
+
+    if pa.types.is_struct(kind) and len(inner) == 1 and what == "AddColumn":
+        if any(part is not None for part in (change.position(), change.defaultValue(), change.comment())):
+            raise InvalidInput(
+                f"ALTER TABLE {table}: a new field is the last one, and null so far; leave out FIRST, AFTER, DEFAULT "
+                "and COMMENT"
+            )
+        return pa.struct([*kind, _field(table, inner[0], change.dataType(), nullable=bool(change.isNullable()))])
+    if not inner:
+        return _field(table, outer, change.newDataType()).type
+    if pa.types.is_struct(kind) and inner[0] in kind.names:
+        return pa.struct([within(field) if field.name == inner[0] else field for field in kind])
+    if pa.types.is_map(kind) and inner[0] == "value":
+        return pa.map_(kind.key_field, within(kind.item_field), keys_sorted=kind.keys_sorted)
+    for is_kind, made in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+        if is_kind(kind) and inner[0] == "element":
+            return made(within(kind.value_field))
+    raise InvalidInput(f"ALTER TABLE {table}: {outer} of type {kind} has no field {inner[0]!r} that can change")
 
 
 def _field(table: str, column: str, java_type: Any, comment: str | None = None, *, nullable: bool = True) -> pa.Field:

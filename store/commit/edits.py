@@ -24,6 +24,7 @@ from epochlog.store.session.write_intents import require_intents
 from epochlog.store.sst.file_columns import file_schema
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.epoch import show_epoch
+from epochlog.store.types.widening import loses_dates
 
 from .failures import TtlAltered
 from .idempotency import TxnPair
@@ -164,7 +165,8 @@ def check_unused(view: ReadTxn, edit: TableEdit) -> None:
 def require_writable_columns(table: TableDef, segments: Iterable[Segment]) -> None:
     """Raise SchemaChanged unless the table still takes all that segments of an older schema have to say.
 
-    Columns that were added since are null in their rows; renamed and widened ones are found by their ids.
+    Columns that were added since have their defaults, or null, in their rows; renamed and widened ones are found by
+    their ids.
     """
     for segment in segments:
         _require_columns(table, segment)
@@ -189,6 +191,8 @@ def _require_columns(table: TableDef, segment: Segment) -> None:
     for id_, field in zip(written.ids, written.schema, strict=True):
         if id_ not in present:
             raise SchemaChanged(f"table {table.name!r}: column {field.name!r} of this commit was dropped: {reason}")
+        if loses_dates(field.type, present[id_].type):  # its dates have not been tested
+            raise SchemaChanged(f"table {table.name!r}: column {field.name!r} was widened to a timestamp: {reason}")
     for id_, field in present.items():
         if not field.nullable and id_ not in written.ids:
             raise SchemaChanged(f"table {table.name!r}: column {field.name!r} of NOT NULL was added: {reason}")

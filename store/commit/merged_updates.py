@@ -88,17 +88,23 @@ class _Part:
 
 
 class _Piece:
-    """Rows of one key range: for each column of each key the position of its value among all rows read; -1: null."""
+    """Rows of one key range: for each column of each key the position of its value among all rows read, or of its
+    default, which comes last; -1: null.
+    """
 
     def __init__(self, table: TableSchema, keys: pa.Array, parts: Sequence[_Part], state: Rows) -> None:
         self._table = table
         self._keys = keys
         self._parts = parts
-        self._pool = Pool([_padded(table, rows.data) for rows in (state, *(part.rows for part in parts))])
+        read = [_padded(table, rows.data) for rows in (state, *(part.rows for part in parts))]
+        defaults = {name: value for name in table.schema.names if (value := table.default(name)) is not None}
+        read += [_padded(table, pa.table(defaults))] if defaults else []
+        self._pool = Pool(read)
         at = lookup(state.keys, keys)
         self._present = at >= 0
         self._places = {name: at.copy() for name in table.schema.names}
         self._begins = np.cumsum([len(state), *(len(part.rows) for part in parts)])
+        self._unwritten = dict.fromkeys(table.schema.names, -1) | dict.fromkeys(defaults, int(self._begins[-1]))
 
     def merged(self) -> list[tuple[int, Rows]]:
         """Return the whole rows of each log epoch with updates that touches keys, and its number."""
@@ -126,7 +132,7 @@ class _Piece:
             if name in self._table.primary_key or updates is None:
                 places[at] = positions
             else:
-                places[at[replaced]] = -1
+                places[at[replaced]] = self._unwritten[name]
                 if name in updates:
                     taken = np.ones(len(at), np.bool_)
                     if part.segment.ignore_nulls:

@@ -41,6 +41,7 @@ from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
 from epochlog.store.types.schema import TableSchema, check_new_columns
 
 from .boundaries import force_within
+from .date_widening import require_dates_fit
 from .edits import TableEdit, append_entry
 from .idempotency import TxnPair, check_pair, record_outcome, resolve_outcome
 from .loads import all_loads
@@ -141,16 +142,21 @@ def alter_schema(
     require_returnable(table.name, (*change.add, *(pa.field(name, kind) for name, kind in change.widen)))
     fingerprint = change.fingerprint(table.id, settings)
 
-    def body(tx: Txn) -> TableDef:
+    def body(tx: Txn, tested: int | None) -> TableDef | None:
         if resolve_outcome(tx, txn, (), fingerprint) is not None:
             return get_table(tx, table.id, table.name)
+        if tested is not None and get_version(tx, table.id, table.name).max_committed_epoch != tested:
+            return None
         after = _alter_columns(tx, handle, table, change, settings, txn)
         if txn is not None:
             now_ms = handle.catalog.now_ms()
             record_outcome(tx, txn, (), Counters.read(tx).last_epoch, now_ms, alter=fingerprint)
         return after
 
-    after = handle.catalog.transact(body)
+    after = None
+    while after is None:
+        tested = require_dates_fit(handle, table, change)
+        after = handle.catalog.transact(lambda tx, tested=tested: body(tx, tested))
     note_altered(handle, table.name)
     return after
 

@@ -13,9 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 from epochlog.errors import InvalidInput, InvalidSchema, LimitExceeded
-from epochlog.store.types.column_types import fits_always, stored_type
+from epochlog.store.types.column_types import stored_type
+from epochlog.store.types.defaults import encoded_default
 from epochlog.store.types.epoch import show_epoch
 from epochlog.store.types.schema import TableSchema
+from epochlog.store.types.widening import WIDENINGS, is_old_widening, widened_type
 
 MAX_VERSIONS = 256
 """Most versions of one table's schema. All of them are kept, and a plan of a read has them."""
@@ -25,7 +27,7 @@ _T = pa.types
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """Columns to add, drop, rename and widen, all named as they are before the change.
+    """Columns to add, drop, rename and widen, all named as they are before the change. defaults: of added columns.
 
     Raises InvalidInput, InvalidSchema.
     """
@@ -34,9 +36,12 @@ class SchemaChange:
     drop: tuple[str, ...] = ()
     rename: tuple[tuple[str, str], ...] = ()
     widen: tuple[tuple[str, pa.DataType], ...] = ()
+    defaults: tuple[tuple[str, bytes], ...] = ()
 
     @classmethod
-    def of(cls, table: str, add: object, drop: object, rename: object, widen: object) -> SchemaChange:
+    def of(
+        cls, table: str, add: object, drop: object, rename: object, widen: object, defaults: object = None
+    ) -> SchemaChange:
         """Check the arguments of `alter`; None and empty ones request nothing."""
         fields: Any = () if add is None else add
         if not isinstance(fields, Sequence | pa.Schema) or not all(isinstance(field, pa.Field) for field in fields):
@@ -52,7 +57,8 @@ class SchemaChange:
             isinstance(name, str) and isinstance(kind, pa.DataType) for name, kind in types.items()
         ):
             raise InvalidInput(f"table {table!r}: widen is a dict {{column: pyarrow type}}, not {widen!r}")
-        change = cls(tuple(fields), tuple(names), tuple(renamed.items()), tuple(types.items()))
+        values = _encoded_defaults(table, {field.name: field for field in fields}, {} if defaults is None else defaults)
+        change = cls(tuple(fields), tuple(names), tuple(renamed.items()), tuple(types.items()), values)
         change._check(table)
         return change
 
@@ -64,7 +70,7 @@ class SchemaChange:
             if not field.nullable:
                 raise InvalidSchema(
                     f"table {table!r}, column {field.name!r}: a column that is added is nullable, for the rows before "
-                    "have no value; leave nullable=False out"
+                    "have no value; leave nullable=False out, and give a value for them with defaults={…}"
                 )
         added = [field.name for field in self.add]
         for kind, names in (("added", added), ("dropped", list(self.drop))):
@@ -93,7 +99,7 @@ class SchemaChange:
             (field.name, str(field.type), field.nullable, sorted((field.metadata or {}).items())) for field in self.add
         ]
         widened = sorted((name, str(kind)) for name, kind in self.widen)
-        parts = table_id, added, sorted(self.drop), sorted(self.rename), widened, str(settings)
+        parts = table_id, added, sorted(self.drop), sorted(self.rename), widened, str(settings), *sorted(self.defaults)
         return sha256(repr(parts).encode()).digest()
 
     def applied(self, schema: TableSchema, created: int, *, again: bool) -> TableSchema | None:
@@ -141,7 +147,8 @@ class SchemaChange:
             again = self._next(lineage[-2], lineage[:-1])
         except (InvalidInput, InvalidSchema):
             return False
-        return again.schema == lineage[-1].schema and again.ids == lineage[-1].ids
+        newest = lineage[-1]
+        return (again.schema, again.ids, again.defaults) == (newest.schema, newest.ids, newest.defaults)
 
     def _without_done(self, schema: TableSchema, lineage: tuple[TableSchema, ...]) -> SchemaChange:
         """Return the change without the parts that earlier alters have made. A widened column has its present name."""
@@ -154,8 +161,12 @@ class SchemaChange:
             places = ((version, version.schema.get_field_index(name)) for version in lineage)
             return (version.ids[place] for version, place in places if place >= 0)
 
+        given, known = dict(self.defaults), dict(schema.defaults)
+
         def is_added(field: pa.Field) -> bool:
             if field.name not in ids or columns.field(field.name).type != stored_type(field.type):
+                return False
+            if known.get(ids[field.name]) != given.get(field.name):
                 return False
             made = bisect_left(newest, ids[field.name])  # the version with which the column began
             return made > 0 and _owners(lineage[made], [field.name]) == {field.name: ids[field.name]}
@@ -167,15 +178,18 @@ class SchemaChange:
             return old == new or (old not in ids and new in ids and ids[new] in had(old))
 
         def is_wide(name: str, kind: pa.DataType) -> bool:
-            return name in ids and columns.field(name).type == kind
+            return name in ids and columns.field(name).type == stored_type(kind)
 
         renames = {old: new for old, new in self.rename if is_renamed(old, new)}
         widen = [(renames.get(name, name), kind) for name, kind in self.widen]
+        added = tuple(field for field in self.add if not is_added(field))
+        pending = {field.name for field in added}
         return SchemaChange(
-            tuple(field for field in self.add if not is_added(field)),
+            added,
             tuple(name for name in self.drop if not is_dropped(name)),
             tuple(pair for pair in self.rename if pair[0] not in renames),
             tuple(pair for pair in widen if not is_wide(*pair)),
+            tuple(pair for pair in self.defaults if pair[0] in pending),
         )
 
     def _next(self, schema: TableSchema, lineage: tuple[TableSchema, ...]) -> TableSchema:
@@ -211,7 +225,19 @@ class SchemaChange:
         ids = (*(id_ for _, id_ in kept), *range(free, free + len(self.add)))
         key = tuple(renamed.get(name, name) for name in schema.primary_key)
         sequence_by = None if schema.sequence_by is None else renamed.get(schema.sequence_by, schema.sequence_by)
-        return TableSchema(table, pa.schema([*fields, *self.add]), key, sequence_by, ids=ids)
+        added = dict(zip((field.name for field in self.add), range(free, free + len(self.add)), strict=True))
+        defaults = *schema.defaults, *((added[name], value) for name, value in self.defaults)
+        before = {field.name: field.type for field, _ in kept}
+        new_kinds = (name for name, kind in types.items() if not is_old_widening(before[name], kind))
+        return TableSchema(
+            table,
+            pa.schema([*fields, *self.add]),
+            key,
+            sequence_by,
+            ids=ids,
+            defaults=tuple(defaults),  # those of dropped columns too, which compaction keeps for older epochs
+            evolved=schema.evolved or bool(self.defaults) or any(True for _ in new_kinds),
+        )
 
 
 def _owners(schema: TableSchema, names: Iterable[str]) -> dict[str, int]:
@@ -220,30 +246,34 @@ def _owners(schema: TableSchema, names: Iterable[str]) -> dict[str, int]:
     return {name: schema.ids[place] for name, place in places.items() if place >= 0}
 
 
+def _encoded_defaults(table: str, added: Mapping[str, pa.Field], defaults: object) -> tuple[tuple[str, bytes], ...]:
+    """Encode the defaults of added columns. Raises InvalidInput, and SchemaMismatch for a value of another type."""
+    if not isinstance(defaults, Mapping):
+        raise InvalidInput(f"table {table!r}: defaults is a dict {{new column: value}}, not {defaults!r}")
+    for name, value in defaults.items():
+        if name not in added:
+            raise InvalidInput(
+                f"table {table!r}: a default is for a column that this alter adds, and it does not add {name!r}; rows "
+                "get a value there with upsert or update"
+            )
+        if value is None:
+            raise InvalidInput(
+                f"table {table!r}, column {name!r}: an added column is null without a default; leave it out"
+            )
+    fields = {name: field.with_type(stored_type(field.type)) for name, field in added.items()}
+    return tuple((name, encoded_default(table, fields[name], value)) for name, value in defaults.items())
+
+
 def _widened(table: str, field: pa.Field, types: Mapping[str, pa.DataType]) -> pa.DataType:
-    kind = types.get(field.name, field.type)
-    if kind == field.type:
-        return kind
-    numbers = (_T.is_integer, _is_wide_float, _is_decimal)
-    same_scale = not _T.is_decimal(kind) or not _T.is_decimal(field.type) or kind.scale == field.type.scale
-    if (
-        any(is_kind(kind) and is_kind(field.type) for is_kind in numbers)
-        and same_scale
-        and fits_always(field.type, kind)
-    ):
-        return kind
-    raise InvalidInput(
-        f"table {table!r}, column {field.name!r}: {field.type} cannot be widened to {kind}; integers and floats take a "
-        "wider type, decimals a greater precision"
-    )
-
-
-def _is_wide_float(kind: pa.DataType) -> bool:
-    return _T.is_floating(kind) and not _T.is_float16(kind)
-
-
-def _is_decimal(kind: pa.DataType) -> bool:
-    return _T.is_decimal128(kind) or _T.is_decimal256(kind)
+    if field.name not in types:
+        return field.type
+    kind = widened_type(field.type, stored_type(types[field.name]))
+    if kind is None:
+        raise InvalidInput(
+            f"table {table!r}, column {field.name!r}: {field.type} cannot be widened to {types[field.name]}; "
+            f"{WIDENINGS}"
+        )
+    return kind
 
 
 def changed_ids(before: TableSchema, after: TableSchema) -> dict[int, str]:
@@ -253,23 +283,25 @@ def changed_ids(before: TableSchema, after: TableSchema) -> dict[int, str]:
     return {id_: "widened" if id_ in types else "dropped" for id_, kind in columns if types.get(id_) != kind}
 
 
-def is_extension(before: TableSchema, after: TableSchema) -> bool:
-    """Return True if `after` only adds columns to `before`: a reader with the columns of `before` can go on."""
+def is_extension(before: TableSchema, after: TableSchema, *, widened: bool = False) -> bool:
+    """Return True if `after` only adds columns to `before`: a reader with the columns of `before` can go on. widened:
+    allow wider types too, for writers.
+    """
     columns = dict(zip(after.ids, after.schema, strict=True))
     return all(
-        id_ in columns and columns[id_].name == field.name and columns[id_].type == field.type
+        id_ in columns and columns[id_].name == field.name and (widened or columns[id_].type == field.type)
         for id_, field in zip(before.ids, before.schema, strict=True)
     )
 
 
-def extended(schema: TableSchema, start: int, until: int) -> TableSchema:
+def extended(schema: TableSchema, start: int, until: int, *, widened: bool = False) -> TableSchema:
     """Return the schema in force at `start` with the columns that alters through `until` add, up to the first alter
-    that does more.
+    that does more. widened: with the wider types too.
     """
     chosen = schema.at(start)
     for version in schema.lineage:
         if start < version.version <= until:
-            if not is_extension(chosen, version):
+            if not is_extension(chosen, version, widened=widened):
                 break
             chosen = version
     return chosen.with_lineage(schema.lineage)

@@ -15,8 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.errors import SchemaChanged
-from epochlog.store.types.retyping import from_parquet
+from epochlog.store.types.defaults import repeated
+from epochlog.store.types.retyping import as_type, from_parquet
 from epochlog.store.types.schema import TableSchema
+from epochlog.store.types.widening import loses_dates, without_lost_dates
+
+from .data_file import tombstones
 
 Columns = TypeVar("Columns", pa.Table, pa.RecordBatch)
 
@@ -39,8 +43,8 @@ class Described(Protocol):
 class ColumnMap:
     """Columns of one file for a reader with another version of the table's schema.
 
-    sources: the file's field of each column that the reader knows; None for a column that the file lacks, whose values
-    are null.
+    sources: the file's field of each column that the reader knows; None for a column that the file lacks, which has its
+    default in all rows, or null.
     """
 
     schema: TableSchema
@@ -76,8 +80,8 @@ class ColumnMap:
         """Return a column in the reader's type, and True if it may hold nulls."""
         source = self.sources[field.name]
         if source is None:
-            nulls = pa.nulls(data.num_rows, field.type)
-            return (pa.chunked_array([nulls]) if isinstance(data, pa.Table) else nulls), True
+            values = self._missing(data, field)
+            return (pa.chunked_array([values]) if isinstance(data, pa.Table) else values), True
         column, nullable = data.column(source.name), data.schema.field(source.name).nullable
         if column.type.equals(field.type):
             return column, nullable
@@ -85,7 +89,18 @@ class ColumnMap:
         widened = not source.type.equals(field.type)
         if widened and visible is not None and not visible.all():
             column, nullable = pc.if_else(pa.array(visible), column, pa.scalar(None, column.type)), True
+        if loses_dates(source.type, field.type):  # the newest rows have no such dates, and older ones no value for them
+            column = without_lost_dates(column, field.type)
+            nullable |= bool(column.null_count)
         return from_parquet(column, field.type), nullable
+
+    def _missing(self, data: pa.Table | pa.RecordBatch, field: pa.Field) -> pa.Array:
+        """Return a column that the file lacks: its default in rows, and null in deletes."""
+        default = self.schema.default(field.name)
+        if default is None:
+            return pa.nulls(data.num_rows, field.type)
+        values, deleted = as_type(repeated(default, data.num_rows), field.type), tombstones(data)
+        return values if deleted is None else pc.if_else(pa.array(deleted), pa.scalar(None, field.type), values)
 
 
 def column_map(schema: TableSchema, file: Described) -> ColumnMap | None:

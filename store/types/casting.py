@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def _format_value(value: pa.Scalar) -> str:
     try:
         return repr(value.as_py())
     except (ValueError, OverflowError):  # a time outside of Python's range
-        return str(value.cast(pa.int64()))
+        return str(value.cast(pa.int32() if _T.is_date32(value.type) else pa.int64()))
 
 
 def cast_values(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
@@ -79,16 +80,46 @@ def _decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _cast_or_raise_unfit(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     try:
-        return _cast(column, target)
+        return arrow_cast(column, target)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         row = _first_failing(column, target)
         raise Unfit(row, column[row], target) from None
 
 
-def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+def arrow_cast(column: Any, target: pa.DataType) -> Any:
+    """Cast a column that is not nested by Arrow. Raises ArrowInvalid for a value that would change."""
     if _T.is_integer(column.type) and _T.is_decimal(target):  # Arrow's direct cast demands digits for every integer
         column = column.cast(pa.decimal128(_DIGITS_OF_INTEGERS, 0))
-    return column.cast(target, safe=True)
+    try:
+        return column.cast(target, safe=True)
+    except pa.ArrowInvalid:
+        if not _T.is_decimal256(column.type) or not (_T.is_decimal(target) or _T.is_integer(target)):
+            raise
+        return _with_fewer_digits(column, target)
+
+
+def _with_fewer_digits(column: Any, target: Any) -> Any:
+    """Cast 256-bit decimals to decimals of a smaller scale, or integers: Arrow's division takes some for inexact that
+    are not, such as 18446744073709551615 of scale 20. Raises ArrowInvalid.
+    """
+    scale = target.scale if _T.is_decimal(target) else 0
+
+    def exact(value: Decimal | None) -> Decimal | int | None:
+        if value is None:
+            return None
+        sign, digits, exponent = value.as_tuple()
+        extra = -int(exponent) - scale
+        if any(digits[-extra:] if extra > 0 else ()):
+            raise pa.ArrowInvalid(f"{value} has more than {scale} digits behind the point")
+        kept = Decimal((sign, digits[:-extra] or (0,), -scale)) if extra > 0 else value
+        return kept if _T.is_decimal(target) else int(kept)
+
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    try:
+        arrays = [pa.array([exact(value) for value in chunk.to_pylist()], target) for chunk in chunks]
+    except OverflowError as error:
+        raise pa.ArrowInvalid(str(error)) from error
+    return pa.chunked_array(arrays, target) if isinstance(column, pa.ChunkedArray) else arrays[0]
 
 
 def _first_failing(column: pa.ChunkedArray, target: pa.DataType) -> int:
@@ -97,7 +128,7 @@ def _first_failing(column: pa.ChunkedArray, target: pa.DataType) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            _cast(column.slice(low, middle - low), target)
+            arrow_cast(column.slice(low, middle - low), target)
             low = middle
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             high = middle
@@ -199,9 +230,15 @@ def _cast_nested(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArra
 
 
 def _cast_struct(values: pa.StructArray, target: pa.StructType) -> pa.Array:
+    """Cast the fields of structs. If the names differ, one of the types has more fields: they are found by name."""
+    inside, parts = [field.name for field in values.type], values.flatten()  # bytes beneath a null are no value
+    if inside != (names := [field.name for field in target]):
+        given = dict(zip(inside, parts, strict=True))
+        absent = pa.nulls(len(values))
+        parts = [given.get(name, absent) for name in names]
     parts = [
         _cast_part(part, field.type, f", field {field.name!r}")
-        for part, field in zip(values.flatten(), children(target), strict=True)  # bytes beneath a null are no value
+        for part, field in zip(parts, children(target), strict=True)
     ]
     return pa.Array.from_buffers(target, len(values), [validity(values)], children=parts)
 

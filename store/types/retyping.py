@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from .casting import Unfit, cast_values, map_entries, relabelled, validity
+from .casting import Unfit, arrow_cast, cast_values, map_entries, relabelled, validity
 from .column_types import children, has_required_children
 
 Columns = TypeVar("Columns", pa.Table, pa.RecordBatch)
@@ -34,7 +34,7 @@ def as_type(column: Any, target: pa.DataType) -> Any:
     Use it in place of Arrow's cast for any column that may be nested.
     """
     if not children(target):
-        return column if column.type.equals(target) else column.cast(target)
+        return column if column.type.equals(target) else arrow_cast(column, target)
     chunked = isinstance(column, pa.ChunkedArray)
     if not column.type.equals(target, check_metadata=True):
         try:

@@ -16,12 +16,13 @@ from epochlog.errors import InvalidInput, InvalidName, InvalidSchema, LimitExcee
 
 from .coerce import as_table, conform_table
 from .column_types import is_key_type, refusal, stored_type
+from .defaults import decoded_default
 
 MAX_COLUMNS = 2_000
 MAX_COLUMN_NAME_BYTES = 255
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
-_FORMAT = 2
+_FORMAT = 3
 """Newest format of a table's record that this version reads; the record of the schema within it names the format."""
 
 
@@ -57,6 +58,8 @@ class TableSchema:
     ids: the field id of each column, which it keeps when it is renamed; an id is never used for another column.
     version: the epoch of the `alter` that made this schema; 0 for the first one. lineage: all versions of the table's
     schema, oldest first, by which readers find the columns of files; empty if the table was never altered.
+    defaults: field ids of added columns with the value (encoded) that they have in rows written without them.
+    evolved: True if an alter made what format 2 lacks: defaults, fields inside of structs, and types of another kind.
 
     Raises InvalidName, InvalidSchema or LimitExceeded, naming table and column.
     """
@@ -68,6 +71,8 @@ class TableSchema:
     ids: tuple[int, ...] = ()
     version: int = 0
     lineage: tuple[TableSchema, ...] = dataclass_field(default=(), compare=False, repr=False)
+    defaults: tuple[tuple[int, bytes], ...] = ()
+    evolved: bool = dataclass_field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         check_name("table", self.name)
@@ -105,6 +110,13 @@ class TableSchema:
     def delete_columns(self) -> tuple[str, ...]:
         """Return the columns of a delete: the key's, then the sequence."""
         return self.primary_key if self.sequence_by is None else (*self.primary_key, self.sequence_by)
+
+    def default(self, name: str) -> pa.Array | None:
+        """Return the value of a column in rows that were written without it, as an array of one; None for a null."""
+        if not self.defaults:
+            return None
+        encoded = dict(self.defaults).get(self.ids[self.schema.get_field_index(name)])
+        return None if encoded is None else decoded_default(encoded)
 
     def conform(self, data: object) -> pa.Table:
         """Convert Arrow-shaped `data` to a table of exactly this schema. Columns get its order, rows keep theirs.
@@ -170,8 +182,8 @@ class TableSchema:
         """Encode the schema for catalog records: msgpack of the name, the IPC schema message, key and sequence; of
         an altered table with field ids and the version. The lineage is not included.
 
-        format: of the table's record; a sequence or an alter makes it 2. Versions that do not know it refuse the table
-        with UnsupportedFormat.
+        format: of the table's record; a sequence or an alter makes it 2, and an alter that made what format 2 lacks
+        makes it 3. Versions that do not know it refuse the table with UnsupportedFormat.
         """
         record: dict[str, object] = {
             "format": format,
@@ -182,19 +194,31 @@ class TableSchema:
         if self.sequence_by is not None:  # a version that would not compare sequences must refuse the table
             record |= {"format": max(format, 2), "sequence_by": self.sequence_by}
         if self.version:  # a version that would not find columns by field id must refuse the table
-            record |= {"format": 2, "ids": list(self.ids), "version": self.version}
+            least = 3 if self.evolved else 2
+            record |= {"format": max(format, least), "ids": list(self.ids), "version": self.version}
+        if self.defaults:
+            record["defaults"] = dict(self.defaults)
         packed = msgpack.packb(record)
         assert isinstance(packed, bytes)
         return packed
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TableSchema:
-        record = msgpack.unpackb(data)
+        record = msgpack.unpackb(data, strict_map_key=False)
         if record["format"] > _FORMAT:
             raise UnsupportedFormat(f"a table has format {record['format']}, newer than {_FORMAT}: upgrade epochlog")
         schema = pa.ipc.read_schema(pa.py_buffer(record["schema"]))
         ids, version = tuple(record.get("ids", ())), record.get("version", 0)
-        return cls(record["name"], schema, tuple(record["primary_key"]), record.get("sequence_by"), ids, version)
+        return cls(
+            record["name"],
+            schema,
+            tuple(record["primary_key"]),
+            record.get("sequence_by"),
+            ids,
+            version,
+            defaults=tuple(record.get("defaults", {}).items()),
+            evolved=record["format"] >= 3,
+        )
 
 
 def _unpickled(values: dict[str, Any]) -> TableSchema:

@@ -87,7 +87,7 @@ class Staged:
                 most = None if most is None else most - 1
 
     def check(self) -> None:
-        """Each part has the values of its epoch in the columns of its epoch, and what was added since is null."""
+        """Each part has the values of its epoch in the columns of its epoch, and defaults or nulls in later ones."""
         built = pa.Table.from_batches(self.taken["build"]).to_pylist()
         assert built == self.table.moments[self.begin].read()
         epochs = []
@@ -100,9 +100,10 @@ class Staged:
                 row = {name: value for name, value in row.items() if name[0] != "_"}
                 model = moment.rows[tuple(row[name] for name in key)]
                 assert {name: row.pop(name) for _, name, _ in moment.columns} == {
-                    name: model.get(id_) for id_, name, _ in moment.columns
+                    name: moment.value(model, id_, type_) for id_, name, type_ in moment.columns
                 }
-                assert not any(value is not None for value in row.values())
+                for name, value in row.items():
+                    assert value == self.table.defaults.get(self.table.added_after(epoch, name))
         written = [epoch for epoch in sorted(self.table.moments) if self.begin < epoch <= self.until]
         assert epochs == [epoch for epoch in written if epoch not in self.table.alters]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -325,6 +327,103 @@ def test_what_alter_table_in_sql_refuses(lake, sql, statement: str, words: str) 
         sql(f"ALTER TABLE lake.orders {statement}")
     assert names(lake) == ["id", "day", "amount"]
     assert lake.orders.history().num_rows == before
+
+
+def widened(lake: Any, sql: Any) -> int:
+    """A row of `t`, then all widenings in SQL; return the epoch of the row."""
+    sql("""CREATE TABLE lake.t (id BIGINT, n INT, m BIGINT, d DECIMAL(5, 2), day DATE,
+           s STRUCT<a: INT, l: ARRAY<STRUCT<x: INT>>>) TBLPROPERTIES (primary_key = 'id')""")
+    first = "SELECT 1, 7, 8L, 1.25BD, DATE '2024-02-29', named_struct('a', 1, 'l', array(named_struct('x', 5), NULL))"
+    sql(f"INSERT INTO lake.t {first}")
+    epoch = lake.store.last_epoch
+    lake.store.compact("t", full=True)
+    for change in (
+        "ALTER COLUMN n TYPE DOUBLE",
+        "ALTER COLUMN m TYPE DECIMAL(24, 3)",
+        "ALTER COLUMN d TYPE DECIMAL(9, 5)",
+        "ALTER COLUMN day TYPE TIMESTAMP_NTZ",
+        "ADD COLUMNS (s.b STRING, s.l.element.y INT)",
+        "ALTER COLUMN s.a TYPE BIGINT",
+    ):
+        sql(f"ALTER TABLE lake.t {change}")
+    return epoch
+
+
+OF_T = {"n": 7.0, "m": Decimal("8.000"), "d": Decimal("1.25000"), "day": datetime(2024, 2, 29)}
+
+
+@pytest.mark.rule("7.13")
+def test_widenings_in_sql(lake, sql) -> None:
+    first = widened(lake, sql)
+    sql("""INSERT INTO lake.t SELECT 2, 0.5D, 9BD, 1.00001BD, TIMESTAMP_NTZ '2024-02-29 01:00:00',
+           named_struct('a', 5000000000L, 'l', array(named_struct('x', 1, 'y', 2)), 'b', 'x')""")
+    old = Row(a=1, l=[Row(x=5, y=None), None], b=None)
+    new = Row(a=5_000_000_000, l=[Row(x=1, y=2)], b="x")
+    for _ in ("in files of both", "in one file"):
+        both = sql("SELECT * FROM lake.t ORDER BY id").collect()
+        assert both[0].asDict() == {"id": 1, **OF_T, "s": old} and both[1].s == new
+        assert lake.read(table="t").orderBy("id").collect() == both
+        assert [
+            row.id for row in sql("SELECT id FROM lake.t WHERE n > 6 AND day < '2024-02-29 00:30:00'").collect()
+        ] == [1]
+        past = sql(f"SELECT * FROM lake.t VERSION AS OF {first}").collect()
+        assert past[0].n == 7 and past[0].day == date(2024, 2, 29) and past[0].s == Row(a=1, l=[Row(x=5), None])
+        lake.store.compact("t", full=True)
+    feed = lake.read(table="t", readChangeFeed="true", startingVersion="earliest", changeMode="net")
+    assert [row.d for row in feed.orderBy("id").collect()] == [Decimal("1.25000"), Decimal("1.00001")]
+
+
+@pytest.mark.parametrize(("statement", "words"), [
+    ("ALTER COLUMN m TYPE DOUBLE", "cannot be widened|type|cast"),
+    ("ALTER COLUMN day TYPE TIMESTAMP", "cannot be widened"),
+    ("DROP COLUMN s.a", "can only get more fields"), ("RENAME COLUMN s.a TO z", "can only get more fields"),
+    ("ADD COLUMNS (s.z INT FIRST)", "last one"), ("ADD COLUMNS (s.z INT COMMENT 'x')", "COMMENT"),
+    ("ADD COLUMNS (s.z INT NOT NULL)", "cannot be widened|nullable|NOT NULL"),
+])  # fmt: skip
+def test_what_is_no_widening_in_sql(lake, sql, statement: str, words: str) -> None:
+    sql("""CREATE TABLE lake.t (id BIGINT, m BIGINT, day DATE, s STRUCT<a: INT>) TBLPROPERTIES (primary_key = 'id')""")
+    before = lake.store.table("t").schema
+    with pytest.raises(Exception, match=words):
+        sql(f"ALTER TABLE lake.t {statement}")
+    assert lake.store.table("t").schema == before
+
+
+@pytest.mark.rule("7.15")
+def test_spark_reads_defaults_and_fills_them_in(lake, sql) -> None:
+    lake.orders.upsert(rows(0, 2))
+    lake.store.compact("orders", full=True)
+    lake.orders.alter(add=[pa.field("c", pa.string()), pa.field("e", pa.int32())], defaults={"c": "new"})
+    for _ in ("of plain Parquet without the column", "with it"):
+        for frame in (lake.read(), sql("SELECT * FROM lake.orders")):
+            assert [(row.c, row.e) for row in frame.collect()] == [("new", None)] * 2
+        assert sql("SELECT id FROM lake.orders WHERE c = 'new'").count() == 2
+        assert sql("SELECT id FROM lake.orders WHERE c IS NULL").count() == 0
+        lake.store.compact("orders", full=True)
+    frame = lake.spark.createDataFrame([(7, "d7", 1.0)], "id BIGINT, day STRING, amount DOUBLE")
+    lake.write(frame, mergeSchema="true")
+    assert lake.orders.get(7)["c"].to_pylist() == ["new"]
+    query = "SELECT c, COUNT(*) AS n FROM orders GROUP BY c"
+    view = lake.store.create_view("by_c", query, ["c"], spark=lake.spark)
+    lake.store.checkpoint()
+    view.step(spark=lake.spark)
+    assert lake.store.table("by_c").to_arrow().to_pylist() == [{"c": "new", "n": 3}]
+
+
+@pytest.mark.rule("7.13")
+def test_merge_schema_adds_fields_of_structs(lake) -> None:
+    kind = pa.struct([("a", pa.int32()), ("l", pa.list_(pa.struct([("x", pa.int64())])))])
+    table = lake.store.create_table("s", pa.schema([("id", pa.int64()), ("s", kind)]), ["id"])
+    table.upsert([{"id": 1, "s": {"a": 1, "l": [{"x": 1}]}}])
+    more = "id BIGINT, s STRUCT<a: INT, l: ARRAY<STRUCT<x: BIGINT, y: STRING>>, b: DOUBLE>, extra INT"
+    frame = lake.spark.createDataFrame([(2, (2, [(2, "y")], 0.5), 9)], more)
+    with pytest.raises(Exception, match="does not fit|extra|type"):
+        lake.write(frame, table="s")
+    for _ in range(2):
+        lake.write(frame, table="s", mergeSchema="true")
+    assert lake.store.table("s").to_arrow().to_pylist() == [
+        {"id": 1, "s": {"a": 1, "l": [{"x": 1, "y": None}], "b": None}, "extra": None},
+        {"id": 2, "s": {"a": 2, "l": [{"x": 2, "y": "y"}], "b": 0.5}, "extra": 9},
+    ]
 
 
 def test_changes_in_sql_have_the_columns_of_their_end(lake, sql) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from epochlog.store.commit import edits
 from epochlog.store.compaction import piece_rewriter
 from epochlog.store.metadata.schema_change import SchemaChange
 from epochlog.store.scan import point_lookup, pruning
-from epochlog.store.sst import segment, sorted_run
+from epochlog.store.sst import file_columns, segment, sorted_run
 from epochlog.store.sst.file_columns import ColumnMap, file_schema
+from epochlog.store.types import casting
+from epochlog.store.types.schema import TableSchema
 
 Patch = pytest.MonkeyPatch
 
@@ -95,6 +98,33 @@ def statistics_cut_to_the_type(patch: Patch) -> None:
     patch.setattr(sorted_run, "_bounds", bounds)
 
 
+def defaults_are_null(patch: Patch) -> None:
+    patch.setattr(TableSchema, "default", lambda *_: None)
+
+
+def deletes_have_defaults(patch: Patch) -> None:
+    patch.setattr(file_columns, "tombstones", lambda _: None)
+
+
+def dropped_columns_lose_their_defaults(patch: Patch) -> None:
+    real = SchemaChange._next
+
+    def following(self: SchemaChange, schema: Any, lineage: Any) -> TableSchema:
+        after = real(self, schema, lineage)
+        return replace(after, defaults=tuple(pair for pair in after.defaults if pair[0] in after.ids))
+
+    patch.setattr(SchemaChange, "_next", following)
+
+
+def fields_by_place(patch: Patch) -> None:
+    def cast(values: Any, target: Any) -> Any:
+        parts = (values.flatten() * 2)[: target.num_fields]
+        arrays = [part.cast(field.type) for part, field in zip(parts, target, strict=True)]
+        return pa.StructArray.from_arrays(arrays, fields=list(target), mask=values.is_null())
+
+    patch.setattr(casting, "_cast_struct", cast)
+
+
 def commits_drop_values(patch: Patch) -> None:
     patch.setattr(edits, "require_writable_columns", lambda *_: None)
 
@@ -151,6 +181,10 @@ MUTANTS: list[Any] = [
     (statistics_cut_to_the_type, "narrow_types_at_old_epochs"),
     (commits_drop_values, "a_writer_that_races_with_a_drop"),
     (feeds_go_on, "feed_stops_at_an_alter"),
+    (defaults_are_null, "defaults_of_added_columns"),
+    (deletes_have_defaults, "defaults_of_added_columns"),
+    (dropped_columns_lose_their_defaults, "defaults_of_added_columns"),
+    (fields_by_place, "fields_inside_of_structs"),
 ]
 
 

@@ -54,6 +54,8 @@ FITTING = [
     (pa.float64(), pa.decimal256(60, 4), [1.25e-2], 1.25e-5),
     (pa.float64(), pa.decimal64(8, 2), [0.25], math.nan),
     (pa.float32(), pa.decimal128(8, 2), [0.25], -math.inf),
+    (pa.decimal256(60, 20), pa.uint64(), [Decimal(2**64 - 1), Decimal(2**64 - 2), None], Decimal(2**64)),
+    (pa.decimal256(60, 20), pa.decimal128(20, 1), [Decimal(2**60), None, Decimal("-0.1")], Decimal("0.01")),
     (pa.timestamp("ns"), pa.timestamp("us"), [dt.datetime(2020, 1, 1)], pa.scalar(1, pa.timestamp("ns"))),
 ]
 

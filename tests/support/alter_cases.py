@@ -255,6 +255,40 @@ def a_writer_that_races_with_a_drop(root: Path) -> None:
         assert table.to_arrow().to_pylist() == [{"id": 1, "a": 1}]
 
 
+def defaults_of_added_columns(root: Path) -> None:
+    """Rows that lack a column have its default at each epoch that has the column, also after it was dropped."""
+    with _opened(root) as store:
+        altered = AlteredTable(store, options=LONG)
+        altered.upsert([{"k": 1, "g": "a", "a": 1, "b": "first"}, {"k": 2, "g": "a", "a": 2, "b": None}])
+        altered.delete([(2, "a")])
+        altered.alter(add={"c": pa.string(), "d": pa.int8()}, defaults={"c": "new"})
+        altered.upsert([{"k": 3, "g": "a", "a": 1, "b": "x", "c": None, "d": 1}])
+        altered.check_feed(0)
+        deletes = altered.table.changes(0).read_all().filter(pc.field("_change_type") == "delete")
+        assert deletes["c"].to_pylist() == [None]
+        altered.alter(drop=["c"])
+        altered.alter(add={"c": pa.string()}, defaults={"c": "newer"})
+        altered.check()
+        store.compact("t", full=True)
+        altered.check()
+        altered.check_changes(0, max(altered.moments))
+
+
+def fields_inside_of_structs(root: Path) -> None:
+    """Fields that were added are found by their names, in files of both types and at epochs of both."""
+    with _opened(root) as store:
+        altered = AlteredTable(store, options=LONG)
+        pair = pa.struct([("x", pa.int8()), ("y", pa.int8())])
+        altered.alter(add={"s": pair})
+        row = {"k": 1, "g": "a", "a": 1, "b": "first"}
+        altered.upsert([{**row, "s": {"x": 1, "y": 2}}, {**row, "k": 2, "s": None}])
+        altered.alter(widen={"s": pa.struct([("new", pa.int8()), ("x", pa.int8()), ("y", pa.int16())])})
+        altered.upsert([{**row, "k": 3, "s": {"new": 7, "x": 8, "y": 300}}])
+        altered.check()
+        store.compact("t", full=True)
+        altered.check()
+
+
 CASES: dict[str, Callable[[Path], None]] = {
     case.__name__: case
     for case in (
@@ -270,5 +304,7 @@ CASES: dict[str, Callable[[Path], None]] = {
         whole_files_replayed,
         feed_stops_at_an_alter,
         a_writer_that_races_with_a_drop,
+        defaults_of_added_columns,
+        fields_inside_of_structs,
     )
 }

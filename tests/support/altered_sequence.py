@@ -141,7 +141,8 @@ class AlteredSequence:
             extra = [name for id_, name, _ in self.columns if id_ > NUMBER]
             return {"drop": extra[:1]} if extra else None
         number = next(kind for id_, _, kind in self.columns if id_ == NUMBER)
-        return {"widen": {self.name(NUMBER): WIDER[number]}} if number in WIDER else None
+        wider = WIDER.get(number)
+        return {"widen": {self.name(NUMBER): wider[len(self.moments) % len(wider)]}} if wider else None
 
     def _split(self, events: Sequence[CdcEvent]) -> tuple[list[WrittenChange], list[WrittenChange]]:
         changes = [WrittenChange(event, self._values(event)) for event in events]

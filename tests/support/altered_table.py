@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import random
 from collections.abc import Iterator, Mapping
@@ -16,19 +17,32 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
+from epochlog.store.types.widening import loses_dates
 
 LONG = el.TableOptions(history_retention=timedelta(days=30), log_retention=timedelta(days=30))
 Column = tuple[int, str, pa.DataType]
 Row = dict[int, Any]
 
-WIDER: dict[pa.DataType, pa.DataType] = {
-    pa.int8(): pa.int16(),
-    pa.int16(): pa.int32(),
-    pa.int32(): pa.int64(),
-    pa.uint8(): pa.int32(),
-    pa.float32(): pa.float64(),
-    pa.decimal128(6, 2): pa.decimal128(20, 2),
-    pa.decimal128(20, 2): pa.decimal256(40, 2),
+_STRUCT = pa.struct([("a", pa.int8()), ("l", pa.list_(pa.struct([("x", pa.date32())])))])
+_MORE_FIELDS = pa.struct([("b", pa.string()), *_STRUCT])
+_WIDE_FIELDS = pa.struct([
+    ("b", pa.string()),
+    ("a", pa.int32()),
+    ("l", pa.list_(pa.struct([("x", pa.timestamp("ms")), ("y", pa.int8())]))),
+])  # fmt: skip
+WIDER: dict[pa.DataType, list[pa.DataType]] = {
+    pa.int8(): [pa.int16(), pa.float32(), pa.decimal128(5, 2)],
+    pa.int16(): [pa.int32(), pa.float64()],
+    pa.int32(): [pa.int64(), pa.float64(), pa.decimal128(20, 2)],
+    pa.int64(): [pa.decimal128(38, 4)],
+    pa.uint8(): [pa.int32(), pa.decimal128(6, 2)],
+    pa.float32(): [pa.float64()],
+    pa.decimal128(5, 2): [pa.decimal128(6, 2), pa.decimal128(20, 5)],
+    pa.decimal128(6, 2): [pa.decimal128(20, 2), pa.decimal128(7, 3)],
+    pa.decimal128(20, 2): [pa.decimal256(40, 2), pa.decimal256(60, 20)],
+    pa.date32(): [pa.timestamp("us"), pa.timestamp("s")],
+    _STRUCT: [_MORE_FIELDS, _WIDE_FIELDS],
+    _MORE_FIELDS: [_WIDE_FIELDS],
 }
 TYPES = [*WIDER, pa.string(), pa.list_(pa.int32())]
 _NUMBERS = itertools.count()
@@ -41,6 +55,7 @@ class Moment:
 
     columns: list[Column]
     rows: dict[Any, Row]
+    defaults: Row
 
     @property
     def schema(self) -> list[tuple[str, pa.DataType]]:
@@ -52,7 +67,11 @@ class Moment:
 
     def read_as(self, columns: list[Column]) -> list[dict[str, Any]]:
         rows = sorted(self.rows.items())
-        return [{name: row.get(id_) for id_, name, _ in columns} for _, row in rows]
+        return [{name: self.value(row, id_, kind) for id_, name, kind in columns} for _, row in rows]
+
+    def value(self, row: Row, id_: int, kind: pa.DataType) -> Any:
+        """The value of a column in a row, or the column's default in one that was written without it."""
+        return widened_value(row.get(id_, self.defaults.get(id_)), kind)
 
 
 @dataclass
@@ -61,6 +80,7 @@ class OpenWriter:
 
     writer: el.TableWriter
     rows: list[Row]
+    columns: list[Column]
 
 
 @dataclass
@@ -84,6 +104,7 @@ class AlteredTable:
     alters: list[int] = field(default_factory=list)
     last_change: Mapping[str, Any] | None = None
     changes: list[tuple[Mapping[str, Any], dict[str, int]]] = field(default_factory=list)
+    defaults: Row = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         schema = pa.schema([(name, kind) for _, name, kind in self.columns])
@@ -116,16 +137,19 @@ class AlteredTable:
         drop: list[str] | None = None,
         rename: Mapping[str, str] | None = None,
         widen: Mapping[str, pa.DataType] | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> int:
-        given = {"add": add, "drop": drop, "rename": rename, "widen": widen}
+        given = {"add": add, "drop": drop, "rename": rename, "widen": widen, "defaults": defaults}
         self.last_change = {name: value for name, value in given.items() if value is not None}
         fields = [pa.field(name, kind) for name, kind in (add or {}).items()]
         txn = ("alters", next(_NUMBERS)) if self.repeats(self.last_change) else None
-        self.table.alter(add=fields, drop=drop, rename=rename, widen=widen, txn=txn)
+        self.table.alter(add=fields, drop=drop, rename=rename, widen=widen, defaults=defaults, txn=txn)
         columns = [column for column in self.columns if column[1] not in (drop or [])]
         columns = [(id_, (rename or {}).get(name, name), (widen or {}).get(name, kind)) for id_, name, kind in columns]
         for name, kind in (add or {}).items():
             columns.append((self.next_id, name, kind))
+            if name in (defaults or {}):
+                self.defaults[self.next_id] = defaults[name]
             self.next_id += 1
         self.columns = columns
         self.changes.append((self.last_change, self._ids_of(self.last_change)))
@@ -150,7 +174,7 @@ class AlteredTable:
         ids = [id_ for id_, _, _ in self.columns]
         rows = self.moments[epoch].rows
         restored = self.table.restore(epoch)
-        self.rows = {key: {id_: row.get(id_) for id_ in ids} for key, row in rows.items()}
+        self.rows = {key: {id_: row[id_] for id_ in ids if id_ in row} for key, row in rows.items()}
         return self._note(restored)
 
     def clone(self, name: str, epoch: int) -> AlteredTable:
@@ -159,7 +183,7 @@ class AlteredTable:
         clone.name, clone.table = name, self.store.clone(self.name, name, as_of=epoch)
         clone.columns, clone.rows = list(moment.columns), {key: dict(row) for key, row in moment.rows.items()}
         clone.moments, clone.alters, clone.last_change = {}, [], None
-        clone.changes = []
+        clone.changes, clone.defaults = [], dict(self.defaults)
         clone._note(clone.table.info.safe_epoch)
         return clone
 
@@ -169,13 +193,16 @@ class AlteredTable:
         schema = pa.schema([(name, kind) for _, name, kind in self.columns])
         writer.upsert(pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
         by_id = [{id_: row.get(name) for id_, name, _ in self.columns} for row in rows]
-        return OpenWriter(writer, by_id)
+        return OpenWriter(writer, by_id, list(self.columns))
 
     def commit_writer(self, opened: OpenWriter) -> bool:
-        """Commit rows that were written earlier; return False if a column of theirs was dropped since."""
-        present = {id_ for id_, _, _ in self.columns}
+        """Commit rows that were written earlier; return False if a column of theirs was dropped since, or widened to
+        timestamps that hold fewer years than dates.
+        """
+        present = {id_: kind for id_, _, kind in self.columns}
+        dates = any(id_ in present and loses_dates(kind, present[id_]) for id_, _, kind in opened.columns)
         segments = opened.writer.seal(self.store.last_epoch + 1)
-        if any(set(row) - present for row in opened.rows):
+        if dates or any(row.keys() - present.keys() for row in opened.rows):
             with pytest.raises(el.SchemaChanged):
                 self.store.commit({self.name: segments})
             return False
@@ -186,7 +213,8 @@ class AlteredTable:
         return True
 
     def _note(self, epoch: int) -> int:
-        self.moments[epoch] = Moment(list(self.columns), {key: dict(row) for key, row in self.rows.items()})
+        rows = {key: dict(row) for key, row in self.rows.items()}
+        self.moments[epoch] = Moment(list(self.columns), rows, self.defaults)
         return epoch
 
     # ---- checks --------------------------------------------------------------------------------------------------
@@ -217,7 +245,9 @@ class AlteredTable:
         keys = [*[*moment.rows][:3], (-1, "none")]
         table = key_table(names, keys)
         expected = [
-            {name: moment.rows[key].get(id_) for id_, name, _ in moment.columns} for key in keys if key in moment.rows
+            {name: moment.value(moment.rows[key], id_, kind) for id_, name, kind in moment.columns}
+            for key in keys
+            if key in moment.rows
         ]
         assert self.table.get(table, epoch=at).to_pylist() == expected, at
 
@@ -259,11 +289,11 @@ class AlteredTable:
         while True:
             reader = self.table.changes(position, pre_images=False)
             changed: int | None = None
-            names = reader.schema.names[:-3]
+            columns = pa.schema(list(reader.schema)[:-3])
             try:
                 for batch in reader:
                     for row in batch.to_pylist():
-                        self._check_change(row, names)
+                        self._check_change(row, columns)
                         position = row["_commit_version"]
                         seen.append(position)
             except el.SchemaChanged as error:
@@ -275,16 +305,34 @@ class AlteredTable:
             breaks.append(changed)
             position = changed - 1
 
-    def _check_change(self, row: dict[str, Any], names: list[str]) -> None:
+    def _check_change(self, row: dict[str, Any], columns: pa.Schema) -> None:
         moment = self.moments[row["_commit_version"]]
         known = {name: id_ for id_, name, _ in moment.columns}
-        assert set(known) <= set(names), "a change is read without one of its columns"
+        assert set(known) <= set(columns.names), "a change is read without one of its columns"
         key = tuple(row[name] for _, name, _ in sorted(moment.columns)[:2])
         if row["_change_type"] == "delete":
             assert key not in moment.rows
             return
-        for name in names:
-            assert row[name] == (moment.rows[key].get(known[name]) if name in known else None)
+        for column in columns:
+            name = column.name
+            id_ = known[name] if name in known else self.added_after(row["_commit_version"], name)
+            assert row[name] == moment.value(moment.rows[key], id_, column.type), (name, row)
+
+    def added_after(self, epoch: int, name: str) -> int:
+        """The id of the column that has the name first after an epoch."""
+        later = (moment.columns for at, moment in sorted(self.moments.items()) if at > epoch)
+        return next(id_ for columns in later for id_, other, _ in columns if other == name)
+
+
+def widened_value(value: Any, kind: pa.DataType | None) -> Any:
+    """Return a value as a column of this wider type has it. Python's numbers are equal, whatever their types."""
+    if value is None or kind is None:
+        return value
+    if pa.types.is_timestamp(kind) and not isinstance(value, dt.datetime):
+        return dt.datetime.combine(value, dt.time())
+    if pa.types.is_struct(kind):
+        return {field.name: widened_value(value.get(field.name), field.type) for field in kind}
+    return [widened_value(item, kind.value_type) for item in value] if pa.types.is_list(kind) else value
 
 
 def key_table(names: list[str], keys: list[tuple[int, str]]) -> pa.Table:
@@ -301,9 +349,15 @@ def random_value(rng: random.Random, kind: pa.DataType) -> Any:
     if pa.types.is_floating(kind):
         return rng.choice([0.5, -3.25, 2.0**60 if kind == pa.float64() else 8.0])
     if pa.types.is_decimal(kind):
-        return Decimal(rng.choice([1, 9999, 10 ** (kind.precision - 1)])).scaleb(-2)
+        return Decimal((rng.randrange(2), rng.choice([(1,), (9,) * kind.precision]), -kind.scale))
+    if pa.types.is_date(kind):
+        return rng.choice([dt.date.min, dt.date(1969, 12, 31), dt.date(2024, 2, 29), dt.date.max])
+    if pa.types.is_timestamp(kind):
+        return rng.choice([dt.datetime(1969, 12, 31, 23, 59, 59), dt.datetime(2024, 2, 29)])
+    if pa.types.is_struct(kind):
+        return {field.name: random_value(rng, field.type) for field in kind}
     if pa.types.is_list(kind):
-        return [rng.randrange(5), None]
+        return [random_value(rng, kind.value_type), None]
     return rng.choice(["", "x", "yy", "z" * 20])
 
 
@@ -331,7 +385,9 @@ def _random_change(rng: random.Random, altered: AlteredTable) -> dict[str, Any] 
     kind = rng.choice(["add", "drop", "rename", "swap", "widen", "swap_keys"])
     free = [name for name in ("a", "b", "c", "d", "e") if name not in names]
     if kind == "add" and free:
-        return {"add": {rng.choice(free): rng.choice(TYPES)}}
+        name, added = rng.choice(free), rng.choice(TYPES)
+        value = random_value(rng, added) if rng.random() < 0.5 else None
+        return {"add": {name: added}, **({} if value is None else {"defaults": {name: value}})}
     if kind == "drop" and values:
         return {"drop": [rng.choice(values)[0]]}
     if kind == "rename" and free:
@@ -342,7 +398,7 @@ def _random_change(rng: random.Random, altered: AlteredTable) -> dict[str, Any] 
     if kind == "swap_keys":
         first, second = (name for _, name, _ in sorted(altered.columns)[:2])
         return {"rename": {first: second, second: first}}
-    wide = [(name, WIDER[kind]) for name, kind in values if kind in WIDER]
+    wide = [(name, rng.choice(WIDER[kind])) for name, kind in values if kind in WIDER]
     if kind == "widen" and wide:
         name, wider = rng.choice(wide)
         return {"widen": {name: wider}}
