@@ -10,6 +10,7 @@ from epochlog.checkpoint.job.drain import drain as drain_job
 from epochlog.checkpoint.job.job_ddl import JobInfo, alter_job, cancel_job, job_info
 from epochlog.checkpoint.job.runner import JobRunner, LocalRefresh
 from epochlog.checkpoint.job.running_queries import live
+from epochlog.checkpoint.job.steps import run_steps
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.process_local import OneProcess
@@ -61,7 +62,7 @@ class Job(OneProcess):
     def __repr__(self) -> str:
         return f"<epochlog.Job {self.name} of {self._handle.files.place}>"
 
-    def step_local(self, refresh: LocalRefresh, *, take_over: bool = False) -> int | None:
+    def step_local(self, refresh: LocalRefresh, *, take_over: bool = False, until: str | None = None) -> int | None:
         """Run one barrier with pyarrow tables; return its epoch, or None if there is nothing to do or the job has
         finished.
 
@@ -70,21 +71,33 @@ class Job(OneProcess):
         chunk of the upstreams' rows at one epoch: ctx.changes returns the chunk's rows of one upstream, ctx.table all
         rows, ctx.output the rows of earlier chunks. Such a step returns 0; the step after the last chunk commits.
 
+        until: "newest" runs barriers through the newest boundary that there is at the call, and returns the last one's
+        epoch. One barrier can end earlier: at an alter of an upstream, or at an earlier boundary.
+
         Raises JobRunning, with its name, while another runner of the job is alive (take_over=True fences it at once),
         Fenced if another runner has claimed the job since this one did, JobParked, JobNotFound, and the errors of the
         refresh.
         """
         self._require_plain()
-        return self._runner.step_local(refresh, take_over=take_over)
+        return run_steps(
+            self._runner, lambda take: self._runner.step_local(refresh, take_over=take), until, take_over=take_over
+        )
 
-    def step(self, spark: SparkSession, refresh: SparkRefresh, *, take_over: bool = False) -> int | None:
+    def step(
+        self, spark: SparkSession, refresh: SparkRefresh, *, take_over: bool = False, until: str | None = None
+    ) -> int | None:
         """Run one barrier with Spark DataFrames, in the foreground; return its epoch, or None if there is nothing to do
-        or the job has finished.
+        or the job has finished. until: "newest" runs barriers through the newest boundary, as for `step_local`.
         """
         from epochlog.spark.job import step
 
         self._require_plain()
-        return step(self._runner, spark, refresh, take_over=take_over)
+        return run_steps(
+            self._runner,
+            lambda take: step(self._runner, spark, refresh, take_over=take),
+            until,
+            take_over=take_over,
+        )
 
     def start(
         self,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from epochlog.checkpoint.job.job_ddl import JobInfo
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.checkpoint.job.runner import JobRunner
+from epochlog.checkpoint.job.steps import run_steps
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.session.handle import Handle
@@ -79,20 +80,34 @@ class View(OneProcess):
 
         return view_plan(self._handle, self._runner.record()).explain()
 
-    def step(self, spark: SparkSession | None = None, *, take_over: bool = False) -> int | None:
+    def step(
+        self, spark: SparkSession | None = None, *, take_over: bool = False, until: str | None = None
+    ) -> int | None:
         """Run one barrier with DuckDB in this process, or with `spark`; return its epoch, or None if there is nothing
         to do or the view has finished.
 
-        A step that `store.replace_views` or `rebuild` overtakes begins again, with the view's new query.
+        until: "newest" runs barriers through the newest boundary that there is at the call, and returns the last one's
+        epoch. One barrier can end earlier: at an alter of an upstream, or at an earlier boundary. A step that
+        `store.replace_views` or `rebuild` overtakes begins again, with the view's new query.
 
         Raises what `Job.step_local` and `Job.step` raise, DependencyMissing without DuckDB, and InvalidInput, with the
         values, for two rows of the query with one primary key: then nothing is committed.
         """
         if spark is None:
-            return self._runner.step_local(self.refresh, take_over=take_over)
+            return run_steps(
+                self._runner,
+                lambda take: self._runner.step_local(self.refresh, take_over=take),
+                until,
+                take_over=take_over,
+            )
         from epochlog.spark.job import step
 
-        return step(self._runner, spark, self.refresh, take_over=take_over)
+        return run_steps(
+            self._runner,
+            lambda take: step(self._runner, spark, self.refresh, take_over=take),
+            until,
+            take_over=take_over,
+        )
 
     def start(
         self,

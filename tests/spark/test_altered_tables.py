@@ -272,6 +272,29 @@ def test_a_view_that_spark_refreshes_reads_no_added_column_whose_name_differs_by
     assert lake.store.table("days").to_arrow()["day"].to_pylist() == ["d0", "d1", "d2"]
 
 
+@pytest.mark.rule("5.40")
+def test_a_step_until_the_newest_boundary_passes_alters(lake) -> None:
+    lake.orders.upsert(rows(0, 2))
+    view = lake.store.create_view(
+        "days", "SELECT day, COUNT(*) AS n FROM orders GROUP BY day", ["day"], spark=lake.spark
+    )
+    job = lake.store.create_job("j", ["orders"], {"o": (pa.schema([("id", pa.int64())]), ["id"])})
+
+    def refresh(ctx: Any) -> None:
+        ctx.upsert("o", ctx.changes("orders").select("id"))
+
+    for _ in range(2):
+        boundary = lake.store.checkpoint()
+        reached = [view.step(lake.spark, until="newest"), job.step(lake.spark, refresh, until="newest")]
+        assert reached == [boundary, boundary]
+        assert {row["day"]: row["n"] for row in lake.store.table("days").to_arrow().to_pylist()} == {"d0": 1, "d1": 1}
+        lake.orders.alter(add=[pa.field(f"x{boundary}", pa.int32())])
+        for name in ("y", "z"):
+            lake.orders.upsert([dict.fromkeys(lake.orders.schema.names) | {"id": 0, "day": "d0", "amount": 5.0}])
+            lake.orders.alter(add=[pa.field(f"{name}{boundary}", pa.int32())])
+        lake.orders.upsert([dict.fromkeys(lake.store.table("orders").schema.names) | {"id": 1, "day": "d1"}])
+
+
 # ---- the catalog ---------------------------------------------------------------------------------------------------
 
 
