@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import epochlog as el
+from altered_table import WIDER
 from confirmed import RawJudge, confirmed
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.derivation import derive, tables_of
@@ -96,7 +97,8 @@ class StoredViews:
         self.types = self.world.types if self.world else random_types(self.chance)
         self.definitions: list[tuple[int, dict[str, str]]] = [(0, {})]
         self.made: list[tuple[int, dict[str, int]]] = [(0, {})]  # epochs at which the definitions were made
-        self.remade: dict[str, list[tuple[int, str]]] = {name: [] for name in TABLES}  # columns dropped and added again
+        # columns that were dropped and added again, with their defaults
+        self.remade: dict[str, list[tuple[int, str, Any]]] = {name: [] for name in TABLES}
         self.first: dict[str, str] = {}  # queries as the views were created
         self.checked: dict[str, int] = {}
         self.tables_read: dict[str, tuple[str, ...]] = {}
@@ -272,7 +274,7 @@ class StoredViews:
         if not extra:
             table.alter(add=[pa.field("extra", pa.int8())])
         elif chance.random() < 0.5:
-            wider = pa.int16() if table.schema.field(extra[0]).type == pa.int8() else pa.int64()
+            wider = WIDER.get(table.schema.field(extra[0]).type, [table.schema.field(extra[0]).type])[-1]
             new = f"extra{len(table.history())}"
             table.alter(**chance.choice([{"drop": extra}, {"widen": {extra[0]: wider}}, {"rename": {extra[0]: new}}]))
             self.seen["extra columns changed"] += 1
@@ -283,22 +285,26 @@ class StoredViews:
             except el.SchemaInUse:
                 self.seen["columns in use"] += 1
                 return
-            table.alter(add=[pa.field(column, ARROW[self.types[name][column]])])
-            self.remade[name].append((self.store.last_epoch, column))
+            kind = self.types[name][column]
+            default = random_value(chance, kind) if chance.random() < 0.5 else None
+            defaults = None if default is None else {column: default}
+            table.alter(add=[pa.field(column, ARROW[kind])], defaults=defaults)
+            self.remade[name].append((self.store.last_epoch, column, default))
             self.seen["columns made anew"] += 1
 
     def _columns_at(self, name: str, rows: pa.Table, epoch: int, made: int) -> pa.Table:
-        """Return the rows of a table at an epoch in the columns that a query made at another epoch reads: null before
-        a column was added.
+        """Return the rows of a table at an epoch in the columns that a query made at another epoch reads: its default
+        or null before a column was added.
         """
         if name not in TABLES:
             return rows
-        later = {column for added, column in self.remade[name] if epoch < added <= made}
+        later = {column: default for added, column, default in self.remade[name] if epoch < added <= made}
         for column in TABLES[name][0]:
             if column in rows.column_names and column in later:
                 rows = rows.drop_columns([column])
             if column not in rows.column_names:
-                rows = rows.append_column(column, pa.nulls(rows.num_rows, ARROW[self.types[name][column]]))
+                values = [later.get(column)] * rows.num_rows
+                rows = rows.append_column(column, pa.array(values, ARROW[self.types[name][column]]))
         return rows
 
     # ---- steps -----------------------------------------------------------------------------------------------------
