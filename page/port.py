@@ -25,6 +25,7 @@ from epochlog.store.session.handle import Handle
 from .changes import Document, difference
 from .document import ServerFacts, agreement_document, error_facts, lanes_document, table_document
 from .feed import Feed, Seen
+from .private_paths import PrivatePaths, without_details
 from .sessions import SignedIn
 
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
@@ -122,10 +123,20 @@ class _Site:
         self.answers = SharedAnswers(MAX_READING)
         self.events = SharedAnswers(MAX_READING)  # by the numbers of the documents before and after
         self.static = _static_files()
+        self.paths = PrivatePaths(handle)
 
     def knows(self, head: bytes) -> bool:
         """Return True if the head of a request has a session."""
         return self.sessions is not None and self.sessions.is_named_in(head)
+
+    def encoded(self, document: Any) -> bytes:
+        """Encode a document; browsers that had to sign in see no paths of the server in it."""
+        content = encoded(document)
+        return content if self.sessions is None else self.paths.hidden(content)
+
+    def error(self, error: Document) -> Document:
+        """Return an error as browsers may see it."""
+        return error if self.sessions is None else without_details(error)
 
     def document_key(self, path: str, query: Mapping[str, list[str]]) -> Hashable:
         """Return a key that changes with the catalog and the samples, so that no document hides a commit."""
@@ -191,19 +202,19 @@ class _PageHandler(HttpHandler):
         try:
             names = parse_qs(query, max_num_fields=64)
             key = site.document_key(path, names)
-            content = self.made(site.answers, key, lambda: encoded(site.document(path, names)))
+            content = self.made(site.answers, key, lambda: site.encoded(site.document(path, names)))
         except TableNotFound as error:
-            self._send_json({"error": error_facts(error)}, 404)
+            self._send_json({"error": self.site.error(error_facts(error))}, 404)
         except (InvalidInput, ValueError) as error:
             text = str(error) if isinstance(error, InvalidInput) else "this query cannot be read"
             self._send_json({"error": {"type": "InvalidInput", "text": text}}, 400)
         except EpochlogError as error:
-            self._send_json({"error": error_facts(error)}, 503)
+            self._send_json({"error": self.site.error(error_facts(error))}, 503)
         else:
             self.send_page(content, JSON)
 
     def _send_json(self, document: Any, status: int) -> None:
-        self.send_page(encoded(document), JSON, status)
+        self.send_page(self.site.encoded(document), JSON, status)
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
@@ -241,12 +252,22 @@ class _PageHandler(HttpHandler):
         """Yield the events for a listener that has seen one state: `trouble`, `status` or `change`, `sample`."""
         site = self.site
         if newest.trouble != seen.trouble:
-            yield _event("trouble", newest.trouble)
+            yield self._event("trouble", newest.trouble and site.error(newest.trouble))
         if newest.number != seen.number:
             states = seen.number, newest.number
-            yield site.events.get(states, lambda: _document_event(seen.document, newest.document), lambda: False)
+            yield site.events.get(states, lambda: self._document_event(seen.document, newest.document), lambda: False)
         if newest.samples != seen.samples:
-            yield _event("sample", site.feed.curves.newest())
+            yield self._event("sample", site.feed.curves.newest())
+
+    def _document_event(self, before: Document, after: Document) -> bytes:
+        """Return the event that turns a document into another: first `status`, then `change`; b"" if both are equal."""
+        if not before:
+            return self._event("status", after) if after else b""
+        event = difference(before, after)
+        return self._event("change", event) if event else b""
+
+    def _event(self, kind: str, data: Any) -> bytes:
+        return b"event: " + kind.encode() + b"\ndata: " + self.site.encoded(data) + b"\n\n"
 
     # ---- sessions --------------------------------------------------------------------------------------------------
 
@@ -296,18 +317,6 @@ class _PageHandler(HttpHandler):
 
     def _send_form(self, status: int, message: str = "") -> None:
         self.send_page(SIGN_IN.replace("{message}", message).encode(), KINDS[".html"], status)
-
-
-def _document_event(before: Document, after: Document) -> bytes:
-    """Return the event that turns one document into another: first `status`, then `change`; b"" if they are equal."""
-    if not before:
-        return _event("status", after) if after else b""
-    event = difference(before, after)
-    return _event("change", event) if event else b""
-
-
-def _event(kind: str, data: Any) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + encoded(data) + b"\n\n"
 
 
 def _fields(form: str) -> dict[str, str]:

@@ -46,6 +46,11 @@ _WITH_PATHS = (
 _WORD = re.compile(r"[^\s'\"]+")
 
 
+def names_paths(error_name: str) -> bool:
+    """Return True if the messages of the error of this name are not for clients."""
+    return any(kind.__name__ == error_name for kind in _WITH_PATHS)
+
+
 def encode_error(error: EpochlogError) -> tuple[str, str]:
     """Return an error's name and its message for a client, without any path of the server. Log the omitted text."""
     name = type(error).__name__

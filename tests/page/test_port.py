@@ -414,3 +414,39 @@ def test_the_command_serves_it_until_a_signal(lake: PageStore) -> None:
     assert document(facts["ui"])["last_epoch"] == lake.store.last_epoch
     process.terminate()
     assert process.wait(WAIT_LIMIT_S) == 0 and process.communicate()[1] == ""
+
+
+# ---- paths of the server -------------------------------------------------------------------------------------------
+
+
+def all_texts(location: str, cookie: str) -> str:
+    """Return all that the page tells a browser: documents, errors of them, and the first event."""
+    paths = ["/status.json", "/curves.json", "/agreement.json?table=orders", "/lanes.json?table=orders"]
+    paths += [f"/table.json?table={name}" for name in ("orders", "by_day", "none")]
+    texts = [ask(location, path, Cookie=cookie)[1].decode() for path in paths]
+    target = urlsplit(location)
+    with closing(http.client.HTTPConnection(str(target.hostname), target.port, timeout=WAIT_LIMIT_S)) as connection:
+        connection.request("GET", "/events", headers={"Cookie": cookie})
+        events = connection.getresponse()
+        texts += [events.readline().decode(), events.readline().decode()]
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("planted", [False, pytest.param(True, marks=pytest.mark.planted)])
+def test_who_signs_in_sees_no_path_of_the_server(
+    planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page told readers the root, and the paths of damaged files that Flight hides."""
+    lake = make_page_store(tmp_path / "secret-place" / "lake")
+    if planted:
+        monkeypatch.setattr("epochlog.page.private_paths.PrivatePaths.hidden", lambda paths, content: content)
+    with lake.store as store, closing(PagePort(store._handle, "127.0.0.1:0", tokens=[READ_TOKEN])) as page:
+        handle, root = store._handle, str(lake.root)
+        inside = f"{handle.store_id}/t0001/a.arrow"
+        lake.put(3, 4)
+        lake.fail(ValueError(f"cannot read {root}/{inside}, nor {inside}"))
+        cookie = signed_in(page, READ_TOKEN).split(";")[0]
+        texts = all_texts(page.location, cookie)
+        found = "secret-place" in texts or f"{handle.store_id}/" in texts
+        assert found is planted
+        assert planted or ('"root":"lake"' in texts and "a file of the server" in texts)
