@@ -12,9 +12,7 @@ These lines may stand, without the dashes of a comment, between two lines `---`.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -83,12 +81,9 @@ def read_folder(folder: Path) -> dict[str, ViewFile]:
 
 def _text_of(path: Path) -> str:
     """Read a regular file: another end of a pipe may never write. Raises ReadFailed, OSError, UnicodeDecodeError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+    if not path.is_file():
         raise ReadFailed(f"{path} is no regular file: write the view's query into a file of this name")
-    with open(descriptor, encoding="utf-8-sig") as stream:
-        return stream.read()
+    return path.read_text("utf-8-sig")
 
 
 def parse_file(name: str, text: str, place: str) -> ViewFile:

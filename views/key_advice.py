@@ -178,13 +178,13 @@ def _pairs(part: exp.Expr) -> Iterator[tuple[exp.Expr, Place]]:
 
 def _not_null(block: exp.Select) -> list[exp.Expr]:
     """Return the values that are not NULL in each row that WHERE lets through."""
-    found: list[exp.Expr] = []
+    values: list[exp.Expr] = []
     for part in syntax.conjuncts(syntax.condition_of(block, "where")):
         if isinstance(part, exp.Not) and isinstance(part.this, exp.Is) and isinstance(part.this.expression, exp.Null):
-            found.append(part.this.this)
+            values.append(part.this.this)
         elif isinstance(part, _COMPARISONS):
-            found += [part.this, part.expression]
-    return found
+            values += [part.this, part.expression]
+    return values
 
 
 def _extended(block: exp.Select) -> set[str]:

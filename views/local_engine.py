@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -18,6 +17,7 @@ from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.checkpoint.job.row_groups import belonging, distinct, groups_of, several_rows
 from epochlog.errors import DependencyMissing, InvalidInput, LimitExceeded
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
+from epochlog.store.env.local_folder import private_temporary_folder
 from epochlog.store.env.log_events import ENGINE_RESET, VIEW_RECOMPUTED
 from epochlog.store.types.retyping import as_schema, as_type
 from epochlog.store.types.schema import TableSchema
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 MEMORY = "EPOCHLOG_VIEWS_MEMORY"
 """Variable of the environment with the memory of DuckDB for all views of the process, such as 8GB."""
-_folders: list[tempfile.TemporaryDirectory[str]] = []
 _OLD_IMAGES = pa.array(["delete", "update_preimage"])
 
 
@@ -326,9 +325,8 @@ def _database(process: int) -> duckdb.DuckDBPyConnection:
         raise DependencyMissing(
             "views without a Spark session need DuckDB, which is not installed: pip install 'epochlog[sql]'"
         ) from error
-    folder = tempfile.TemporaryDirectory(prefix="epochlog-views-")  # of this user alone; it goes with the process
-    _folders.append(folder)
-    config = {"enable_external_access": False, "memory_limit": _memory_limit(), "temp_directory": folder.name}
+    folder = private_temporary_folder("epochlog-views-")
+    config = {"enable_external_access": False, "memory_limit": _memory_limit(), "temp_directory": folder}
     try:
         database = duckdb.connect(config=config)
     except duckdb.Error as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -206,3 +207,12 @@ def _refuse_to_list(error: OSError) -> None:
     """Raise ReadFailed for a folder that cannot be listed; ignore a folder that was deleted during the listing."""
     if not is_missing(error):
         raise read_failed(str(error.filename), error) from error
+
+
+_temporary: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def private_temporary_folder(prefix: str) -> str:
+    """Create a folder of this user alone in the system's temporary folder; it is deleted when the process ends."""
+    _temporary.append(tempfile.TemporaryDirectory(prefix=prefix))
+    return _temporary[-1].name

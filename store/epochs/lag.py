@@ -26,11 +26,12 @@ def oldest_unreflected(view: Epochs, table: TableEpochs, epoch: int | None) -> i
 
 def unreflected_of_newest(view: Epochs) -> Mapping[int, int]:
     """Return for the newest state of each table, by id, the oldest change that it does not reflect; FAR for none."""
-    found: dict[int, int] = {}
+    oldest_by_table: dict[int, int] = {}
     for table in view.present.closure(view.tables):
         above = () if table.ended else table.upstreams
-        found[table.table_id] = min(first_in(view, table, table.position), *(found[up] for up in above), int(FAR))
-    return found
+        oldest = [oldest_by_table[up] for up in above]
+        oldest_by_table[table.table_id] = min([first_in(view, table, table.position), *oldest, int(FAR)])
+    return oldest_by_table
 
 
 def first_in(view: Epochs, table: TableEpochs, commit: int) -> int:

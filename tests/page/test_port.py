@@ -447,6 +447,6 @@ def test_who_signs_in_sees_no_path_of_the_server(
         lake.fail(ValueError(f"cannot read {root}/{inside}, nor {inside}"))
         cookie = signed_in(page, READ_TOKEN).split(";")[0]
         texts = all_texts(page.location, cookie)
-        found = "secret-place" in texts or f"{handle.store_id}/" in texts
-        assert found is planted
+        has_paths = "secret-place" in texts or f"{handle.store_id}/" in texts
+        assert has_paths is planted
         assert planted or ('"root":"lake"' in texts and "a file of the server" in texts)

@@ -92,7 +92,7 @@ def test_a_secret_is_masked_however_its_name_is_written(name: str, password: str
     assert redact_url(url) == f"s3://bucket/x?{other}y=1{separator}{written}=***"
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/x?region=eu-1&scheme=http", "redis://redis.test:1/0", "/home/a:b@c"])
+@pytest.mark.parametrize("url", ["s3://bucket/x?region=eu-1&scheme=http", "redis://redis.test:1/0", "/srv/a:b@c"])
 def test_what_is_no_secret_is_shown(url: str) -> None:
     assert redact_url(url) == url
 

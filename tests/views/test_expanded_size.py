@@ -106,7 +106,7 @@ def disagreements(seeds: range) -> list[str]:
     """Return the random queries whose measure is not that of their expanded trees, by a factor of two."""
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
     tables = {"t": TableSchema("t", schema, ("k",))}
-    found = list[str]()
+    wrong = list[str]()
     for seed in seeds:
         query = random_query(random.Random(seed))
         measured = expanded_size._Measure({"t": 2}).of(parse(query), {}).nodes
@@ -114,8 +114,8 @@ def disagreements(seeds: range) -> list[str]:
             node for node in normal_form(parse(query), tables).query.walk() if not isinstance(node, exp.Identifier)
         ]
         if not len(nodes) / 2 <= measured <= 2 * len(nodes):
-            found.append(f"{measured} for {len(nodes)}: {query}")
-    return found
+            wrong.append(f"{measured} for {len(nodes)}: {query}")
+    return wrong
 
 
 def test_the_measure_is_that_of_the_expanded_tree() -> None:
@@ -137,16 +137,16 @@ def test_a_measure_that_counts_each_cte_once_is_found(monkeypatch: pytest.Monkey
 
 def kinds_found(levels: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return how often a kind is found for a query of that many levels of v + v."""
-    found, real = list[object](), ValueKinds._kind
+    asked, real = list[object](), ValueKinds._kind
     text = "SELECT k, v FROM t"
     for _ in range(levels):
         text = f"SELECT k, v + v AS v FROM ({text}) q"
     tables = {"t": TableSchema("t", SCHEMA, ("k",))}
     form = normal_form(parse(text), tables)
     with monkeypatch.context() as counting:
-        counting.setattr(ValueKinds, "_kind", lambda kinds, node: (found.append(node), real(kinds, node))[1])
+        counting.setattr(ValueKinds, "_kind", lambda kinds, node: (asked.append(node), real(kinds, node))[1])
         require_local(form.query, form.occurrences, tables)
-    return len(found)
+    return len(asked)
 
 
 def test_the_kind_of_each_expression_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:

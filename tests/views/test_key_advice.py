@@ -56,8 +56,8 @@ def advice(text: str, key: list[str]) -> list[str]:
 
 @pytest.mark.parametrize(("text", "key", "expected"), CASES)
 def test_what_can_end_a_step_is_warned_of(text: str, key: str, expected: tuple[str, ...]) -> None:
-    found = advice(text, key.split())
-    assert len(found) == len(expected) and all(part in line for part, line in zip(expected, found, strict=True)), found
+    lines = advice(text, key.split())
+    assert len(lines) == len(expected) and all(part in line for part, line in zip(expected, lines, strict=True)), lines
 
 
 def random_query(chance: random.Random) -> tuple[str, list[str]]:
