@@ -87,8 +87,8 @@ def alter_from_sql(handle: Handle, name: str, changes: Any) -> TableDef:
         elif kind == "AddColumn":
             if change.position() is not None or change.defaultValue() is not None:
                 raise InvalidInput(
-                    f"ALTER TABLE {name}: a new column is the last one, and null in the rows so far; leave out FIRST, "
-                    "AFTER and DEFAULT"
+                    f"ALTER TABLE {name}: a new column is the last one; leave out FIRST, AFTER and DEFAULT. For a "
+                    f"value in the rows so far write store.table({name!r}).alter(add=[…], defaults={{{column!r}: …}})"
                 )
             added.append(_field(name, column, change.dataType(), change.comment(), nullable=bool(change.isNullable())))
         elif kind == "DeleteColumn":

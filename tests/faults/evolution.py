@@ -22,7 +22,7 @@ PREFIX = "evolved"
 """Beginning of the names of its tables."""
 KEY, SEQUENCE = 1, 2
 KEYS = range(8)
-WIDER = {pa.int8(): pa.int32(), pa.int32(): pa.int64()}
+WIDER = {pa.int8(): pa.int32(), pa.int32(): pa.decimal128(20, 2)}
 LENGTH = 14
 
 
