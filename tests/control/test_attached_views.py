@@ -45,17 +45,6 @@ class Attached:
             return count_failure(machine, *args)
 
         monkeypatch.setattr(JobProtocol, "_count_failure", counted)
-        self.gives_up = False  # the attempt in flight, as if its time were over
-        tick = JobProtocol.tick
-
-        def ticked(machine: JobProtocol, now: int) -> Any:
-            attempt = machine._attempt
-            if not self.gives_up or attempt is None or attempt.at_catalog:
-                return tick(machine, now)
-            self.gives_up = False
-            return tick(machine, max(now, attempt.deadline_ms))
-
-        monkeypatch.setattr(JobProtocol, "tick", ticked)
         self.recorded: list[str] = []
         fail = JobRunner.fail
 
@@ -102,7 +91,6 @@ class Attached:
     def replace_late(self) -> None:
         """Replace the view once the attempt was given up: its report comes too late, and would be repeated."""
         before = self.aborts()
-        self.gives_up = True
         wait_until(lambda: self.aborts() > before)
         self.replace()
 
@@ -115,10 +103,10 @@ class Attached:
 
 
 @contextmanager
-def driven(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attached]:
+def driven(folder: Path, monkeypatch: pytest.MonkeyPatch, **times: Any) -> Iterator[Attached]:
     with el.open(folder / "store", durability="os", checkpoint_interval_ms=20) as store:
         store.create_table("orders", ORDERS, ["id"])
-        with el.serve(store, token=TOKEN, control=settings()) as server, open_worker(server, store) as worker:
+        with el.serve(store, token=TOKEN, control=settings(**times)) as server, open_worker(server, store) as worker:
             worker.await_answer()
             attached = Attached(store, server, worker, monkeypatch)
             attached.driver.start()
@@ -172,7 +160,7 @@ def test_a_view_that_is_replaced_before_its_refresh_counts_no_failure(
 def test_a_report_that_came_too_late_is_not_repeated_for_the_new_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with driven(tmp_path, monkeypatch) as attached:
+    with driven(tmp_path, monkeypatch, attempt_ms=5000) as attached:
         attached.overtake(attached.replace_late)
         assert attached.rows() == LARGE_ROWS and not attached.recorded
 
@@ -225,7 +213,7 @@ def test_planted_bugs_are_found(attached: Attached, monkeypatch: pytest.MonkeyPa
 @pytest.mark.planted
 def test_segments_that_a_part_repeats_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted bug: the outbox of a part keeps the segments of the barrier before."""
-    with driven(tmp_path, monkeypatch) as attached:
+    with driven(tmp_path, monkeypatch, attempt_ms=5000) as attached:
         attached.order((1, "mon", 5), (2, "tue", 50))
         attached.settle()
         part = attached.driver.job._part
