@@ -5,8 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+
+import epochlog as el
+from epochlog.store.catalog.lmdb import catalog
 
 pytestmark = pytest.mark.local_only
 
@@ -48,6 +53,25 @@ def test_a_catalog_that_is_cut_ends_calls_and_not_the_process(tmp_path: Path) ->
     """The process ended by SIGBUS."""
     done = cut(tmp_path, "real", 20)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+def test_a_file_that_grows_between_two_looks_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of another thread behind the look at the size made each call Corrupt."""
+    with el.open(tmp_path, durability="os") as store, el.open(tmp_path, durability="os") as other:
+        look, grown = catalog._inode_and_size, list[int]()
+
+        def look_and_grow(folder: Path) -> Any:
+            seen = look(folder)
+            if not grown:
+                grown.append(seen[1])
+                for number in range(50):
+                    other.create_table(f"t{number}", pa.schema([("k", pa.int64())]), ["k"])
+                grown.append(look(folder)[1])
+            return seen
+
+        monkeypatch.setattr(catalog, "_inode_and_size", look_and_grow)
+        assert len(store.tables()) == 50
+        assert grown[0] < grown[1]
 
 
 @pytest.mark.planted

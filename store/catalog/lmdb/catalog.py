@@ -270,12 +270,12 @@ class LmdbCatalog:
         """Raise CatalogLost unless the folder still has the file that is open: a commit to a deleted one is lost. Raise
         Corrupt if the file is shorter than it was: to read a lost page of its map ends the process.
         """
+        largest = _environments.largest_size(self._inode, 0)  # before the file's size: another thread may write to it
         try:
             inode, size = _inode_and_size(self._folder)
         except OSError as error:
             raise _unavailable(self._folder, error) from error
-        largest = _environments.largest_size(self._inode, size) if inode == self._inode else size
-        if size < largest:
+        if inode == self._inode and size < largest:
             raise Corrupt(
                 str(self._folder / LMDB_DATA),
                 f"it was cut from {largest} bytes to {size} while this process had it open. Close the store in "
@@ -286,6 +286,7 @@ class LmdbCatalog:
                 f"the catalog {self._folder} was removed or replaced while this process had it open; nothing was "
                 "committed. Close the store, restore the catalog from a copy if it is gone, and open the store again"
             )
+        _environments.largest_size(inode, size)
 
     def _note_size(self) -> None:
         """Note the size of the file after a commit, which may have made it longer."""
