@@ -259,9 +259,7 @@ def _run(connection: duckdb.DuckDBPyConnection, plan: ViewPlan, query: Query) ->
     kinds = ValueKinds(query, plan.form.occurrences, plan.schemas)
     try:
         relation = connection.sql(render(as_spark_computes(query, kinds), "duckdb"))
-        return _with_bigints(relation.to_arrow_table(), [str(kind) for kind in relation.types])
-    except pa.ArrowInvalid as error:
-        raise InvalidInput(f"a sum of the view does not fit BIGINT: {error}") from error
+        return relation.to_arrow_table()
     except duckdb.OutOfMemoryException as error:
         raise LimitExceeded(
             "the query of the view needs more memory than DuckDB may take for the views of this process: "
@@ -275,15 +273,6 @@ def _run(connection: duckdb.DuckDBPyConnection, plan: ViewPlan, query: Query) ->
             raise InvalidInput(f"a sum of the view does not fit BIGINT: {error}") from error
         reason = str(error).partition("\n")[0]  # without advice that no view can follow, and the query as it was sent
         raise InvalidInput(f"DuckDB refuses the query of the view: {reason}") from error
-
-
-def _with_bigints(rows: pa.Table, types: Sequence[str]) -> pa.Table:
-    """Return the rows with BIGINT, Spark's type of a sum of integers, in place of DuckDB's HUGEINT."""
-    fields = [
-        field.with_type(pa.int64()) if kind == "HUGEINT" else field
-        for field, kind in zip(rows.schema, types, strict=True)
-    ]
-    return rows.cast(pa.schema(fields)) if "HUGEINT" in types else rows
 
 
 @contextmanager

@@ -387,7 +387,7 @@ def as_spark_computes(query: exp.Expr, kinds: ValueKinds) -> exp.Expr:
     that are summed as DOUBLE, as Spark sums them.
     """
     query = query.copy()
-    totals = [node for node in query.find_all(exp.Sum) if kinds.of(node) == "integer"]
+    totals = [node for node in query.find_all(exp.Sum) if kinds.of(node) in ("integer", "null")]
     for total in reversed(totals):  # inner ones first
         _replace_total(total)
     for node in list(query.find_all(*_REWRITTEN)):

@@ -156,11 +156,11 @@ _NO_FUNCTIONS = frozenset((
 _TYPES = frozenset((
     *("BOOLEAN", "BYTE", "TINYINT", "SHORT", "SMALLINT", "INT", "INTEGER", "LONG", "BIGINT", "REAL", "FLOAT"),
     *("DOUBLE", "DEC", "DECIMAL", "NUMERIC", "STRING", "CHAR", "CHARACTER", "VARCHAR", "BINARY", "DATE", "TIMESTAMP"),
-    *("TIMESTAMP_NTZ", "TIMESTAMP_LTZ", "INTERVAL", "VARIANT", "ARRAY", "MAP", "STRUCT"),
+    *("TIMESTAMP_NTZ", "TIMESTAMP_LTZ", "TIME", "INTERVAL", "VARIANT", "ARRAY", "MAP", "STRUCT"),
 ))  # fmt: skip
 """Spark's names of types. sqlglot reads those of other engines too, as names of its own types."""
 _SIZED = frozenset(("DEC", "DECIMAL", "NUMERIC", "CHAR", "CHARACTER", "VARCHAR"))
-_OF_LITERALS = frozenset(("DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ", "INTERVAL"))
+_OF_LITERALS = frozenset(("TIME", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ", "INTERVAL"))
 _NO_TYPES = (TokenType.NULL, TokenType.UNION, TokenType.RANGE, TokenType.UNKNOWN)
 """Tokens that sqlglot counts as types, with another meaning in a query."""
 _ENDS_OF_LIST = (TokenType.FROM, TokenType.WHERE, TokenType.GROUP_BY, TokenType.ORDER_BY, TokenType.R_PAREN)

@@ -63,7 +63,7 @@ class ValueKinds:
         self._kinds: dict[int, tuple[exp.Expr, str | None]] = {}
         self._leaves: dict[int, tuple[exp.Expr, tuple[pa.DataType, ...]]] = {}
         self._most_digits: dict[int, tuple[exp.Expr, tuple[int, int]]] = {}
-        self._named: dict[int, tuple[exp.Expr, dict[str, exp.Expr]]] = {}
+        self._named: dict[int, tuple[exp.Expr, dict[str, int]]] = {}
 
     def of(self, node: exp.Expr) -> str | None:
         """Return the kind of an expression's values; None if it is not known."""
@@ -103,7 +103,7 @@ class ValueKinds:
         """Return the expressions of a query's outputs; of a set operation, those of its left side."""
         while isinstance(query, exp.SetOperation):
             query = syntax.unwrapped(query.this)
-        return [output.this for output in query.expressions]
+        return [output.unalias() for output in query.expressions]
 
     def width(self, node: exp.Expr) -> str | None:
         """Return TINYINT, SMALLINT, FLOAT or TIMESTAMP_NTZ if an expression has this type; None for other types."""
@@ -142,9 +142,8 @@ class ValueKinds:
             yield self._schemas[node.table].schema.field(node.name).type
         elif isinstance(node, exp.Column) and node.table in self._derived:
             inner = syntax.unwrapped(self._derived[node.table])
-            while isinstance(inner, exp.SetOperation):
-                inner = syntax.unwrapped(inner.this)
-            yield from self._types(self._output(inner, node.name))
+            place = self._place(inner, node.name)
+            yield from self._types(self.outputs(inner)[place]) if place is not None else ()
 
     @staticmethod
     def values_of(node: exp.Expr) -> list[exp.Expr]:
@@ -170,16 +169,23 @@ class ValueKinds:
         return None if query is None else self._of_output(syntax.unwrapped(query), column.name)
 
     def _of_output(self, query: exp.Query, name: str) -> str | None:
+        place = self._place(query, name)
+        return None if place is None else self._of_place(query, place)
+
+    def _of_place(self, query: exp.Query, place: int) -> str | None:
         if isinstance(query, exp.SetOperation):
             sides = [syntax.unwrapped(query.this), syntax.unwrapped(query.expression)]
-            return self._common([self._of_output(side, name) for side in sides])
-        return self.of(self._output(query, name))
+            return self._common([self._of_place(side, place) for side in sides])
+        return self.of(query.expressions[place].unalias())
 
-    def _output(self, query: exp.Query, name: str) -> exp.Expr:
-        """Return the expression of the first output of this name."""
+    def _place(self, query: exp.Query, name: str) -> int | None:
+        """Return the place of the first output of this name; None for a query that names its outputs nowhere."""
+        while isinstance(query, exp.SetOperation):
+            query = syntax.unwrapped(query.this)
         if id(query) not in self._named:
-            self._named[id(query)] = query, {output.alias: output.this for output in reversed(query.expressions)}
-        return self._named[id(query)][1][name]
+            places = {output.alias_or_name: place for place, output in reversed(list(enumerate(query.expressions)))}
+            self._named[id(query)] = query, places
+        return self._named[id(query)][1].get(name)
 
 
 def _remembered(known: dict[int, tuple[exp.Expr, T]], find: Callable[[exp.Expr], T], node: exp.Expr) -> T:

@@ -286,7 +286,7 @@ class LmdbCatalog:
                 f"the catalog {self._folder} was removed or replaced while this process had it open; nothing was "
                 "committed. Close the store, restore the catalog from a copy if it is gone, and open the store again"
             )
-        _environments.largest_size(inode, size)
+        _environments.largest_size(self._inode, size)
 
     def _note_size(self) -> None:
         """Note the size of the file after a commit, which may have made it longer."""
