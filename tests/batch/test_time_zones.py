@@ -115,6 +115,7 @@ def offsets() -> Iterator[str]:
         yield f"{'-' if minutes < 0 else '+'}{hours:02}:{rest:02}"
 
 
+@pytest.mark.medium
 def test_all_zones_of_the_database_and_all_offsets() -> None:
     """polars and pandas read each of them, and no zone that polars reads is taken from it."""
     for zone in (*available_timezones(), *offsets()):

@@ -60,6 +60,7 @@ def altered(store: el.Store, times: int = 3) -> None:
     table.upsert([dict.fromkeys(table.schema.names) | {"id": times, "g": "b"}])
 
 
+@pytest.mark.medium
 @pytest.mark.rule("5.40")
 def test_a_view_over_an_altered_table_reaches_the_checkpoint_in_one_call(store: el.Store) -> None:
     view = store.create_view("v", QUERY, ["g"])

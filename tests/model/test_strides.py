@@ -118,6 +118,7 @@ def pace_of(took: Mapping[str, int], strides: Mapping[str, int], boundaries: int
     return Ages(tuple(ages[boundaries // 2 :]))
 
 
+@pytest.mark.medium
 @pytest.mark.rule("5.39")
 def test_eight_slow_views_share_newer_epochs_by_their_strides() -> None:
     """Without strides each takes every boundary in turn, and falls behind until it lags max_lag boundaries."""
@@ -162,6 +163,7 @@ def slow_store(folder: Path) -> el.Store:
     return store
 
 
+@pytest.mark.medium
 @pytest.mark.rule("5.39")
 def test_a_view_with_slow_steps_takes_all_boundaries_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     took_ms = 5000

@@ -87,6 +87,7 @@ def _fields(header: Header) -> dict[str, Any]:
     return {name: getattr(header, name) for name in Header.__dataclass_fields__}
 
 
+@pytest.mark.medium
 @pytest.mark.damages_store
 def test_random_records_end_with_a_typed_error_or_a_store(export: tuple[Path, Path]) -> None:
     root, path = export
@@ -129,6 +130,7 @@ def grows() -> bytes:
     return msgpack.packb([b"k", bytes(1 << 20)]) * 200  # type: ignore[operator]
 
 
+@pytest.mark.medium
 @pytest.mark.damages_store
 @pytest.mark.parametrize("body", [claims_an_array, claims_a_map, grows], ids=lambda body: body.__name__)
 def test_a_small_file_takes_little_memory(

@@ -43,6 +43,7 @@ def rows(table: el.Table, **options: Any) -> dict[int, dict[str, Any]]:
     return {row.pop("id"): row for row in table.to_arrow(**options).to_pylist()}
 
 
+@pytest.mark.medium
 @pytest.mark.rule("7.15")
 @pytest.mark.parametrize("compacted", ["before", "after", "never"])
 def test_rows_that_were_written_without_the_column_have_its_default(

@@ -60,6 +60,7 @@ def test_a_subquery_is_named_where_there_is_no_cte(lab: Lab, monkeypatch: pytest
         lab.store.create_view("w", f"SELECT k, v FROM ({sides}) q", ["k"])
 
 
+@pytest.mark.medium
 def test_columns_that_stars_stand_for_count(lab: Lab) -> None:
     lab.store.create_table(
         "wide", pa.schema([("k", pa.int64()), *((f"c{at}", pa.int64()) for at in range(1999))]), ["k"]
@@ -118,6 +119,7 @@ def disagreements(seeds: range) -> list[str]:
     return wrong
 
 
+@pytest.mark.medium
 def test_the_measure_is_that_of_the_expanded_tree() -> None:
     assert disagreements(range(60)) == []
 
@@ -189,6 +191,7 @@ def fresh_engine() -> Iterator[None]:
     local_engine._database.cache_clear()
 
 
+@pytest.mark.medium
 def test_views_take_no_more_memory_than_they_may(lab: Lab, fresh_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """34 levels of s || s took 17 GiB."""
     monkeypatch.setenv(local_engine.MEMORY, "100MB")
