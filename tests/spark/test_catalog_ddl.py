@@ -167,7 +167,7 @@ ALTERED = {
     "ADD COLUMN z INT NOT NULL": ("InvalidSchema", "leave nullable=False out"),
     "ADD COLUMN z VARCHAR(3)": ("InvalidSchema", "type varchar(3) cannot be kept; write STRING"),
     "ADD COLUMN z VARIANT": ("InvalidSchema", "write STRING: to_json"),
-    "ADD COLUMN s.z INT": ("InvalidInput", "s.z is inside of a column"),
+    "RENAME COLUMN s.a TO b": ("InvalidInput", "s.a is inside of a column, which can only get more fields"),
     "DROP COLUMN id": ("InvalidInput", "can only be renamed"),
     "RENAME COLUMN n TO _n": ("InvalidSchema", "reserved"),
     "ALTER COLUMN n COMMENT 'x'": ("NotWritable", "UpdateColumnComment is not supported"),
