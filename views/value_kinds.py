@@ -143,7 +143,9 @@ class ValueKinds:
         elif isinstance(node, exp.Column) and node.table in self._derived:
             inner = syntax.unwrapped(self._derived[node.table])
             place = self._place(inner, node.name)
-            yield from self._types(self.outputs(inner)[place]) if place is not None else ()
+            while isinstance(inner, exp.SetOperation):
+                inner = syntax.unwrapped(inner.this)
+            yield from self._types(inner.expressions[place].unalias()) if place is not None else ()
 
     @staticmethod
     def values_of(node: exp.Expr) -> list[exp.Expr]:

@@ -31,7 +31,8 @@ def require_dates_fit(handle: Handle, table: TableDef, change: SchemaChange) -> 
     def test() -> int | None:
         plan = handle.catalog.read(lambda view: plan_scan(view, get_table(view, table.id, table.name), None))
         schema = plan.table.schema
-        tested = [name for name in wide if name in schema.names and loses_dates(schema.field(name).type, wide[name])]
+        types = {field.name: field.type for field in schema}
+        tested = [name for name in wide if name in types and loses_dates(types[name], wide[name])]
         if not tested:
             return None
         names = [*plan.table.primary_key, *tested]

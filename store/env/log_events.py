@@ -174,7 +174,7 @@ REFRESH_RESTARTED = LogEvent(
 VIEW_KEY = LogEvent(
     "view_key",
     "view",
-    WARNING,
+    INFO,
     "store view reason",
     "A view was made whose steps may fail: its key can be NULL, or its query does not imply the key.",
 )

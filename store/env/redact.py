@@ -8,7 +8,7 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 _PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*:/{1,3}[^:/?#@]*):(?P<secret>.*)@", re.IGNORECASE | re.DOTALL)
 """User and password of a URL, also of one whose slashes were mistyped."""
-_PARAMETER = re.compile(r"(?P<before>[?&;#](?P<name>[^=&;#?]*)=)(?P<secret>[^&;#]+)")
+_PARAMETER = re.compile(r"(?P<before>[?&;#](?P<name>[^=&;#?]*)=)(?P<secret>(?:[^&;#]|;(?![^=&;#?]*=))+)")
 _SECRET_NAMES = ("secret", "token", "pass", "pwd", "key", "sig", "auth", "session", "cred", "jwt")
 """Parts of the names of parameters whose values are secrets."""
 _SHORT_SECRET = 2
