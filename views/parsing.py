@@ -92,6 +92,8 @@ def parse(sql: str) -> exp.Query:
     """Parse a query in Spark's dialect. Raises InvalidInput, with the name of the clause that a view cannot have."""
     try:
         statements = sqlglot.parse(sql, read=syntax.DIALECT)
+    except InvalidInput:
+        raise
     except SqlglotError as error:
         if "{{" in sql or "{%" in sql:
             raise InvalidInput("the query has a template ({{ … }}): a view names its tables as they are") from error
@@ -99,8 +101,6 @@ def parse(sql: str) -> exp.Query:
     except RecursionError as error:
         raise InvalidInput("the query is nested too deeply") from error
     except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InvalidInput):
-            raise
         raise InvalidInput(f"the query cannot be parsed: {type(error).__name__}: {error}") from error
     statements = [statement for statement in statements if not isinstance(statement, exp.Semicolon | None)]
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):

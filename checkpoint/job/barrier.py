@@ -162,8 +162,8 @@ def next_barrier(
     lag = changed_stops.lag(curr, view.last_epoch)
     merging = max(1 << (lag.bit_length() - 1) if lag > max(max_lag, 0) else 1, stride)
     shared = changed_stops.newest_multiple(merging) if merging > 1 else None
-    if shared is None:
-        shared = changed_stops.newest() if stride > 1 else curr
+    if shared is None and stride > 1:
+        shared = changed_stops.newest()
     return Barrier(after, curr if shared is None else shared, kind)
 
 
