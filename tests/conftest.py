@@ -46,7 +46,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 COMMON = settings(deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
 settings.register_profile("default", COMMON, max_examples=40)
-settings.register_profile("quick", COMMON, max_examples=8)
+settings.register_profile("quick", COMMON, max_examples=5)
 settings.register_profile("far", COMMON, max_examples=5, stateful_step_count=20)  # where each step is a request
 settings.register_profile("deep", COMMON, max_examples=400)  # of every random test, in a campaign
 settings.register_profile("thorough", COMMON, max_examples=5_000, stateful_step_count=100)

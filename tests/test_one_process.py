@@ -79,6 +79,7 @@ def left_open(messages: list[str], what: str) -> bool:
     return any(message.startswith("unclosed <") and what in message for message in messages)
 
 
+@pytest.mark.medium
 def test_a_store_left_open_is_warned_of(tmp_path: Path) -> None:
     def leave() -> el.Table:
         return el.open(tmp_path / "lake", durability="os").create_table("t", SCHEMA, ["id"])
@@ -95,6 +96,7 @@ def test_a_store_left_open_is_warned_of(tmp_path: Path) -> None:
     assert not left_open(warned(close), "epochlog.Store")
 
 
+@pytest.mark.medium
 def test_a_snapshot_left_open_is_warned_of_and_a_closed_one_is_not(store: el.Store) -> None:
     def take() -> el.Snapshot:
         return store.snapshot(["t"], consistency="latest")
@@ -110,6 +112,7 @@ def test_a_snapshot_left_open_is_warned_of_and_a_closed_one_is_not(store: el.Sto
     assert not left_open(warned(close), "Snapshot")
 
 
+@pytest.mark.medium
 def test_a_view_in_duckdb_keeps_its_snapshot(store: el.Store) -> None:
     connection = store.snapshot(["t"], consistency="latest").duckdb()
     assert not left_open(warned(lambda: None), "Snapshot")

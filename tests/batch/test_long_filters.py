@@ -36,6 +36,7 @@ def text(terms: int, join: str = "OR") -> str:
 
 
 @pytest.mark.parametrize("join", ["OR", "AND"])
+@pytest.mark.medium
 def test_a_long_text_is_no_deep_expression(join: str) -> None:
     expression = parse_predicate(text(MOST_TERMS, join), SCHEMA)
     row_count = ROWS.filter(expression).num_rows
@@ -49,6 +50,7 @@ def test_many_values_are_one_term() -> None:
     assert ROWS.filter(parse_predicate(f"id IN ({values}) AND v < 10", SCHEMA)).num_rows == 10
 
 
+@pytest.mark.medium
 def test_the_measure_of_an_expression() -> None:
     check_filter(chain(1_000))
     check_filter(pc.field("v") == "(" * 100_000)  # what is quoted is no call

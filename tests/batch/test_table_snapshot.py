@@ -300,6 +300,7 @@ def test_whatever_takes_arrow_streams_takes_tables(store: el.Store) -> None:
 # ---- the dataset ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_a_dataset_scans_as_pyarrow_s_do(store: el.Store, tmp_path: Path) -> None:
     with store.snapshot(["t"], consistency="latest") as snapshot:
         ours, theirs = snapshot["t"].dataset(), ds.dataset(snapshot["t"].to_arrow())

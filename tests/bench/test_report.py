@@ -135,6 +135,7 @@ def test_a_page_without_its_markers_is_left_alone(tmp_path: Path) -> None:
     assert page.read_text() == "no markers\n"
 
 
+@pytest.mark.medium
 def test_the_same_figures_make_the_same_small_picture(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         draw(PLOT, tmp_path / name)

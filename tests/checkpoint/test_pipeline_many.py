@@ -65,6 +65,7 @@ class Counted:
 # ---- cost --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_the_reads_of_an_idle_poll_do_not_grow_with_the_jobs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten polls of 0.1 s of virtual time read the catalog ten times, for three jobs and for thirty."""
     reads: dict[int, int] = {}
@@ -90,6 +91,7 @@ def test_the_reads_of_an_idle_poll_do_not_grow_with_the_jobs(lab: Lab, monkeypat
     assert reads == {3: 10, 30: 10}
 
 
+@pytest.mark.medium
 def test_an_idle_round_reads_for_entering_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round without work enters each job, and looks at all jobs once before that; no job is stepped."""
     reads: dict[int, int] = {}
@@ -230,6 +232,7 @@ def test_an_idle_job_gets_its_barrier_when_the_boundary_passes(lab: Lab) -> None
 # ---- isolation ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_more_slow_jobs_than_threads_do_not_keep_the_others(lab: Lab) -> None:
     """Two threads and five jobs that hang: the pool lends two slots at a time, so the others go on after two waits, and
     from then on nothing waits for the five.
@@ -312,6 +315,7 @@ def test_a_job_that_was_slow_takes_no_slot_until_it_is_quick_again() -> None:
 
 
 @pytest.mark.parametrize("until", [None, "idle"])
+@pytest.mark.medium
 def test_a_running_pipeline_is_drained_at_one_epoch(lab: Lab, until: Any) -> None:
     pipe, at_work, go_on = pipeline_of(lab, 12, threads=2), threading.Event(), threading.Event()
 

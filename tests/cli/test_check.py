@@ -123,6 +123,7 @@ def spoil(store: el.Store, view: str) -> None:
         assert store.view(view).step()
 
 
+@pytest.mark.medium
 def test_a_view_is_compared_with_its_own_query(run, views: el.Store) -> None:
     root = views.root
     assert run("check", root, "daily").out.endswith(": 2 rows, equal to the query\n")
@@ -138,6 +139,7 @@ def test_a_view_is_compared_with_its_own_query(run, views: el.Store) -> None:
     assert late.code == 1 and "has not committed yet" in late.err
 
 
+@pytest.mark.medium
 def test_without_a_name_all_views_are_compared(run, views: el.Store) -> None:
     root = views.root
     done = run("check", root)

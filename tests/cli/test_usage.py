@@ -27,6 +27,7 @@ def test_the_help_of_a_read_describes_every_policy(run) -> None:
         assert f"{name} ({policy.summary})" in text  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.medium
 def test_version_and_help(run) -> None:
     assert run("--version").out == f"epochlog {epochlog.__version__}\n"
     done = run("--help")

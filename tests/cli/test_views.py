@@ -200,6 +200,7 @@ def test_errors_name_the_view_once(lake: tuple[el.Store, str, Path], capsys: pyt
 
 
 @pytest.mark.parametrize("change", ["inline", "rename", "reverse"])
+@pytest.mark.medium
 def test_apply_inlines_renames_and_reverses_a_view_between_others(
     lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str], change: str
 ) -> None:

@@ -60,6 +60,7 @@ def works(root: str, url: str) -> str:
         return store._handle.store_id
 
 
+@pytest.mark.medium
 def test_makers_at_once_make_one_store(root: str, server: RedisProcess) -> None:
     store_ids, barrier = list[str](), threading.Barrier(4)
 

@@ -107,6 +107,7 @@ def test_a_driver_that_takes_over_fences_the_first(tmp_path: Path) -> None:
         check(store)
 
 
+@pytest.mark.medium
 def test_a_driver_takes_over_a_runner_that_is_no_coordinator(tmp_path: Path) -> None:
     with make_store(tmp_path / "store") as store, el.serve(store, token=TOKEN, control=settings()) as server:
         alone, entered = store.job("revenue"), threading.Event()
@@ -202,6 +203,7 @@ def test_without_a_coordinator_the_driver_runs_alone_and_goes_back_when_it_is_th
 
 
 @pytest.mark.logs("step_abandoned")
+@pytest.mark.medium
 def test_a_step_that_was_rolled_back_is_given_up_and_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +257,7 @@ def test_a_job_is_stopped_at_its_coordinator(tmp_path: Path, drain: bool) -> Non
         check(store)
 
 
+@pytest.mark.medium
 def test_a_dropped_job_ends_its_driver_with_its_name(tmp_path: Path) -> None:
     with attached_world(tmp_path) as (store, _server, worker), driving(store, worker) as driver:
         wait_until(lambda: runner_kind(store) == "coordinator")
@@ -288,6 +291,7 @@ def test_a_job_that_is_dropped_at_its_commit_ends_its_driver(
         assert isinstance(driver.error, el.JobNotFound)
 
 
+@pytest.mark.medium
 def test_an_error_of_the_refresh_is_recorded_and_tried_again(tmp_path: Path) -> None:
     bad = threading.Event()
     bad.set()
@@ -309,6 +313,7 @@ def test_an_error_of_the_refresh_is_recorded_and_tried_again(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("error", [ValueError("a defect"), el.WriteFailed("no space"), el.OutcomeUnknown("no answer")])
+@pytest.mark.medium
 def test_an_error_of_the_commit_is_recorded_and_tried_again(
     tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

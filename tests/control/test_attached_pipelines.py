@@ -151,6 +151,7 @@ def end_coordinator(store: el.Store, refreshes: Mapping[str, Any], server: Any, 
     assert "fenced" not in states(pipe).values()
 
 
+@pytest.mark.medium
 def test_jobs_that_were_stepped_before_go_on_without_the_coordinator(tmp_path: Path) -> None:
     """The coordinator's claim follows theirs, so they must not take it for a runner that has fenced them."""
     with make_store(tmp_path / "store") as store:
@@ -162,6 +163,7 @@ def test_jobs_that_were_stepped_before_go_on_without_the_coordinator(tmp_path: P
         check_chain(store, refreshes)
 
 
+@pytest.mark.medium
 def test_a_stepped_job_goes_on_alone_if_the_answer_to_its_attach_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_stepped_job_goes_on_alone_if_the_answer_to_its_attach_is_lost(
         check_chain(store, refreshes)
 
 
+@pytest.mark.medium
 def test_a_pipeline_that_begins_without_its_coordinator(tmp_path: Path) -> None:
     with make_store(tmp_path / "store") as store:
         refreshes, location = make_chain(store, 2), fixed_location()
@@ -194,6 +197,7 @@ def test_a_pipeline_that_begins_without_its_coordinator(tmp_path: Path) -> None:
         check_chain(store, refreshes)
 
 
+@pytest.mark.medium
 def test_all_jobs_are_drained_at_one_epoch(tmp_path: Path) -> None:
     with make_store(tmp_path / "store") as store, served(store) as server, open_worker(server, store) as worker:
         refreshes = make_chain(store, 3)

@@ -137,6 +137,7 @@ def test_an_overtaken_attempt_leaves_neither_rows_nor_an_error(
     assert attached.driver.error is None and not attached.recorded and not attached.failures
 
 
+@pytest.mark.medium
 def test_a_view_that_is_replaced_before_its_refresh_counts_no_failure(
     attached: Attached, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ class Deaf(DuplexStream):
         return not self.cut.wait()
 
 
+@pytest.mark.medium
 def test_messages_for_a_worker_are_bounded_while_a_send_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "MOST_WAITING", 1 << 20)
     line = Deaf()

@@ -39,6 +39,7 @@ def test_days_hold_every_row_once(tables: dict[str, pa.Table]) -> None:
     assert sum(day.deleted for day in days) > 3_000
 
 
+@pytest.mark.medium
 def test_corrections_come_later_and_touch_a_key_once(tables: dict[str, pa.Table]) -> None:
     days = data.arrivals(tables["flights"], tables["weather"], days=60, delay_days=7)
     numbered = [

@@ -16,6 +16,7 @@ def feed(tmp_path: Path) -> DayFeed:
     return DayFeed(tmp_path / "feed", data.arrivals(data.read("flights"), data.read("weather"), days=20, delay_days=4))
 
 
+@pytest.mark.medium
 def test_days_are_released_in_order_and_once(feed: DayFeed) -> None:
     assert not list(feed.inboxes["flights"].iterdir())
     feed.release(3)
@@ -30,6 +31,7 @@ def test_days_are_released_in_order_and_once(feed: DayFeed) -> None:
         assert ages_ms == sorted(set(ages_ms))
 
 
+@pytest.mark.medium
 def test_rows_tell_the_day(feed: DayFeed) -> None:
     first, second = feed.rows["flights"][:2]
     rows = [0, first - 1, first, second, feed.rows["flights"][-1]]

@@ -160,6 +160,7 @@ def test_empty_entries_that_block_are_caught() -> None:
 # ---- the campaign reaches what it is about -------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_the_histories_have_everything_in_them() -> None:
     seen: Counter[str] = Counter()
 

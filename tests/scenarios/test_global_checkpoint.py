@@ -55,6 +55,7 @@ def assert_reads_before(store: el.Store, barrier: int) -> None:
 @pytest.mark.parametrize("order", [
     order for order in itertools.permutations(VIEWS) if order.index("revenue") < order.index("best")
 ])  # fmt: skip
+@pytest.mark.medium
 def test_readers_see_the_barrier_when_the_last_job_has_committed(store: el.Store, order: tuple[str, ...]) -> None:
     store.table("orders").upsert(pa.table([[2, 3], [1, 2], [7, 9]], schema=ORDERS))
     barrier = store.checkpoint()
@@ -66,6 +67,7 @@ def test_readers_see_the_barrier_when_the_last_job_has_committed(store: el.Store
     assert commits == dict.fromkeys(VIEWS, 2)
 
 
+@pytest.mark.medium
 def test_a_barrier_that_was_cut_off_is_finished_by_another_process(store: el.Store) -> None:
     store.table("orders").upsert(pa.table([[2, 3], [1, 2], [7, 9]], schema=ORDERS))
     barrier = store.checkpoint()

@@ -344,6 +344,7 @@ def parquet(store: el.Store) -> set[str]:
     return {info.path.rsplit("/", 1)[-1] for info in listed if info.path.endswith(".parquet")}
 
 
+@pytest.mark.medium
 def test_a_budget_is_kept_and_the_rest_is_done_later(store: el.Store, large: el.Table) -> None:
     expected = numbers(large)
     assert some(store, full=True, budget=3) is CompactionOutcome.PROGRESS
@@ -358,6 +359,7 @@ def test_a_budget_is_kept_and_the_rest_is_done_later(store: el.Store, large: el.
     assert [trace.pieces for trace in traces_of(store)] == [len(work.pieces)]
 
 
+@pytest.mark.medium
 def test_a_task_whose_owner_died_is_taken_over_when_its_lease_has_ended(
     store: el.Store, clock: Clock, large: el.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +384,7 @@ def test_a_task_whose_owner_died_is_taken_over_when_its_lease_has_ended(
     assert len(numbers(large)) == 1500 and store.verify().unreachable == ()
 
 
+@pytest.mark.medium
 def test_who_was_taken_over_has_no_effect(
     store: el.Store, clock: Clock, large: el.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,6 +544,7 @@ def test_a_process_is_told_from_one_that_has_died() -> None:
     assert has_died(f"{machine} {int(ended.stdout)} {began}")
 
 
+@pytest.mark.medium
 def test_l0_can_be_folded_beside_a_long_merge_of_runs(store: el.Store, large: el.Table) -> None:
     some(store, l0_only=True)
     large.upsert(rows(0, 900, n=2))

@@ -155,6 +155,7 @@ def test_prefix_bounds_hold_exactly_the_keys_that_begin_so(
 
 @settings(max_examples=50, deadline=None, print_blob=True)
 @given(keyed_rows(), keyed_rows())
+@pytest.mark.medium
 def test_search(drawn: tuple[list[pa.DataType], list[tuple[Any, ...]]], more: Any) -> None:
     kinds, rows = drawn
     codec, table = table_of(kinds, rows)

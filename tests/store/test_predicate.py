@@ -79,6 +79,7 @@ SIGNS = ("=", "<>", "<", "<=", ">", ">=")
         *(f"d {sign} TIMESTAMP '2024-01-02 03:00:00'" for sign in SIGNS),
     ],
 )
+@pytest.mark.medium
 def test_means_what_sql_means(text: str) -> None:
     wanted = duckdb.connect().register("rows", ROWS).execute(f"SELECT n FROM rows WHERE {text} ORDER BY n").fetchall()
     numbers = ROWS.filter(parse_predicate(text.replace("_NS", ""), ROWS.schema))["n"].to_pylist()

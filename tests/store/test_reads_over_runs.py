@@ -46,6 +46,7 @@ def key(*ids: int) -> pa.Table:
     return pa.table({"id": pa.array(ids, pa.int64())})
 
 
+@pytest.mark.medium
 def test_epochs_below_at_and_above_a_run(store: el.Store) -> None:
     table = store.create_table("t", SCHEMA, ["id"])
     states = {0: {}}
@@ -164,6 +165,7 @@ def plan_run(table: el.Table) -> SortedRun:
     return run
 
 
+@pytest.mark.medium
 def test_every_column_type_through_segments_and_runs(store: el.Store) -> None:
     table = store.create_table("wide", WIDE.schema, ["id"])
     first = table.upsert(wide_rows([1, 2, 3, 4, 5, 6]))
@@ -372,6 +374,7 @@ def test_commits_of_one_block_are_spread_over_what_they_lie_above(
         assert max(counts) <= 2 * sum(counts) / 10, (name, counts)
 
 
+@pytest.mark.medium
 def test_a_table_that_is_read_in_pieces_decodes_each_block_once(
     store: el.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,7 @@ class Looks:
         monkeypatch.setattr(size_splits, "_slices", counted)
 
 
+@pytest.mark.medium
 def test_where_the_catalog_tells_enough_no_file_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Looks(monkeypatch)
     with el.open(tmp_path, durability="os") as store:

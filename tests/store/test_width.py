@@ -153,6 +153,7 @@ def updates(root: Path, columns: int, meter: Meter) -> None:
 
 
 @pytest.mark.local_only
+@pytest.mark.medium
 def test_names_that_are_made_anew_for_each_column_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert superlinear(lambda columns, meter: updates(tmp_path, columns, meter)) == []
 

@@ -91,6 +91,7 @@ def image_tables(world: ViewWorld, plan: ViewPlan, queries: Mapping[str, exp.Sel
     return images
 
 
+@pytest.mark.medium
 def test_keys_of_changed_rows_are_the_touched_values_on_each_engine(engine: DuckDBEngine) -> None:
     """Spark's driver computes them without a job: it must find what the touched query finds."""
     world, compared = ViewWorld(random.Random(1), list(SCHEMAS)), 0

@@ -73,6 +73,7 @@ def test_a_random_text_has_the_answer_of_spark_or_needs_it(first: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["integers", "shop", "large shop", "nexmark"])
+@pytest.mark.medium
 def test_duckdb_answers_a_text_that_histories_are_judged_by_as_spark(name: str) -> None:
     """The tokens in DuckDB's spelling: without this comparison a history would be judged by an unknown text."""
     answers, judge = kept(name), RawJudge()

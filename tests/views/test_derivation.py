@@ -27,6 +27,7 @@ def engine() -> Iterator[DuckDBEngine]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.medium
 def test_a_named_case_refreshes_to_its_query(name: str, engine: DuckDBEngine) -> None:
     _, scope, full = CASES[name]
     plan = plan_of_case(name)

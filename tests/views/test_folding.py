@@ -89,6 +89,7 @@ def test_an_inner_join_is_folded_and_an_outer_one_whose_nulls_are_rejected() -> 
         assert derive(f"SELECT t.a, SUM(u.v) AS s FROM t {join} GROUP BY t.a", SCHEMAS, ["a"]).fold is not None
 
 
+@pytest.mark.medium
 def test_the_delta_of_a_self_join_has_a_term_of_each_occurrence() -> None:
     plan = derive(
         "SELECT x.a, COUNT(*) AS n FROM t x JOIN t y ON x.b = y.b JOIN r ON r.a = y.a GROUP BY x.a", SCHEMAS, ["a"]
@@ -239,6 +240,7 @@ def test_each_change_of_a_join_is_added(tmp_path: Path, monkeypatch: pytest.Monk
             assert computed[0] == again, name  # by_region is the first
 
 
+@pytest.mark.medium
 def test_a_store_adds_changes_and_recomputes_only_groups_whose_sum_becomes_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

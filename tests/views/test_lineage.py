@@ -99,6 +99,7 @@ def test_a_view_that_is_ahead_of_a_table_that_its_new_query_reads_can_be_stepped
     assert raw_check(lab.store.view("top")).ok and lab.store.verify().problems == ()
 
 
+@pytest.mark.medium
 def test_the_tables_of_forgotten_queries_are_forgotten(lab: Lab) -> None:
     lab.store.create_view("a", query("r"), KEY)
     for factor in range(2, 8):

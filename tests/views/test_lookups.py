@@ -32,6 +32,7 @@ def test_views_of_large_tables_equal_their_queries(shop: LargeShop) -> None:
     shop.play(12, lambda view: view.step())
 
 
+@pytest.mark.medium
 def test_a_refresh_reads_rows_by_the_values_of_changes(shop: LargeShop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.play(1, lambda view: view.step())
     shop.put("orders", [7])  # it may have been deleted
@@ -51,6 +52,7 @@ def test_a_refresh_reads_rows_by_the_values_of_changes(shop: LargeShop, monkeypa
     assert read and max(read) < ROWS // 8
 
 
+@pytest.mark.medium
 def test_a_refresh_looks_up_its_own_rows_only_where_a_key_is_gone(
     shop: LargeShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_column_in_use_is_named_as_it_is_called_now(store: el.Store) -> None:
         store.table("orders").alter(drop=["day"])
 
 
+@pytest.mark.medium
 def test_a_query_that_is_nested_too_deeply_is_refused(store: el.Store) -> None:
     condition = " OR ".join(f"cents = {number}" for number in range(3000))
     with pytest.raises(el.InvalidInput, match="nested too deeply.*write IN"):

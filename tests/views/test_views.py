@@ -56,6 +56,7 @@ def test_touched_values_that_cannot_be_computed_recompute_all_rows(shop: Shop, m
     shop.check()
 
 
+@pytest.mark.medium
 def test_only_rows_that_differ_are_committed(shop: Shop) -> None:
     orders = shop.store.table("orders")
     orders.upsert(pa.table([[1, 2], [1, 2], [1, 2], [10, 20]], schema=ORDERS))
@@ -313,6 +314,7 @@ def test_refreshes_share_one_database_and_see_no_tables_of_each_other() -> None:
 
 
 @pytest.mark.logs("engine_reset")
+@pytest.mark.medium
 def test_views_go_on_after_an_internal_error_of_duckdb(shop: Shop) -> None:
     """It ends the database, which the views of a process share."""
     with local_engine._connected() as connection:
@@ -337,6 +339,7 @@ def test_the_choice_of_a_refresh_is_by_rows(touched: int, rows: int, expected: b
     assert recomputes_all(touched, rows) == expected
 
 
+@pytest.mark.medium
 def test_a_change_of_most_rows_recomputes_all(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os") as store:
         views, orders = many_orders(store)
