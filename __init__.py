@@ -124,7 +124,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .store.backup.restore import RestoreReport, restore_catalog
     from .store.changelog.consumer_info import ConsumerInfo
     from .store.maintenance.vacuum import VacuumedFile, VacuumReport
-    from .store.metadata.definitions import TableOptions
+    from .store.metadata.table_options import TableOptions
     from .store.scan.result_cache import set_result_cache_bytes
     from .store.sst.segment import Segment
     from .table import Table, TableInfo, TableWriter

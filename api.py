@@ -37,8 +37,9 @@ from epochlog.store.env.process_local import OneProcess, warn_unclosed
 from epochlog.store.maintenance.compact_request import compact_tables
 from epochlog.store.maintenance.scheduler import Maintenance
 from epochlog.store.maintenance.vacuum import GRACE, VacuumReport, vacuum
-from epochlog.store.metadata.definitions import Counters, TableDef, TableOptions
+from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import all_tables, find_table, get_store
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.session.handle import Handle, open_handle
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.schema import TableSchema

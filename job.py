@@ -15,8 +15,9 @@ from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.epochs.view_reader import read_epoch_view
-from epochlog.store.metadata.definitions import JobRecord, TableOptions
+from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.lookups import get_job
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.session.handle import Handle
 from epochlog.views.present_text import present_text
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 from epochlog.checkpoint.job.adopt import adopt_table, drop_job_alone
 from epochlog.checkpoint.job.job_ddl import JobInfo, Output, create_job, drop_job, list_jobs
 from epochlog.checkpoint.job.view_ddl import require_view
-from epochlog.store.metadata.definitions import TableOptions
 from epochlog.store.metadata.lookups import find_job
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.session.handle import Handle
 from epochlog.views.present_text import present_text
 

@@ -25,9 +25,10 @@ from epochlog.store.env.metrics import READS
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.epochs.readable import require_begun
 from epochlog.store.epochs.view_reader import read_commits, read_epoch_view, table_state
-from epochlog.store.metadata.definitions import TableDef, TableOptions
+from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_job, get_table, get_version
 from epochlog.store.metadata.schema_change import SchemaChange
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.retention.stale_reads import translate_stale_read, translate_stale_reads
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, require_complete

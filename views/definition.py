@@ -16,8 +16,9 @@ from epochlog.checkpoint.job.view_ddl import Replacement, replace_views, require
 from epochlog.errors import InvalidInput, InvalidSchema, SchemaMismatch, TableNotFound
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.log_events import VIEW_KEY
-from epochlog.store.metadata.definitions import DERIVATION, JobRecord, TableOptions, ViewDefinition
+from epochlog.store.metadata.definitions import DERIVATION, JobRecord, ViewDefinition
 from epochlog.store.metadata.lookups import find_job, find_table, get_table
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 

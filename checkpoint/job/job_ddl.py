@@ -18,10 +18,11 @@ from epochlog.store.env.log_events import JOB_ALTERED, JOB_CREATED, JOB_DROPPED,
 from epochlog.store.epochs.global_membership import outside_by_interval
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
-from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions, ViewDefinition
+from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, ViewDefinition
 from epochlog.store.metadata.job_columns import Declared, bound_versions, checked_columns, require_versions
 from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_job, get_store, get_table, get_version
 from epochlog.store.metadata.table_differences import table_differences
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.job_runners import live_runner

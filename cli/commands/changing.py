@@ -12,6 +12,7 @@ from epochlog.checkpoint.job.pace import boundaries_text
 from epochlog.cli.confirmation import confirm
 from epochlog.cli.facts.chosen_epochs import epoch_of
 from epochlog.cli.facts.store import Facts, RowCounter, TableLook, look_at, table_facts
+from epochlog.cli.grammar.values import AUTO
 from epochlog.cli.session import CommandSession
 from epochlog.cli.text import bytes_text, count_text, epoch_text, listed, safe, unchanged_text
 from epochlog.errors import EpochlogError
@@ -19,8 +20,9 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.table_ddl import alter_table, refuse_in_use
 from epochlog.store.env.clock import FOR_EVER
 from epochlog.store.epochs.view_reader import read_commits, read_epoch_view
-from epochlog.store.metadata.definitions import TableDef, TableOptions
+from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_table
+from epochlog.store.metadata.table_options import LEAST_HISTORY, LONGEST_HISTORY, TableOptions
 from epochlog.store.metadata.table_settings import Settings, show_option
 from epochlog.store.retention.holds import holds_of
 
@@ -57,7 +59,7 @@ def _alter_table(session: CommandSession) -> None:
     table = handle.catalog.read(lambda view: find_table(view, name))
     new_values = {option: value for option in _OPTIONS if (value := getattr(options, option)) is not None}
     spans = [option for option in (*_SPANS, "ttl") if option in new_values]
-    new_values.update({option: timedelta(seconds=new_values[option]) for option in spans})
+    new_values.update({option: _span(new_values[option]) for option in spans})
     if new_values.get("ttl") == timedelta(0):
         new_values.update(ttl=None, ttl_column=None)
     drop_unchanged = None if options.drop_unchanged is None else options.drop_unchanged == "yes"
@@ -67,7 +69,7 @@ def _alter_table(session: CommandSession) -> None:
     shortened = _shortened(table.options, new_values)
     if shortened:
         losses = [
-            f"{option} is {_span_text(current_span, new_values[option])} and would be "
+            f"{option} is {_span_text(option, current_span, new_values[option])} and would be "
             f"{show_option(new_values[option], current_span)}"
             for option, current_span in shortened.items()
         ]
@@ -76,7 +78,7 @@ def _alter_table(session: CommandSession) -> None:
     def new_settings(current: TableDef) -> Settings:
         if not options.yes and (shortened_now := _shortened(current.options, new_values)) != shortened:
             changes = " and ".join(
-                f"{option} is {_span_text(getattr(current.options, option), shortened.get(option))}"
+                f"{option} is {_span_text(option, getattr(current.options, option), shortened.get(option))}"
                 for option in {**shortened, **shortened_now}
             )
             raise EpochlogError(
@@ -104,7 +106,7 @@ def _alter_table(session: CommandSession) -> None:
             + ", ".join(
                 f"{option} {show_option(value)}"
                 for option in asdict(altered.options)
-                if (value := getattr(altered.options, option)) is not None
+                if ((value := getattr(altered.options, option)) is not None or option == "history_retention")
                 and (option != "tombstone_retention" or altered.schema.sequence_by is not None)
                 and (option, value) != ("compaction_check", "sample")
             )
@@ -113,15 +115,24 @@ def _alter_table(session: CommandSession) -> None:
 
 
 def _shortened(options: TableOptions, new_values: Mapping[str, Any]) -> dict[str, timedelta]:
-    """Return by name the current retentions, and the ttl, that are longer than the new values."""
+    """Return by name the current retentions, and the ttl, that are longer than the new values. A history that chooses
+    its own length may have its longest now, and its least after the change.
+    """
     current = {name: getattr(options, name) for name in _SPANS} | {"ttl": options.ttl or FOR_EVER}
-    return {
-        name: span for name, span in current.items() if new_values.get(name) is not None and new_values[name] < span
-    }
+    longest = {name: LONGEST_HISTORY if span is None else span for name, span in current.items()}
+    least = {name: LEAST_HISTORY if span is None else span for name, span in new_values.items() if name in current}
+    if new_values.get("ttl", FOR_EVER) is None:
+        del least["ttl"]
+    return {name: current[name] for name, span in least.items() if span < longest[name]}
 
 
-def _span_text(span: timedelta | None, other: object = None) -> str:
-    return "without an end" if span in (None, FOR_EVER) else show_option(span, other)
+def _span_text(option: str, span: timedelta | None, other: object = None) -> str:
+    endless = span == FOR_EVER or (option == "ttl" and span is None)
+    return "without an end" if endless else show_option(span, other)
+
+
+def _span(value: float | str) -> timedelta | None:
+    return None if value == AUTO else timedelta(seconds=float(value))
 
 
 def rebuild(session: CommandSession) -> None:

@@ -109,7 +109,7 @@ def _retention_ends(
     time, and of each tag of the epoch; the end of a tag for good is infinite.
     """
     table = get_table(view, table_id, name)
-    retention_ms = table.options.history_retention // timedelta(milliseconds=1)
+    retention_ms = table.options.least_history // timedelta(milliseconds=1)
     holds = holds_of(view, table_id, now_ms, session.handle.leases.live)
     return chain(
         [(to_unix_ms(epoch) + retention_ms, "retention")],

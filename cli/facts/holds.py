@@ -18,6 +18,7 @@ from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.table_settings import show_option
 from epochlog.store.metadata.version import TableVersion
 from epochlog.store.retention.holds import Hold
+from epochlog.store.retention.kept_history import KeptHistory
 from epochlog.store.retention.retention import limits
 from epochlog.store.session.write_intents import Intent, all_intents
 from epochlog.store.types.epoch import to_unix_ms
@@ -77,11 +78,14 @@ def intent_facts(intent: Intent, now_ms: int) -> Facts:
     }
 
 
-def held_back(table: TableDef, version: TableVersion, holds: Sequence[Hold], now_ms: int) -> Facts:
+def held_back(
+    table: TableDef, version: TableVersion, holds: Sequence[Hold], history: KeptHistory | None, now_ms: int
+) -> Facts:
     """Describe the limits of the safe epoch and of the log's beginning: a holder that keeps more than the retention,
-    or the retention.
+    or the retention. history: of a table without a history_retention.
     """
-    free, held = limits(table.options, [], now_ms), limits(table.options, holds, now_ms, version.safe_epoch)
+    free = limits(table.options, [], now_ms, history=history)
+    held = limits(table.options, holds, now_ms, version.safe_epoch, history)
     options, newest = table.options, version.max_committed_epoch
     states = {hold.holder: hold.read_epoch for hold in holds if hold.read_epoch is not None and not hold.is_tag}
     log = {hold.holder: hold.log_epoch for hold in holds if hold.log_epoch is not None}

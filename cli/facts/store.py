@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any
 
 from epochlog.batch.tags import Tag
@@ -31,6 +32,7 @@ from epochlog.store.metadata.lookups import (
 )
 from epochlog.store.metadata.version import LogEntry, TableVersion
 from epochlog.store.retention.holds import holds_of
+from epochlog.store.retention.kept_history import HistorySize, read_history
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import to_unix_ms
@@ -276,13 +278,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             "sql": None if job is None else present_text(view, job),
             "runner": None if job is None else runner_facts(runner_of(view, handle, job)),
             "read_by": readers,
-            "retention": {
-                "history_s": table.options.history_retention.total_seconds(),
-                "log_s": table.options.log_retention.total_seconds(),
-                "tombstone_s": None
-                if table.schema.sequence_by is None
-                else table.options.tombstone_retention.total_seconds(),
-            },
+            "retention": retention_facts(view, table, look.version, now_ms),
             "sequence_by": table.schema.sequence_by,
             "checks": dict(table.checks),
             "ttl_s": None if table.options.ttl is None else table.options.ttl.total_seconds(),
@@ -294,7 +290,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             "run_list": [run_facts(run) for run in get_runs(view, table.id)],
             "log": log_facts(view, table, look.version),
             "holds": [hold_facts(hold, now_ms) for hold in sorted(holds, key=lambda hold: hold.holder)],
-            "held_back": held_back(table, look.version, holds, now_ms),
+            "held_back": held_back(table, look.version, holds, read_history(view, table, look.version, now_ms), now_ms),
             "writers": writers(view, now_ms),
         }
         return look, extra_facts
@@ -309,6 +305,24 @@ def columns(table: TableDef) -> Iterator[Facts]:
     for field in table.schema.schema:
         place = key.index(field.name) + 1 if field.name in key else None
         yield {"name": field.name, "type": str(field.type), "nullable": field.nullable, "key": place}
+
+
+def retention_facts(view: ReadTxn, table: TableDef, version: TableVersion, now_ms: int) -> Facts:
+    """Describe the retention of a table in seconds. history_auto: of a history that chooses its own length, its
+    direction and the bytes that decide it; else None.
+    """
+    options, history = table.options, read_history(view, table, version, now_ms)
+    size = HistorySize.of(get_runs(view, table.id))
+    auto = None if history is None else {"grows": history.grows, "bytes": size.history, "live_bytes": size.live}
+    least_ms = options.least_history // timedelta(milliseconds=1)
+    kept_ms = least_ms if history is None else now_ms - history.edge_at(now_ms)
+    ordered = table.schema.sequence_by is not None
+    return {
+        "history_s": kept_ms / 1000,
+        "history_auto": auto,
+        "log_s": options.log_retention.total_seconds(),
+        "tombstone_s": options.tombstone_retention.total_seconds() if ordered else None,
+    }
 
 
 def run_facts(run: Any) -> Facts:

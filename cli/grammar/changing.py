@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .common import add_command
-from .values import moment, positive, seconds
+from .values import moment, positive, seconds, seconds_or_auto
 
 
 def _rebuild(commands: argparse._SubParsersAction) -> None:
@@ -79,7 +79,12 @@ def _alter(commands: argparse._SubParsersAction) -> None:
     )
     job.add_argument("--max-lag", type=seconds, metavar="TIME", help="a job with a larger lag may merge boundaries")
     table = command.add_argument_group("of a table")
-    table.add_argument("--history-retention", type=seconds, metavar="TIME", help="how long its states stay readable")
+    table.add_argument(
+        "--history-retention",
+        type=seconds_or_auto,
+        metavar="TIME",
+        help="how long its states stay readable; auto: 1 h, and up to 2 d while that takes little space",
+    )
     table.add_argument("--log-retention", type=seconds, metavar="TIME", help="how long its changes stay readable")
     table.add_argument(
         "--tombstone-retention",

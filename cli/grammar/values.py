@@ -14,6 +14,8 @@ from epochlog.store.env.whole_number import whole_number
 BEGINNINGS = ("latest", "earliest", "snapshot")
 TOKEN_OPTIONS = ("--token", "--show", "--after", "--until", "--from")
 LONGEST_OPTION = 40
+AUTO = "auto"
+"""Value of an option that chooses itself."""
 """Characters: all options are shorter, all tokens longer."""
 
 
@@ -62,6 +64,11 @@ def seconds(text: str) -> float:
         return parse_seconds(text)
     except InvalidInput as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def seconds_or_auto(text: str) -> float | str:
+    """Parse a length of time into seconds, or the word auto."""
+    return AUTO if text == AUTO else seconds(text)
 
 
 def names(text: str) -> Sequence[str]:

@@ -286,7 +286,12 @@ def _sequence_text(facts: Facts) -> str:
 
 def _retention_text(retention: Facts) -> str:
     history, log = (show_span(round(retention[name] * 1000)) for name in ("history_s", "log_s"))
-    return f"history {history}, log {log}"
+    auto = retention["history_auto"]
+    if auto is None:
+        return f"history {history}, log {log}"
+    sizes = f"replaced rows take {bytes_text(auto['bytes'])}, the others {bytes_text(auto['live_bytes'])}"
+    direction = "up to 2 d" if auto["grows"] else "shrinks to 1 h"
+    return f"history {history} (auto, {direction}: {sizes}), log {log}"
 
 
 def _ttl_text(facts: Facts) -> str:

@@ -8,6 +8,7 @@
     log/<id>/<epoch>, hist/<id>/<epoch>     log entries with segments; permanent record of a commit
     job/<id>                                a job: lineage, position, incarnation, recorded barrier
     pace/<id>                               times of a view's newest steps
+    past/<id>                               direction of a table's history, where it chooses its own length
     load/<load>, load/<load>/<n>            a load: its tables, incarnation and checkpoint; the state of its n-th part
     kept/<id>/<epoch>                       the deletes that are kept from this commit on, of a table with a sequence
     made/<id>/<n>                           staged segments of an output from the n-th chunk of a backfill
@@ -95,6 +96,10 @@ def job_key(job_id: int) -> bytes:
 
 def pace_key(job_id: int) -> bytes:
     return b"pace/%08x" % job_id
+
+
+def kept_history_key(table_id: int) -> bytes:
+    return b"past/%08x" % table_id
 
 
 def load_key(load: str) -> bytes:

@@ -62,10 +62,13 @@ KINDS = (
         "used",
     ),
     *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "kept", "consumer", "lease"),
-    *("share", "pace"),
+    *("share", "pace", "past"),
     *("xq", "xu", "xc", "xp", "xd", "xk"),
 )
-OF_TABLES = ("schema", "head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made", "kept")
+OF_TABLES = (
+    *("schema", "head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made", "kept"),
+    "past",
+)
 """Kinds of records that are deleted with their table. (Those in gone/ stay until vacuum has deleted the files, leases
 until they end.)
 """

@@ -13,6 +13,7 @@ from epochlog.store.catalog.keys import (
     compact_key,
     head_key,
     job_key,
+    kept_history_key,
     name_key,
     runs_key,
     schema_key,
@@ -24,13 +25,14 @@ from epochlog.store.env.failpoints import hit
 from epochlog.store.env.log_events import LOG_TRUNCATED, TABLE_ALTERED, TABLE_CREATED, TABLE_DROPPED
 from epochlog.store.metadata.consumer_record import mark_table_dropped
 from epochlog.store.metadata.counters import move_counters
-from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions
+from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import all_jobs, find_table, get_job, get_table, get_version
 from epochlog.store.metadata.named_columns import lost_column, with_schema
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.schema_change import SchemaChange, changed_ids, next_version
 from epochlog.store.metadata.table_differences import table_differences
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import TableVersion, require_open
@@ -335,6 +337,7 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     tx.delete(runs_key(table_id))
     tx.delete(compact_key(table_id))
     tx.delete(trouble_key(table_id))
+    tx.delete(kept_history_key(table_id))
     tx.delete(table_key(table_id))
     tx.delete(name_key(TableDef.from_record(record).name))
 

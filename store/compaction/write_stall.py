@@ -15,8 +15,9 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.clock import Deadline, monotonic_s
 from epochlog.store.env.log_events import COMPACTION_AWAITED, RETRY, WRITE_STALL
 from epochlog.store.env.metrics import WRITE_STALL_SECONDS
-from epochlog.store.metadata.definitions import TableDef, TableOptions
+from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.version import TableVersion
 
 from .executor import CompactionOutcome, compact_table

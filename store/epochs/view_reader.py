@@ -172,7 +172,7 @@ def _table_epochs(
         due=job.due if job else None,
         created=table.created if last_epoch else 0,
         adopted=table.adopted,
-        history_ms=table.options.history_retention // timedelta(milliseconds=1),
+        history_ms=table.options.least_history // timedelta(milliseconds=1),
         job_id=table.job_id,
         interval_ms=job.interval * store.interval_ms if job else 0,
         outside_ms=job.outside_ms if job else None,

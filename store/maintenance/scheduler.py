@@ -24,8 +24,9 @@ from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.env.log_events import DEFECT, MAINTENANCE_FAILED, RETRY
 from epochlog.store.env.metrics import MAINTENANCE_FAILURES
-from epochlog.store.metadata.definitions import TableDef, TableOptions
+from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import all_tables, get_version
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.version import TableVersion
 from epochlog.store.retention.retention import apply_retention
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from epochlog.store.types.schema import TableSchema
 
-from .definitions import TableDef, TableOptions
+from .definitions import TableDef
+from .table_options import LEAST_HISTORY, TableOptions
 from .table_settings import Settings, show_option
 
 
@@ -29,7 +30,8 @@ def table_differences(table: TableDef, schema: TableSchema, settings: Settings) 
         options = TableOptions.from_record(settings.options.to_record())  # rounded to milliseconds, as in the catalog
         for option in fields(TableOptions):
             actual, expected = getattr(table.options, option.name), getattr(options, option.name)
-            if actual != expected:
+            left_out = expected is None and option.name == "history_retention"
+            if actual != expected and not (left_out and actual == LEAST_HISTORY):
                 difference = f"{show_option(actual, expected)}, not {show_option(expected, actual)}"
                 differences.append(f"its option {option.name} is {difference}")
     return differences

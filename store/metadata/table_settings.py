@@ -13,7 +13,8 @@ from epochlog.store.types.epoch import show_span
 from epochlog.store.types.predicate import parse_predicate
 from epochlog.store.types.schema import TableSchema, check_name
 
-from .definitions import TableDef, TableOptions
+from .definitions import TableDef
+from .table_options import TableOptions
 
 CHANGELOGS = ("upsert", "full")
 
@@ -103,9 +104,11 @@ def _check_checks(table: str, schema: TableSchema | None, checks: object) -> Non
 
 
 def show_option(value: object, other: object = None) -> str:
-    """Format the value of an option. A duration is shown in milliseconds if `other`, another duration, would look
-    equal.
+    """Format the value of an option; None is that of a history without a retention of its own. A duration is shown in
+    milliseconds if `other`, another duration, would look equal.
     """
+    if value is None:
+        return "auto"
     if not isinstance(value, timedelta):
         return str(value)
     ms = value // timedelta(milliseconds=1)

@@ -18,6 +18,7 @@ from epochlog.store.catalog.keys import (
     compact_key,
     head_key,
     hist_key,
+    kept_history_key,
     key_epoch,
     log_key,
     runs_key,
@@ -26,9 +27,10 @@ from epochlog.store.catalog.keys import (
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.env.log_events import FILES_RELEASED, JOB_PARKED
 from epochlog.store.metadata.counters import move_counters
-from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef, TableOptions
+from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.kept_deletes import forget_kept, forgettable
 from epochlog.store.metadata.lookups import get_runs, get_table, get_version, jobs_of
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import (
     LogEntry,
@@ -45,6 +47,7 @@ from epochlog.store.sst.sorted_run import RunFile
 from epochlog.store.types.epoch import from_unix_ms
 
 from .holds import Hold, holds_of, job_holder
+from .kept_history import KeptHistory, read_history, turned
 from .stalled_jobs import StalledJob, park, stalled_jobs
 
 if TYPE_CHECKING:
@@ -69,13 +72,18 @@ class RetentionLimits:
     single: frozenset[int] = frozenset()
 
 
-def limits(options: TableOptions, holds: Sequence[Hold], now_ms: int, safe_epoch: int = 0) -> RetentionLimits:
-    """Return the limits that a table's options and holds give at `now_ms` (Unix ms). safe_epoch: the table's."""
+def limits(
+    options: TableOptions, holds: Sequence[Hold], now_ms: int, safe_epoch: int = 0, history: KeptHistory | None = None
+) -> RetentionLimits:
+    """Return the limits that a table's options and holds give at `now_ms` (Unix ms). safe_epoch: the table's. history:
+    of a table without a history_retention.
+    """
 
     def epoch_before(ms: int) -> int:
         return from_unix_ms(now_ms - ms)
 
-    history_ms, log_ms = (_ms(span) for span in (options.history_retention, options.log_retention))
+    history_ms = _ms(options.least_history) if history is None else now_ms - history.edge_at(now_ms)
+    log_ms = _ms(options.log_retention)
     single = {hold.holder: epoch for hold in holds if (epoch := hold.single_epoch(safe_epoch)) is not None}
     states = [hold.read_epoch for hold in holds if hold.read_epoch is not None and hold.holder not in single]
     return RetentionLimits(
@@ -91,8 +99,8 @@ class Released:
     """Everything that one transaction releases: the table's version after it, its runs if they change, log entries to
     delete with their files, history files, and the epochs of commits to forget.
 
-    kept: keys of records of kept deletes to forget. parked: jobs that still needed some of it. more: another
-    transaction has more to release.
+    kept: keys of records of kept deletes to forget. parked: jobs that still needed some of it. history: the new
+    direction of the table's history, if it changes. more: another transaction has more to release.
     """
 
     version: TableVersion
@@ -102,6 +110,7 @@ class Released:
     commits: tuple[int, ...] = ()
     kept: tuple[bytes, ...] = ()
     parked: tuple[StalledJob, ...] = ()
+    history: KeptHistory | None = None
     more: bool = False
 
 
@@ -148,10 +157,11 @@ def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
     """Raise the safe epoch before a compaction, so that it does not rewrite versions that no reader can read."""
 
     def raised_version(view: ReadTxn) -> TableVersion | None:
-        options = get_table(view, table.id, table.name).options  # `table` may be older than the last alter
+        current = get_table(view, table.id, table.name)  # `table` may be older than the last alter
+        options = current.options
         version, now_ms = get_version(view, table.id, table.name), handle.catalog.now_ms()
         holds = holds_of(view, table.id, now_ms, handle.leases.live)
-        allowed = limits(options, holds, now_ms, version.safe_epoch)
+        allowed = limits(options, holds, now_ms, version.safe_epoch, read_history(view, current, version, now_ms))
         after = apply_safe_epoch(version, allowed.states, allowed.single)
         return after if after != version else None
 
@@ -168,10 +178,12 @@ def plan_release(handle: Handle, view: ReadTxn, table: TableDef) -> Released | N
     """Decide, by the table's current options, what one transaction can release; None if there is nothing."""
     table = get_table(view, table.id, table.name)
     jobs, before = jobs_of(view, table.id), get_version(view, table.id, table.name)
-    allowed, parked = _current_limits(handle, view, table, jobs, before.safe_epoch)
+    history = read_history(view, table, before, handle.catalog.now_ms())
+    allowed, parked = _current_limits(handle, view, table, jobs, before.safe_epoch, history)
     mark = _truncation_epoch(view, table.id, before, allowed.log)
     released = truncated(view, table.id, apply_safe_epoch(before, allowed.states, allowed.single), mark)
-    released = _release_history(view, table.id, replace(released, parked=parked), handle.catalog.now_ms())
+    released = replace(released, parked=parked, history=turned(view, table.id, history))
+    released = _release_history(view, table.id, released, handle.catalog.now_ms())
     released = _forget_commits(view, table, jobs, released, allowed.commits)
     if table.schema.sequence_by is not None:
         kept = forgettable(view, table.id, released.version, BATCH)
@@ -180,7 +192,12 @@ def plan_release(handle: Handle, view: ReadTxn, table: TableDef) -> Released | N
 
 
 def _current_limits(
-    handle: Handle, view: ReadTxn, table: TableDef, jobs: Sequence[JobRecord], safe_epoch: int
+    handle: Handle,
+    view: ReadTxn,
+    table: TableDef,
+    jobs: Sequence[JobRecord],
+    safe_epoch: int,
+    history: KeptHistory | None,
 ) -> tuple[RetentionLimits, tuple[StalledJob, ...]]:
     """Return the table's limits, and the stalled jobs that they park. A stalled job that would lose nothing keeps its
     holds.
@@ -189,11 +206,11 @@ def _current_limits(
     holds = holds_of(view, table.id, now_ms, handle.leases.live, jobs=jobs)
     stalled = tuple(stalled_jobs(handle, view, table, jobs, now_ms))
     if stalled:
-        allowed = limits(table.options, _without_jobs(holds, stalled), now_ms, safe_epoch)
+        allowed = limits(table.options, _without_jobs(holds, stalled), now_ms, safe_epoch, history)
         stalled = tuple(
             stalled_job for stalled_job in stalled if stalled_job.change <= max(allowed.states, allowed.log)
         )
-    return limits(table.options, _without_jobs(holds, stalled), now_ms, safe_epoch), stalled
+    return limits(table.options, _without_jobs(holds, stalled), now_ms, safe_epoch, history), stalled
 
 
 def _without_jobs(holds: Sequence[Hold], stalled: Sequence[StalledJob]) -> list[Hold]:
@@ -210,6 +227,8 @@ def _write_release(tx: Txn, table_id: int, released: Released, now_ms: int) -> N
     for epoch in released.commits:
         tx.delete(hist_key(table_id, epoch))
     mark_unreachable(tx, table_id, [(file.path, file.bytes) for file in _released_files(released)], now_ms)
+    if released.history is not None:
+        tx.put(kept_history_key(table_id), released.history.to_record())
     if released.kept:
         forget_kept(tx, table_id, released.kept, now_ms)
     move_counters(tx, Counters.read(tx))

@@ -157,7 +157,7 @@ def test_alter_of_a_table_asks_before_it_keeps_less(run, lake) -> None:
     assert done.code == 2 and "--yes" in done.err
     done = run("alter", lake.root, "table", "orders", "--log-retention", "1h", "--changelog", "full", "--yes")
     assert done.out == (
-        "table orders: changelog full, history_retention 1 h, log_retention 1 h, compact_segments 8, max_segments 64\n"
+        "table orders: changelog full, history_retention auto, log_retention 1 h, compact_segments 8, max_segments 64\n"
     )
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from epochlog import api
 from epochlog.store.maintenance import scheduler
-from epochlog.store.metadata.definitions import TableOptions
 from epochlog.store.metadata.lookups import find_table, get_version
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.retention.holds import Hold, put_holds
 
 ORDERS = pa.schema([("id", pa.int64()), ("day", pa.string()), ("cents", pa.int64())])

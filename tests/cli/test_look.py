@@ -70,7 +70,12 @@ def test_describe_as_json(run, lake) -> None:
     assert (log["entries"], log["segments"], log["rows"], log["deletes"]) == (3, 3, 5, 1)
     assert (log["first_epoch"], log["last_epoch"]) == (lake.epochs["first"], lake.epochs["delete"])
     assert facts["run_list"] == [] and log["unfolded_segments"] == 3
-    assert facts["retention"] == {"history_s": 3600.0, "log_s": 86400.0, "tombstone_s": None}
+    auto = {"grows": True, "bytes": 0, "live_bytes": 0}
+    assert facts["retention"] == {
+        "history_s": 3600.0, "history_auto": auto, "log_s": 86400.0, "tombstone_s": None,
+    }  # fmt: skip
+    text = run("describe", lake.root, "orders").out
+    assert "history 1 h (auto, up to 2 d: replaced rows take 0 B, the others 0 B), log 1 d" in text
     assert (facts["changelog"], facts["full_since"], facts["drop_unchanged"]) == ("upsert", None, None)
     assert (facts["compact_segments"], facts["max_segments"]) == (8, 64)
     view = json.loads(run("describe", lake.root, "revenue", "--json").out)

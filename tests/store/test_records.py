@@ -20,7 +20,8 @@ from epochlog.errors import Corrupt, InvalidInput
 from epochlog.store.catalog.records import Record, pack, unpack
 from epochlog.store.commit.loads import LoadRecord
 from epochlog.store.compaction.strategy import CompactionTask
-from epochlog.store.metadata.definitions import JobRecord, Runner, TableDef, TableOptions
+from epochlog.store.metadata.definitions import JobRecord, Runner, TableDef
+from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.version import Commit, LabelGroup, LogEntry, TableVersion
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
