@@ -144,7 +144,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "TableInfo",
         "TableWriter",
     ),
-    "store.metadata.definitions": ("TableOptions",),
+    "store.metadata.table_options": ("TableOptions",),
     "store.changelog.consumer_info": ("ConsumerInfo",),
     "store.sst.segment": ("Segment",),
     "store.maintenance.vacuum": (

@@ -32,6 +32,10 @@ class Pipeline(PipelineRunner):
     affected. A job that finishes, is parked or dropped, or is taken over by another runner ends, and `status` shows its
     state; the pipeline does not claim it again. Safe to use from several threads.
 
+    After a commit the job's tables whose L0 has reached `compact_segments` are compacted, before its next step. Nothing
+    else is maintained: retention and vacuum are those of a store that is open with `maintenance=True`, which
+    then compacts too.
+
     coordinator: the location of a served store ("grpc://host:port"), or a `Worker` of it, as in `job.start`. All jobs
     attach over its one stream: the server decides, times and commits their barriers, and this process refreshes them,
     each job by itself while the server does not answer. Raises InvalidInput, InsecureServer; `run` raises AccessDenied.

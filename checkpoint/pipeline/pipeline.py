@@ -23,6 +23,7 @@ from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.running_queries import live
 from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, JobRunning, StoreClosed
 from epochlog.store.commit.boundaries import force_boundary
+from epochlog.store.compaction.write_stall import compact_outputs
 from epochlog.store.env.log_events import JOB_ENDED, JOB_RETRIED, RUNNER_WAITS
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.session.handle import HasHandle
@@ -445,6 +446,9 @@ class PipelineRunner(OneProcess):
                 for job_id in {reader for output in member.outputs for reader in self._readers.get(output, ())}:
                     other = self._members[job_id]
                     other.notified, other.step = True, notified(other.step, now_ms)
+        if epoch:
+            self._wake.set()  # the jobs that read the outputs do not wait for the compaction
+            compact_outputs(self._handle, member.outputs)
 
     def _fail(self, member: Member, error: BaseException) -> None:
         """Schedule the next try of a job that failed, or end its part in the run."""

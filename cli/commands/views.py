@@ -22,6 +22,7 @@ from epochlog.errors import (
 )
 from epochlog.pipeline import Pipeline
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.maintenance.scheduler import Maintenance
 from epochlog.store.metadata.lookups import all_jobs, all_tables, find_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
@@ -208,7 +209,13 @@ def _show(session: CommandSession, facts: Mapping[str, Any], lines: list[str]) -
 
 
 def run(session: CommandSession) -> None:
-    """Keep all views up to date until SIGINT or SIGTERM, and print each change of a view's state."""
+    """Keep all views up to date until SIGINT or SIGTERM, and print each change of a view's state.
+
+    The views' tables are compacted; nothing else is maintained without `--maintain`.
+    """
+    maintenance = Maintenance(session.handle)
+    if session.options.maintain:
+        maintenance.start()
     pipeline = Pipeline(session.store, session.spark(), threads=session.options.threads)
     runner: threading.Thread | None = None
     shown: dict[str, tuple[Any, ...]] = {}
@@ -226,6 +233,7 @@ def run(session: CommandSession) -> None:
             pipeline.stop()
             if runner is not None:
                 runner.join()
+            maintenance.close()
     _print_changes(session, pipeline, shown)
 
 

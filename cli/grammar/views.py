@@ -33,6 +33,9 @@ def _run(commands: argparse._SubParsersAction) -> None:
         "view's state: name, state, committed_epoch, lag_ms, restarts, last_error.",
     )
     engine_option(command, "the engine that refreshes the views")
+    command.add_argument(
+        "--maintain", action="store_true", help="also apply retention, expire rows, compact all tables and vacuum"
+    )
     command.add_argument("--threads", type=positive, metavar="N", help="views that are refreshed at a time")
 
 

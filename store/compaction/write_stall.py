@@ -7,7 +7,7 @@ compactions (by "commit") show it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from epochlog.errors import EpochlogError
@@ -64,12 +64,38 @@ def apply_backpressure(handle: Handle, written: Sequence[tuple[TableDef, TableVe
             )
 
 
+def compact_outputs(handle: Handle, outputs: Collection[int]) -> None:
+    """Compact those of a job's outputs whose L0 has reached compact_segments.
+
+    It does not wait for a compaction under way; a process with maintenance leaves it to that. Errors are logged, and
+    the job's next step tries again.
+    """
+    if handle.maintained:
+        return
+
+    def due(view: ReadTxn) -> list[tuple[TableDef, TableVersion]]:
+        tables = [get_table(view, table_id, str(table_id)) for table_id in sorted(outputs)]
+        looks = [(table, get_version(view, table.id, table.name)) for table in tables]
+        return [(table, version) for table, version in looks if version.l0_segments >= table.options.compact_segments]
+
+    try:
+        for table, version in handle.catalog.read(due):
+            compact_table(handle, table, budget=_budget(version), by="pipeline")
+    except EpochlogError as error:
+        RETRY.log(what="the compaction of a job's outputs", error=error)
+
+
 def _compact(handle: Handle, table: TableDef, version: TableVersion) -> None:
-    budget = max(LEAST_PIECES, REWRITES * version.l0_bytes // PIECE_BYTES)
+    budget = _budget(version)
     if compact_table(handle, table, l0_only=True, budget=budget, by="commit") is CompactionOutcome.BUSY:
         handle.log(COMPACTION_AWAITED, table=table.name, limit_s=WAIT_S)
         _wait(handle, table)
     compact_table(handle, table, budget=budget, by="commit")
+
+
+def _budget(version: TableVersion) -> int:
+    """Return the pieces to rewrite for a table whose L0 is due, such that compaction keeps up with its commits."""
+    return max(LEAST_PIECES, REWRITES * version.l0_bytes // PIECE_BYTES)
 
 
 def _wait(handle: Handle, table: TableDef) -> None:

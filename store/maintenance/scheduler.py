@@ -85,6 +85,7 @@ class Maintenance:
         """Start the thread; it runs until `close`."""
         self._thread = threading.Thread(target=self._run, name="epochlog-maintenance", daemon=True)
         self._handle.wake_maintenance = self.wake
+        self._handle.maintained = True
         self._thread.start()
 
     def wake(self) -> None:

@@ -75,6 +75,7 @@ class Handle(OneProcess):
         self.watcher = CatalogWatcher(catalog)
         catalog.on_commit = self.watcher.poll_soon
         self.wake_maintenance: Callable[[], None] = lambda: None
+        self.maintained = False  # True: a thread of this process maintains the store
         self.run_listener: RunListener | None = None
         self.recorder = recorder_of(record.id)
         self.barrier_phases = Histograms()

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 import epochlog as el
+from epochlog.store.compaction import write_stall
+from epochlog.store.compaction.trace import read_traces
+from epochlog.store.metadata.lookups import find_table, get_version
 from lab import Lab, mirror, refuse, sums, table_of
 from logged_events import logged
 from virtual_time import VirtualTime
@@ -540,3 +543,63 @@ def test_the_phases_of_each_barrier_are_measured(lab: Lab) -> None:
             count = len(lab.store.table(f"{name}_out").history())
             assert f'epochlog_barrier_phase_seconds_count{{job_name="job:{name}",phase="{phase}"}} {count}\n' in text
     assert 'epochlog_table_lag_seconds{table="k_out"} 0' in text
+
+
+# ---- compaction --------------------------------------------------------------------------------------------------
+
+
+def compactors(lab: Lab, table: str) -> set[str]:
+    """Return who compacted the table."""
+    return lab.store._handle.catalog.read(
+        lambda view: {trace.by for trace in read_traces(view, find_table(view, table).id)}
+    )
+
+
+def l0_segments(lab: Lab, table: str) -> int:
+    return lab.store._handle.catalog.read(lambda view: get_version(view, find_table(view, table).id, table).l0_segments)
+
+
+def steps(lab: Lab, pipe: el.Pipeline, count: int) -> None:
+    for number in range(count):
+        lab.put({number % 5: (0, number)})
+        lab.tick()
+        pipe.run(until="idle")
+    assert lab.rows("a_out") == lab.rows("r")
+
+
+def test_a_pipeline_compacts_what_it_writes_and_nothing_else(lab: Lab) -> None:
+    pipe = el.Pipeline(lab.store)
+    pipe.add(lab.job("a", ["r"]), mirror("r", "a_out"))
+    steps(lab, pipe, 20)
+    assert l0_segments(lab, "a_out") < 8 <= l0_segments(lab, "r"), "r is written by others"
+    assert compactors(lab, "a_out") == {"pipeline"} and compactors(lab, "r") == set()
+    for epoch in lab.store.table("a_out").history()["epoch"].to_pylist():
+        assert lab.rows("a_out", epoch) == lab.rows("r", epoch), "no retention has released an epoch"
+
+
+def test_a_failed_compaction_leaves_the_job_alone(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise el.WriteFailed("no space is left")
+
+    monkeypatch.setattr(write_stall, "compact_table", full)
+    pipe = el.Pipeline(lab.store)
+    pipe.add(lab.job("a", ["r"]), mirror("r", "a_out"))
+    steps(lab, pipe, 10)
+    assert any("the compaction of a job's outputs" in event["what"] for event in logged(caplog, "retry"))
+    assert states(pipe) == {"a": "idle"}
+    monkeypatch.undo()
+    steps(lab, pipe, 1)
+    assert l0_segments(lab, "a_out") == 0, "the next step tries again"
+
+
+def test_maintenance_of_the_process_compacts_instead(tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "store", maintenance=True)
+    lab.root_table()
+    pipe = el.Pipeline(lab.store)
+    pipe.add(lab.job("a", ["r"]), mirror("r", "a_out"))
+    steps(lab, pipe, 10)
+    wait_until(lambda: l0_segments(lab, "a_out") < 8)
+    assert compactors(lab, "a_out") == {"maintenance"}
+    lab.store.close()

@@ -14,7 +14,8 @@ import pytest
 
 import epochlog as el
 from epochlog.cli.main import run
-from epochlog.store.metadata.lookups import find_job
+from epochlog.store.compaction.trace import read_traces
+from epochlog.store.metadata.lookups import find_job, find_table
 from raw_check import raw_check
 from wait_until import wait_until
 
@@ -247,11 +248,20 @@ def test_apply_inlines_renames_and_reverses_a_view_between_others(
     assert all(raw_check(store.view(name)).ok for name in names(store))
 
 
+def compactors(store: el.Store, table: str) -> set[str]:
+    """Return who compacted the table."""
+    catalog = store._handle.catalog
+    return catalog.read(lambda view: {trace.by for trace in read_traces(view, find_table(view, table).id)})
+
+
 @pytest.mark.slow
-def test_run_keeps_views_and_takes_in_new_ones(lake: tuple[el.Store, str, Path]) -> None:
+@pytest.mark.parametrize("maintained", [False, True])
+def test_run_keeps_views_and_takes_in_new_ones(lake: tuple[el.Store, str, Path], maintained: bool) -> None:
     store, root, folder = lake
     assert run(["apply", str(folder), root]) == 0
-    command = [sys.executable, "-m", "epochlog", "run", root, "--json"]
+    command = [sys.executable, "-m", "epochlog", "run", root, "--json", *(["--maintain"] if maintained else [])]
+    for _ in range(8):
+        store.table("orders").upsert(pa.table([[3], [3], [8]], schema=ORDERS))
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: store.view("best").info.committed_epoch > 0)
@@ -260,9 +270,12 @@ def test_run_keeps_views_and_takes_in_new_ones(lake: tuple[el.Store, str, Path])
         wait_until(
             lambda: store.table("days").to_arrow().num_rows == 3 and store.table("best").to_arrow().num_rows == 2
         )
+        if maintained:
+            wait_until(lambda: compactors(store, "orders") == {"maintenance"})
         child.send_signal(signal.SIGINT)
         out, _ = child.communicate()
         assert child.returncode == 0
+        assert maintained or not compactors(store, "orders"), "a table that others write"
         assert {json.loads(line)["name"] for line in out.splitlines()} == {"best", "revenue", "days"}
     finally:
         if child.poll() is None:
