@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from epochlog.batch.default_policy import named_policy
 from epochlog.batch.epoch_as_of import epoch_as_of
 from epochlog.batch.policy import Exact, Policy
-from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.snapshot import take_snapshot
 from epochlog.batch.tags import Tag, drop_tag, find_tag, list_tags
 from epochlog.checkpoint.job.job_ddl import JobInfo
@@ -39,6 +39,7 @@ from epochlog.store.maintenance.scheduler import Maintenance
 from epochlog.store.maintenance.vacuum import GRACE, VacuumReport, vacuum
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import all_tables, find_table, get_store
+from epochlog.store.metadata.read_default import AUTO, read_default
 from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.session.handle import Handle, open_handle
 from epochlog.store.sst.segment import Segment
@@ -132,9 +133,18 @@ class Store(StoreJobs, OneProcess, Closeable):
         """Return the largest lag of a view that takes part in `global`."""
         return timedelta(milliseconds=self._handle.catalog.read(get_store).max_lag_ms)
 
-    def alter(self, *, global_max_lag: float | timedelta) -> None:
-        """Change the store's `global_max_lag`; it applies to the next choice of every process. Raises InvalidInput."""
-        alter_store(self._handle, global_max_lag)
+    @property
+    def default_consistency(self) -> str:
+        """Return the policy of reads that name none; "auto": their tables decide."""
+        return self._handle.catalog.read(read_default) or AUTO
+
+    def alter(self, *, global_max_lag: float | timedelta | None = None, default_consistency: str | None = None) -> None:
+        """Change settings of the store; None keeps one. They apply to the next choice of every process.
+
+        global_max_lag: see `open`. default_consistency: the policy of reads that name none, by any door: "global",
+        "aligned" or "latest"; "auto": their tables decide, see `snapshot`. Raises InvalidInput.
+        """
+        alter_store(self._handle, global_max_lag, default_consistency)
 
     @property
     def last_epoch(self) -> int:
@@ -256,7 +266,7 @@ class Store(StoreJobs, OneProcess, Closeable):
         self,
         tables: Sequence[str] | None = None,
         *,
-        consistency: str | type | Policy = "global",
+        consistency: str | type | Policy | None = None,
         tag: str | None = None,
         **policy_options: Any,
     ) -> Snapshot:
@@ -265,14 +275,15 @@ class Store(StoreJobs, OneProcess, Closeable):
         tag: read at the epochs of this tag, without a policy. Raises TagNotFound.
 
         consistency: "global", "aligned", "latest", "as_of", "at_least", "bounded", "exact" (options as keyword
-        arguments), or a policy object. Raises NoConsistentEpoch, StalenessExceeded, TableNotReadable, EpochExpired,
-        EpochNotCommitted.
+        arguments), or a policy object. None: the store's `default_consistency`, if it is set, else "global" without
+        tables, and "aligned" with them: if there are several, within the store's `global_max_lag`.
+        Raises NoConsistentEpoch, StalenessExceeded, TableNotReadable, EpochExpired, EpochNotCommitted.
         """
         if tag is not None:
-            if consistency != "global" or policy_options:
+            if consistency is not None or policy_options:
                 raise InvalidInput("a tag names its epochs: leave out consistency and the options of policies")
             return take_snapshot(self._handle, Exact(find_tag(self._handle, tag).token), tables, Snapshot)
-        return take_snapshot(self._handle, resolve_policy(consistency, **policy_options), tables, Snapshot)
+        return take_snapshot(self._handle, named_policy(consistency, **policy_options), tables, Snapshot)
 
     def tag(
         self,
@@ -281,7 +292,7 @@ class Store(StoreJobs, OneProcess, Closeable):
         *,
         lasting: float | timedelta | None = None,
         partial: bool = False,
-        consistency: str | type | Policy = "global",
+        consistency: str | type | Policy | None = None,
         **policy_options: Any,
     ) -> Tag:
         """Keep the epochs that a policy chooses now under a name: for good, or for `lasting`.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from epochlog.batch.default_policy import named_policy
 from epochlog.batch.policy import timeout_of
-from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.snapshot import take_snapshot
 from epochlog.checkpoint.control_messages import decode_request
 from epochlog.checkpoint.coordinator.coordinator import Coordinator
@@ -204,8 +204,10 @@ class StoreServer:
     def __repr__(self) -> str:
         return f"<epochlog server of {self._handle.files.place} at {self.location}>"
 
-    def _choose(self, table: str, consistency: str, options: Mapping[str, Any], check: Callable[[], None]) -> Chosen:
-        policy = resolve_policy(consistency, **options)
+    def _choose(
+        self, table: str, consistency: str | None, options: Mapping[str, Any], check: Callable[[], None]
+    ) -> Chosen:
+        policy = named_policy(consistency, **options)
         if timeout_of(policy) > MAX_WAIT_S:
             raise InvalidInput(
                 f"the server waits at most {MAX_WAIT_S:g} s for an epoch of {table!r}; read with a shorter timeout"

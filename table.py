@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochlog.batch.default_read import DefaultRead, plan_default_read
 from epochlog.batch.epoch_as_of import epoch_as_of
 from epochlog.batch.table_snapshot import TableSnapshot
 from epochlog.store.catalog.protocol import ReadTxn
@@ -101,7 +102,7 @@ class Table(OneProcess):
     def __init__(self, handle: Handle, table: TableDef) -> None:
         self._handle = handle
         self._table = table
-        self._newest: tuple[int, ScanPlan] | None = None  # the catalog's version, and the plan made from it
+        self._newest: DefaultRead | None = None
 
     @property
     def name(self) -> str:
@@ -268,22 +269,24 @@ class Table(OneProcess):
     def to_arrow(
         self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.Table:
-        """Return the rows at an epoch (None: the newest commit) that pass the filter (None: all), in key order.
+        """Return the rows at an epoch that pass the filter (None: all), in key order.
 
-        Raises EpochExpired, and EpochNotCommitted above the complete epoch or before the table's first epoch.
+        epoch: None, in all reads, for the newest valid epoch of the table, at which a view equals its query, or for the
+        store's `default_consistency`. Raises NoConsistentEpoch, EpochExpired, and EpochNotCommitted above the complete
+        epoch or before the table's first epoch.
         """
         return self._snapshot_at(epoch).to_arrow(columns=columns, filter=filter)
 
     def scan(
         self, *, epoch: int | None = None, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.RecordBatchReader:
-        """Return the rows at an epoch (None: the newest commit) as a reader of batches, a bounded number of rows at a
-        time.
+        """Return the rows at an epoch (None: the newest valid one) as a reader of batches, a bounded number of rows
+        at a time.
         """
         return self._snapshot_at(epoch).scan(columns=columns, filter=filter)
 
     def to_pandas(self, *, epoch: int | None = None, **options: Any) -> pd.DataFrame:
-        """Return the rows at an epoch (None: the newest commit) as a pandas DataFrame, in key order. The options are
+        """Return the rows at an epoch (None: the newest valid one) as a pandas DataFrame, in key order. The options are
         those of a snapshot's `to_pandas`: columns, filter, dtype_backend, types_mapper.
         """
         return self._snapshot_at(epoch).to_pandas(**options)
@@ -318,7 +321,7 @@ class Table(OneProcess):
         return self._snapshot_at(None).__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Export the rows as of the newest commit as an Arrow stream."""
+        """Export the rows as of the newest valid epoch as an Arrow stream."""
         return self._snapshot_at(None).__arrow_c_stream__(requested_schema)
 
     def changes(
@@ -380,8 +383,8 @@ class Table(OneProcess):
 
     def _snapshot_at(self, epoch: int | None) -> TableSnapshot:
         if epoch is None:
-            self._newest = versioned_plan = self._handle.catalog.read(self._newest_plan)
-            return TableSnapshot(self._handle, versioned_plan[1])
+            self._newest = newest = plan_default_read(self._handle, self._current, self._newest)
+            return TableSnapshot(self._handle, newest.plan)
         at_epoch = as_epoch("epoch", epoch)
 
         def body(view: ReadTxn) -> ScanPlan:
@@ -396,13 +399,6 @@ class Table(OneProcess):
         epochs = read_epoch_view(view, self._handle.memory, self._handle.catalog.now_ms(), above=[table.id])
         require_complete(table.name, epoch, epochs.complete_through(table.id))
         require_begun(epochs.table(table.id), epoch)
-
-    def _newest_plan(self, view: ReadTxn) -> tuple[int, ScanPlan]:
-        """Return the catalog's version and the scan plan of the newest commit, cached until the catalog changes."""
-        cached = self._newest
-        if cached is not None and cached[0] == view.version:
-            return cached
-        return view.version, plan_scan(view, self._current(view), None)
 
     def _read(self, body: Callable[[ReadTxn, TableDef], Any]) -> Any:
         return self._handle.catalog.read(lambda view: body(view, self._current(view)))

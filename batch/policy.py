@@ -27,7 +27,7 @@ from epochlog.errors import (
 )
 from epochlog.store.env.clock import seconds
 from epochlog.store.epochs.readable import distance, explain_expired, require_begun
-from epochlog.store.types.epoch import MAX_EPOCH, as_epoch, last_of_unix_ms, show_epoch
+from epochlog.store.types.epoch import MAX_EPOCH, as_epoch, last_of_unix_ms, show_epoch, show_span
 
 from .policy_options import OptionKind, PolicyOption
 from .token import Token, decode_token
@@ -102,16 +102,25 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """Policy that chooses the largest epoch valid for the tables of the query."""
+    """Policy that chooses the largest epoch valid for the tables of the query.
+
+    `bounded=True` refuses the epoch if a table lags more there than the store's `global_max_lag`; a read that names
+    several tables and no policy does so.
+    """
 
     name: ClassVar[str] = "aligned"
-    summary: ClassVar[str] = "the largest epoch valid for the named tables; default with TABLE"
+    summary: ClassVar[str] = (
+        "the largest epoch valid for the named tables; default with TABLE, within global_max_lag if several"
+    )
+    bounded: bool = False
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
-        """Return one epoch for all. Raises NoConsistentEpoch."""
+        """Return one epoch for all. Raises NoConsistentEpoch; TableNotReadable beyond the bound."""
         epoch = view.largest_valid_at_most(tables)
         if epoch is None:
             raise _no_epoch(self.name, view, tables, tables, view.last_epoch)
+        if self.bounded:
+            _require_fresh(view, tables, epoch)
         return dict.fromkeys(tables, epoch)
 
 
@@ -384,7 +393,7 @@ def _under_aligned(view: EpochView, name: str, reason: str) -> str:
     return f"{reason}; aligned {aligned}"
 
 
-def timeout_of(policy: Policy) -> float:
+def timeout_of(policy: Policy | None) -> float:
     """Return the seconds for which a policy may be asked again; 0.0 without a timeout. Raises InvalidInput."""
     timeout = getattr(policy, "timeout", None)
     return 0.0 if timeout is None else seconds(timeout, f"the timeout of the policy {policy!r}")
@@ -420,6 +429,24 @@ def _readable(view: EpochView, name: str, epoch: int) -> int:
             "earlier epoch"
         )
     return epoch
+
+
+def _require_fresh(view: EpochView, tables: Sequence[str], epoch: int) -> None:
+    """Raise TableNotReadable if one of the tables lags more than the store's `global_max_lag` at the epoch that is the
+    newest one valid for all of them.
+    """
+    bound_ms = view.global_max_lag_ms
+    lagging = {name: lag_ms for name in tables if (lag_ms := view.lag_ms(name, epoch)) > bound_ms}
+    if not lagging:
+        return
+    late = [name for name in lagging if view.lag_ms(name) > bound_ms] or list(lagging)
+    lags = listed([f"{name} lags {show_span(lagging[name])}" for name in late])
+    reasons = listed(view.why_not(tables, view.last_epoch)) or "its newest changes lie past that epoch"
+    raise TableNotReadable(
+        f"the newest epoch valid for {listed(list(tables), ', ')} is {show_epoch(epoch)}, where {lags}, more than "
+        f"global_max_lag ({show_span(bound_ms)}): {reasons}. Wait for the jobs named, leave the late table out, or "
+        "read with consistency='aligned', which takes that epoch, or 'latest', which is not consistent"
+    )
 
 
 def _unix_ms(value: object) -> int:

@@ -24,7 +24,7 @@ BUILT_IN: dict[str, type] = {
 """To add a policy, write a module and add a line here (docs/howto/add-a-policy.md)."""
 
 
-def resolve_policy(consistency: str | type | Policy = "global", /, **options: object) -> Policy:
+def resolve_policy(consistency: str | type | Policy, /, **options: object) -> Policy:
     """Return the policy of that name or class made with these options, or the given policy itself.
 
     Names: `global`, `aligned`, `latest`, `as_of`, `at_least`, `bounded`, `exact`, and any registered in the entry point

@@ -19,6 +19,7 @@ from epochlog.store.env.process_local import OneProcess, warn_unclosed
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epochs_and_records
 from epochlog.store.metadata.lookups import find_table_id, get_table
+from epochlog.store.metadata.read_default import read_default
 from epochlog.store.metadata.version import runs_from_record
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
@@ -26,7 +27,8 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.types.schema import TableSchema
 
-from .policy import Global, Policy, advice_of, asks_of_named, choose_epochs, left_out_of, listed
+from .default_policy import default_policy, policy_text
+from .policy import Exact, Global, Policy, advice_of, asks_of_named, choose_epochs, left_out_of, listed
 from .table_snapshot import TableSnapshot
 from .tags import Tag, put_tag
 from .token import decode_token, encode_token
@@ -166,12 +168,12 @@ S = TypeVar("S", bound=PinnedSnapshot)
 
 def take_snapshot(
     handle: Handle,
-    policy: Policy,
+    policy: Policy | None,
     tables: Sequence[str] | None = None,
     kind: type[S] = PinnedSnapshot,
     check: Callable[[], None] | None = None,
 ) -> S:
-    """Choose epochs by the policy and pin them in a snapshot of class `kind`.
+    """Choose epochs by the policy (None: the default of these tables) and pin them in a snapshot of class `kind`.
 
     A policy with a timeout is asked again when the catalog changes, until the timeout has passed. check: called during
     that wait; it raises an error to end the wait.
@@ -199,8 +201,9 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Chosen epochs, the files to read, and the records that each plan was made of."""
+    """Chosen epochs, the policy that chose them, the files to read, and the records that each plan was made of."""
 
+    policy: Policy
     view: EpochView
     plans: Mapping[str, ScanPlan]
     records: Mapping[str, PlanRecords]
@@ -211,7 +214,7 @@ PlanRecords = tuple[Record, Record | None]
 """Head and runs record of a table. A plan stays valid as long as they do not change."""
 
 
-def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None, kind: type[S]) -> S:
+def _choose_and_pin(handle: Handle, policy: Policy | None, tables: Sequence[str] | None, kind: type[S]) -> S:
     """Choose epochs outside of any transaction, so that writers are not blocked, then pin them in a transaction that
     checks the plans again.
     """
@@ -222,7 +225,7 @@ def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None
 
     for _ in range(_CHOICES):
         choice = handle.catalog.read(choose)
-        if isinstance(policy, Global):
+        if isinstance(choice.policy, Global):
             mark_late(handle, choice.view)
         with suppress(EpochExpired, TableDropped):  # retention or a drop was faster: choose again
             plans, keys = handle.catalog.transact(lambda tx, choice=choice: _pin(handle, tx, choice, holder))
@@ -238,11 +241,15 @@ def _choose_and_pin(handle: Handle, policy: Policy, tables: Sequence[str] | None
     names = {table_id: name for name, table_id in choice.view.ids.items()}
     epochs = {choice.view.ids[name]: plan.epoch for name, plan in plans.items()}
     reasons = {name: entry.reason for name, entry in choice.left_out.items()}
-    token = encode_token(epochs, names, handle.store_id, reasons)
-    return kind(handle, holder, plans, token, policy, choice.view, choice.left_out)
+    chosen_by = choice.policy
+    repeated = chosen_by.token if isinstance(chosen_by, Exact) else None
+    text = repeated.policy if repeated is not None and repeated.policy else policy_text(chosen_by)
+    token = encode_token(epochs, names, handle.store_id, reasons, text)
+    return kind(handle, holder, plans, token, chosen_by, choice.view, choice.left_out)
 
 
-def _choose(handle: Handle, view: ReadTxn, policy: Policy, tables: Sequence[str] | None) -> _Choice:
+def _choose(handle: Handle, view: ReadTxn, policy: Policy | None, tables: Sequence[str] | None) -> _Choice:
+    policy = policy or default_policy(tables, read_default(view))
     named = tables if tables and asks_of_named(policy) else ()
     above = {find_table_id(view, name): name for name in named} or None
     now_ms = handle.catalog.now_ms()
@@ -259,7 +266,7 @@ def _choose(handle: Handle, view: ReadTxn, policy: Policy, tables: Sequence[str]
         for name, reason in reasons.items()
         if name in records and name not in chosen
     }
-    return _Choice(epochs, plans, planned, left_out)
+    return _Choice(policy, epochs, plans, planned, left_out)
 
 
 def _pin(handle: Handle, tx: Txn, choice: _Choice, holder: str) -> tuple[dict[str, ScanPlan], list[bytes]]:

@@ -13,7 +13,8 @@ import msgpack
 from epochlog.errors import InvalidInput
 from epochlog.store.types.epoch import MAX_EPOCH
 
-FORMAT = 1
+FORMAT = 2
+"""Newest format; 1 has no policy."""
 MAX_TOKEN_CHARS = 1 << 20
 
 
@@ -27,24 +28,33 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Decoded token: the store's id ("" when unknown), the entries by table name, and the reasons for tables left
-    out, by name.
+    """Decoded token: the store's id ("" when unknown), the entries by table name, the reasons for tables left out, by
+    name, and the policy that chose the epochs, in words ("" when unknown).
     """
 
     store_id: str
     entries: Mapping[str, Entry]
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    policy: str = ""
 
 
 def encode_token(
-    epochs: Mapping[int, int], names: Mapping[int, str], store_id: str = "", left_out: Mapping[str, str] | None = None
+    epochs: Mapping[int, int],
+    names: Mapping[int, str],
+    store_id: str = "",
+    left_out: Mapping[str, str] | None = None,
+    policy: str = "",
 ) -> str:
-    """Return the token of a snapshot that read table `id` at `epochs[id]`: about 40 characters a table, and the
-    reasons.
+    """Return the token of a snapshot that read table `id` at `epochs[id]`: about 40 characters a table, the reasons,
+    and the policy.
     """
     rows = [[names[table_id], table_id, epoch] for table_id, epoch in epochs.items()]
-    reasons = [list(map(list, left_out.items()))] if left_out else []
-    body: bytes = msgpack.packb([FORMAT, store_id, rows, *reasons])  # pyright: ignore[reportAssignmentType]: its stub adds None
+    reasons = list(map(list, (left_out or {}).items()))
+    if policy:
+        record = [FORMAT, store_id, rows, reasons, policy]
+    else:
+        record = [1, store_id, rows, *([reasons] if reasons else [])]
+    body: bytes = msgpack.packb(record)  # pyright: ignore[reportAssignmentType]: its stub adds None
     return _to_base64(zlib.crc32(body).to_bytes(4, "big") + body)
 
 
@@ -67,13 +77,15 @@ def decode_token(token: str) -> Token:
         record = msgpack.unpackb(body)
     except (ValueError, msgpack.UnpackException):
         raise _invalid("it contains no record") from None
-    if isinstance(record, list) and record and record[0] != FORMAT:
+    if isinstance(record, list) and record and record[0] not in (1, FORMAT):
         raise _invalid(f"this version does not know its format {record[0]!r}")
     match record:
-        case [_, str(store_id), list(rows)]:
+        case [1, str(store_id), list(rows)]:
             return Token(store_id, dict(map(_entry, rows)))
-        case [_, str(store_id), list(rows), list(left_out)]:
+        case [1, str(store_id), list(rows), list(left_out)]:
             return Token(store_id, dict(map(_entry, rows)), dict(map(_reason, left_out)))
+        case [2, str(store_id), list(rows), list(left_out), str(policy)]:
+            return Token(store_id, dict(map(_entry, rows)), dict(map(_reason, left_out)), policy)
     raise _invalid("it contains no list of tables")
 
 

@@ -24,7 +24,9 @@ commits.
 """
 
 
-def until_chosen(handle: Handle, policy: Policy, choose: Callable[[], T], check: Callable[[], None] | None = None) -> T:
+def until_chosen(
+    handle: Handle, policy: Policy | None, choose: Callable[[], T], check: Callable[[], None] | None = None
+) -> T:
     """Return the result of `choose`. While it raises NoConsistentEpoch, call it again after each change of the catalog.
 
     This ends with the policy's `timeout` (seconds of monotonic time; no timeout: no waiting), which raises the last

@@ -86,7 +86,7 @@ class Client(Closeable):
         self,
         table: str,
         *,
-        consistency: str = "latest",
+        consistency: str | None = None,
         epoch: int | None = None,
         columns: Sequence[str] | None = None,
         **policy_options: Any,
@@ -95,18 +95,20 @@ class Client(Closeable):
         collects nothing. The server holds the table's files until the end of the rows, or until the reader is released.
 
         consistency: the name of a policy, with its options (seconds or a timedelta for times): "latest", "aligned",
-        "global", "as_of", "at_least", "bounded". epoch: the exact epoch, or the policy's option if it takes an epoch.
+        "global", "as_of", "at_least", "bounded". None: the newest valid epoch of the table, or the default of the
+        store. epoch: the exact epoch, or the policy's option if it takes an epoch.
         Raises at once, or while reading: TableNotFound, InvalidInput, EpochExpired, EpochNotCommitted,
         NoConsistentEpoch, SnapshotExpired, CallTimedOut for a reader that takes nothing for too long, AccessDenied, and
         ServerUnavailable. An interrupted read never looks like the end of the rows.
         """
         command: dict[str, Any] = {"read": table, **_columns_member(columns)}
         epoch_option = {} if epoch is None else {"epoch": as_epoch("epoch", epoch)}
-        if epoch_option and consistency == "latest":
-            command |= epoch_option
+        options = {name: _as_json_value(value) for name, value in policy_options.items()}
+        if epoch_option and consistency in (None, "latest"):
+            command |= epoch_option | ({"options": options} if options else {})
         else:
-            options = {name: _as_json_value(value) for name, value in policy_options.items()}
-            command |= {"consistency": consistency, "options": options | epoch_option}
+            named = {} if consistency is None else {"consistency": consistency}
+            command |= {**named, "options": options | epoch_option}
         extra_wait_s = policy_options.get("timeout", 0)
         return self._flight(command, seconds(extra_wait_s, "timeout"))
 

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from epochlog.batch.policy import Aligned, AsOf, Exact, Global, Policy, choose_epochs
+from epochlog.batch.default_policy import default_policy
+from epochlog.batch.policy import Aligned, AsOf, Exact, Global, Policy, asks_of_named, choose_epochs
 from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.tags import find_tag, is_tag_name
 from epochlog.batch.waiting import until_chosen
@@ -27,6 +28,7 @@ from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_table, get_version
+from epochlog.store.metadata.read_default import read_default
 from epochlog.store.metadata.schema_change import is_extension
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, require_complete
@@ -163,12 +165,16 @@ def resolve_load(options: Options) -> Load:
         if is_tag_name(tag):
             policy = Exact(find_tag(handle, tag).token)
 
+        elif policy is None and not _names_range_or_epoch(options):
+            tables = names_option(options, "tables") or [location.table]
+            policy = default_policy(tables, handle.catalog.read(read_default))
+
         def resolve() -> Load:
             return handle.catalog.read(lambda view: _resolve(view, handle, location, options, policy))
 
         if isinstance(policy, Global):
             mark_late(handle, handle.catalog.read(lambda view: _epochs(view, handle)))
-        return resolve() if policy is None else until_chosen(handle, policy, resolve)
+        return until_chosen(handle, policy, resolve)
 
 
 def _resolve(view: ReadTxn, handle: Handle, location: StoreLocation, options: Options, policy: Policy | None) -> Load:
@@ -213,32 +219,38 @@ def _feed_end(view: ReadTxn, table: TableDef, options: Options) -> int:
     return get_version(view, table.id, table.name).max_committed_epoch if end is None else end
 
 
+def _names_range_or_epoch(options: Options) -> bool:
+    """Return True for a load of changes, and for one of a given epoch."""
+    return _reads_changes(options) or int_option(options, "versionAsOf") is not None
+
+
 def _chosen_epoch(view: ReadTxn, handle: Handle, table: TableDef, options: Options, policy: Policy | None) -> int:
-    version = int_option(options, "versionAsOf")
-    if version is None and policy is None:
-        return get_version(view, table.id, table.name).max_committed_epoch
-    epochs = _epochs(view, handle)
     if policy is not None:
-        return choose_epochs(policy, epochs, names_option(options, "tables") or [table.name])[table.name]
+        names = names_option(options, "tables") or [table.name]
+        epochs = _epochs(view, handle, [find_table(view, name).id for name in names] if asks_of_named(policy) else None)
+        return choose_epochs(policy, epochs, names)[table.name]
+    version = int_option(options, "versionAsOf")
     assert version is not None
+    epochs = _epochs(view, handle, [table.id])
     require_complete(table.name, version, epochs.complete_through(table.id))
     require_begun(epochs.table(table.id), version, zero=False)
     return plan_scan(view, table, version).epoch
 
 
-def _epochs(view: ReadTxn, handle: Handle) -> EpochView:
-    return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id)
+def _epochs(view: ReadTxn, handle: Handle, above: Sequence[int] | None = None) -> EpochView:
+    return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id, above=above)
 
 
 def _policy(options: Options) -> Policy | None:
-    """Return the policy that chooses the epoch; None for a given epoch or the newest one. Raises InvalidInput if
+    """Return the policy that chooses the epoch; None for a given epoch or the default. Raises InvalidInput if
     several options choose the epoch.
     """
     chosen_options = present_options(options, EPOCH)
     if len(chosen_options) > 1:
         raise InvalidInput(f"options {' and '.join(chosen_options)} each choose the epoch; set one of them")
     policy_options = present_options(options, POLICY)
-    if policy_options and text_option(options, "consistency") is None:
+    for_default = policy_options == ["tables"] and not chosen_options and not _reads_changes(options)
+    if policy_options and text_option(options, "consistency") is None and not for_default:
         raise InvalidInput(
             f"option {policy_options[0]} belongs to a policy: set .option('consistency', …) too, as bounded with "
             "maxLag, at_least with epoch, as_of with timestamp or aligned with tables"
@@ -249,8 +261,6 @@ def _policy(options: Options) -> Policy | None:
     if timestamp is not None:
         return _as_of(timestamp)
     name, tables = text_option(options, "consistency"), names_option(options, "tables")
-    if name is None:
-        return None
     if name == Aligned.name and tables is None:
         raise InvalidInput(
             "consistency=aligned chooses the epoch that several tables have in common, and a load knows only its own: "
@@ -259,7 +269,7 @@ def _policy(options: Options) -> Policy | None:
         )
     if tables is not None and text_option(options, "table") not in tables:
         raise InvalidInput(f"option tables has no {text_option(options, 'table')!r}, the table of this load; add it")
-    return resolve_policy(name, **policy_arguments(options, name))
+    return None if name is None else resolve_policy(name, **policy_arguments(options, name))
 
 
 def _as_of(text: str) -> AsOf:

@@ -18,12 +18,15 @@ def policy_of(handle: Handle, options: Any) -> dict[str, Any]:
     """Return the keyword arguments of `store.snapshot`; options imply a missing --consistency. Raises InvalidInput."""
     declared = declared_options()
     set_options = {name: value for name in declared if (value := getattr(options, name)) is not None}
-    policy = options.consistency or implied_policy(set_options) or ("aligned" if options.tables else "global")
-    if options.option and policy in BUILT_IN:
-        raise InvalidInput(f"--option is for custom policies; {policy} has options by name: epochlog read --help")
+    policy = options.consistency or implied_policy(set_options)
+    if options.option and (policy is None or policy in BUILT_IN):
+        raise InvalidInput(
+            f"--option is for custom policies, named by --consistency; {policy or 'a built-in one'} has options by "
+            "name: epochlog read --help"
+        )
     arguments: dict[str, Any] = {"consistency": policy}
     for name, value in set_options.items():
-        option = options_of(policy).get(name) or next(iter(declared[name].values()))
+        option = options_of(policy or "").get(name) or next(iter(declared[name].values()))
         resolved = token_of(handle, value) if option.kind is OptionKind.SNAPSHOT else value
         if option.each_table and not options.tables:
             raise InvalidInput(

@@ -1,6 +1,6 @@
 """Parser of the descriptors of flights: a path names a table, a command is a JSON object.
 
-    {"read": "orders", "epoch": 12?, "consistency": "latest"?, "options": {…}?, "columns": […]?}
+    {"read": "orders", "epoch": 12?, "consistency": "aligned"?, "options": {…}?, "columns": […]?}
     {"changes": "orders", "after": 11, "until": 12?, "mode": "epochs" | "net"?, "pre_images": false?, "columns": […]?}
     {"write": "orders", "txn": ["app", 42]?, "operation": "upsert" | "delete"?, "rows": 1000?}
 
@@ -22,11 +22,11 @@ MAX_COMMAND = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Command to read a table's rows: at the epoch, or at the one that a consistency policy chooses."""
+    """Command to read a table's rows: at the epoch, or at that of a policy. consistency: None names no policy."""
 
     table: str
     epoch: int | None = None
-    consistency: str = "latest"
+    consistency: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     columns: tuple[str, ...] | None = None
 
@@ -103,9 +103,7 @@ def _parse_read(command_json: dict[str, Any]) -> Read:
         raise InvalidInput("'epoch' already fixes the epoch; leave out 'consistency' and 'options'")
     if consistency is not None and not isinstance(consistency, str):
         raise InvalidInput(f"'consistency' is the name of a policy, not {_abbreviate(consistency)}")
-    return Read(
-        _table_name(command_json, "read"), epoch, consistency or "latest", options, _parse_columns(command_json)
-    )
+    return Read(_table_name(command_json, "read"), epoch, consistency, options, _parse_columns(command_json))
 
 
 def _parse_changes(command_json: dict[str, Any]) -> ChangesCommand:

@@ -47,8 +47,8 @@ class Chosen:
 
 Check = Callable[[], None]
 """Function that is called while a call waits for an epoch; it raises an error to end the wait."""
-Choose = Callable[[str, str, Mapping[str, Any], Check], Chosen]
-"""Function of a table's name, a policy's name, the policy's options, and the check of its wait."""
+Choose = Callable[[str, str | None, Mapping[str, Any], Check], Chosen]
+"""Function of a table's name, a policy's name (None: the default), the policy's options, and the check of its wait."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from epochlog.batch.default_policy import named_policy
 from epochlog.batch.policy import Policy
-from epochlog.batch.policy_registry import resolve_policy
 from epochlog.errors import InvalidInput
 from epochlog.spark.create_guard import SPARK_CATALOG
 from epochlog.spark.session import register
@@ -26,7 +26,7 @@ def catalog(
     spark: SparkSession,
     store: HasHandle | str | Path,
     name: str = "lake",
-    consistency: str | type | Policy = "global",
+    consistency: str | type | Policy | None = None,
     *,
     tables: Sequence[str] | None = None,
     **policy_options: object,
@@ -35,8 +35,9 @@ def catalog(
 
     store: an open store, or the root of one, which is opened for the life of the process. name: of the catalog; a
     second call replaces it. consistency and policy_options: the policy that chooses the epoch of each query, as those
-    of `store.snapshot`. tables: the tables that the catalog has, and that the policy aligns; None for all that take
-    part in `global`. Each session needs a call of its own, also `spark.newSession()`.
+    of `store.snapshot`; None: the default of a read of these tables. tables: the tables that the catalog has, and that
+    the policy aligns; None for all that take part in `global`. Each session needs a call of its own, also
+    `spark.newSession()`.
     Raises InvalidInput for a session of Spark Connect or without pinned threads, and for wrong arguments; TableNotFound
     for a table that the store does not have; StoreClosed for a closed store; SparkLost for a session that was stopped.
     """
@@ -47,7 +48,7 @@ def catalog(
         raise InvalidInput(f"{name} is Spark's own catalog; choose another name, such as lake")
     if isinstance(tables, str) or (tables is not None and not tables):
         raise InvalidInput(f"tables must be a list of table names, not {tables!r}")
-    policy = resolve_policy(consistency, **policy_options)
+    policy = named_policy(consistency, **policy_options)
     names = None if tables is None else tuple(tables)
     require_suitable(policy, names)
     catalog_tables = CatalogTables(_open(store), policy, names)

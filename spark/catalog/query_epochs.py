@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from epochlog.batch.default_policy import default_policy
 from epochlog.batch.policy import AsOf, Exact, Global, Latest, Policy, choose_epochs, left_out_of
 from epochlog.batch.tags import list_tags
 from epochlog.batch.waiting import until_chosen
@@ -27,6 +28,7 @@ from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import all_tables, find_table, get_table, get_version
+from epochlog.store.metadata.read_default import read_default
 from epochlog.store.scan.scan_plan import require_complete
 from epochlog.store.session.handle import Handle
 
@@ -96,10 +98,12 @@ def require_present_columns(handle: Handle, definition: TableDef) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CatalogTables:
-    """Tables of a catalog, and the policy that chooses their epochs. names: None for all tables of the store."""
+    """Tables of a catalog, and the policy that chooses their epochs (None: the default). names: None for all tables of
+    the store.
+    """
 
     handle: Handle
-    policy: Policy
+    policy: Policy | None
     names: tuple[str, ...] | None = None
 
     def listed(self) -> list[str]:
@@ -167,12 +171,15 @@ class CatalogTables:
         current = self.handle.catalog.read(lambda view: get_table(view, definition.id, definition.name))
         return replace(loaded, definition=current)
 
-    def _choose(self, policy: Policy) -> QueryEpochs:
+    def _choose(self, policy: Policy | None) -> QueryEpochs:
+        def read(view: ReadTxn) -> tuple[Policy, EpochView]:
+            return policy or default_policy(self.names, read_default(view)), self._view(view)
+
         def choose() -> QueryEpochs:
-            view = self.handle.catalog.read(self._view)
-            if isinstance(policy, Global):
+            chosen_by, view = self.handle.catalog.read(read)
+            if isinstance(chosen_by, Global):
                 mark_late(self.handle, view)
-            return choose_query_epochs(policy, view, self.names)
+            return choose_query_epochs(chosen_by, view, self.names)
 
         return until_chosen(self.handle, policy, choose)
 
@@ -216,7 +223,7 @@ def _unreadable(policy: Policy, view: EpochView, name: str) -> str | None:
     return None
 
 
-def require_suitable(policy: Policy, names: Sequence[str] | None) -> None:
+def require_suitable(policy: Policy | None, names: Sequence[str] | None) -> None:
     """Raise InvalidInput for a policy that needs the tables of a query, which a catalog does not know in time."""
     if getattr(policy, "name", None) == "aligned" and names is None:
         raise InvalidInput(

@@ -61,8 +61,8 @@ def outside_ms(lab: Lab, name: str) -> int | None:
     return lab.store._handle.catalog.read(lambda view: find_job(view, name)).outside_ms
 
 
-def read(lab: Lab, *tables: str, **policy: Any) -> dict[str, int]:
-    with lab.store.snapshot(tables or None, **policy) as moment:
+def read(lab: Lab, *tables: str, consistency: Any = "global", **policy: Any) -> dict[str, int]:
+    with lab.store.snapshot(tables or None, consistency=consistency, **policy) as moment:
         return dict(moment.epochs)
 
 

@@ -78,7 +78,7 @@ def test_a_parked_job_goes_on_with_the_difference(lab: Lab) -> None:
     assert (info.state, info.rebuilding, info.lost, info.committed_epoch) == ("creating", True, None, before)
     assert lab.rows("j_out") == old
     with pytest.raises(el.TableNotReadable, match="creating"):
-        lab.store.snapshot(["j_out"])
+        lab.store.snapshot(["j_out"], consistency="global")
     epoch = commit(lambda: job.step_local(mirror("r", "j_out")))
     assert lab.rows("j_out") == lab.rows("r")
     assert changed(lab, "j_out", before) == {2: "update_postimage", 3: "delete", 7: "insert"}

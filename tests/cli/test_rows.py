@@ -122,7 +122,7 @@ def test_a_policy_of_ones_own_takes_its_options(run, lake, monkeypatch) -> None:
         (["--consistency", "older", "--option", "b y=1"], 2, "name=value is needed"),
         (["--consistency", "older", "--option", "much=1"], 1, "'older' takes no much"),
         (["--consistency", "bounded", "--option", "max_lag=1"], 1, "--option is for custom policies"),
-        (["--option", "by=1"], 1, "--option is for custom policies; aligned has options by name"),
+        (["--option", "by=1"], 1, "--option is for custom policies, named by --consistency"),
     ):
         done = run("read", lake.root, "orders", *options)
         assert (done.code, done.out) == (code, "") and sentence in done.err, options

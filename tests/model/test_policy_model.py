@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+import policy_model as policies
 from epoch_histories import INTERVAL_MS
-from epochlog.batch import policy
+from epochlog.batch import default_policy, policy
 from epochlog.batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest, choose_epochs
 from epochlog.batch.token import encode_token
 from epochlog.errors import EpochlogError
@@ -22,8 +23,7 @@ from epochlog.store.epochs import global_membership
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, last_of_unix_ms, to_unix_ms
 from history_runs import batches, forget, runs
-from model import policies
-from model.policies import Answer, Question
+from policy_model import Answer, Question
 
 pytestmark = pytest.mark.local_only
 
@@ -88,6 +88,12 @@ def cases(rng: random.Random, question: Question, view: EpochView) -> Iterator[C
         lags = {policies.lag_ms(question, table, newest) for table in question.tables}
         for bound in {max(lags), max(0, max(lags) - 1), min(lags)}:
             yield "bounded", Bounded(bound / 1000, timeout=0), policies.bounded(question, bound)
+        for tables in (question.tables, None):
+            for own in (None, "global", "aligned", "latest"):
+                wanted = policies.default(question, all_tables=tables is None, store_default=own)
+                about = "one table" if len(question.tables) == 1 else "several"
+                about = f"default: {own or ('all tables' if tables is None else about)}"
+                yield about, default_policy.default_policy(tables, own), wanted
     given = {table: rng.choice([*near, history.position(table)]) for table in question.tables}
     given = given if rng.random() < 0.5 or newest is None else dict.fromkeys(given, newest)
     yield "exact", Exact(given), policies.exact(question, given)
@@ -114,7 +120,7 @@ def campaign(seeds: range) -> Counter[tuple[str, str]]:
     return seen
 
 
-@pytest.mark.rule("3.1", "3.2", "3.3", "3.4", "3.5", "3.6")
+@pytest.mark.rule("3.1", "3.2", "3.3", "3.4", "3.5", "3.6", "3.70", "3.71", "3.72")
 @pytest.mark.parametrize("seeds", batches(), ids=lambda seeds: f"seeds-{seeds[0]}-{seeds[-1]}")
 def test_every_policy_chooses_what_its_definition_says(seeds: range) -> None:
     campaign(seeds)
@@ -132,6 +138,12 @@ def test_the_campaign_has_every_outcome_in_it() -> None:
         "as_of, by time": ["chose", "NoConsistentEpoch", "EpochExpired"],
         "at_least": ["chose", "NoConsistentEpoch"],
         "bounded": ["chose", "StalenessExceeded"],
+        "default: one table": ["chose"],
+        "default: several": ["chose", "TableNotReadable"],
+        "default: all tables": ["chose", "TableNotReadable"],
+        "default: global": ["chose", "TableNotReadable"],
+        "default: aligned": ["chose"],
+        "default: latest": ["chose"],
         "exact": ["chose", "EpochExpired", "EpochNotCommitted"],
         "exact, by token": ["chose", "EpochExpired", "EpochNotCommitted"],
     }
@@ -228,11 +240,37 @@ def as_of_is_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsOf, "until", lambda self: until(self) - 1)
 
 
+def several_have_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "_require_fresh", lambda view, tables, epoch: None)
+
+
+def the_bound_is_met_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = policy._require_fresh
+    monkeypatch.setattr(
+        policy,
+        "_require_fresh",
+        lambda view, tables, epoch: whole(replace(view, global_max_lag_ms=view.global_max_lag_ms - 1), tables, epoch),
+    )
+
+
+def one_table_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default_policy, "Aligned", lambda bounded: Aligned(bounded=True))
+
+
+def the_store_has_no_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = default_policy.default_policy
+    monkeypatch.setattr(default_policy, "default_policy", lambda tables, own: whole(tables, None))
+
+
 @pytest.mark.planted
 @pytest.mark.medium
 @pytest.mark.parametrize(
     "mutant",
     [
+        several_have_no_bound,
+        the_bound_is_met_too,
+        one_table_has_a_bound,
+        the_store_has_no_default,
         descendants_take_part,
         lag_is_no_reason,
         intervals_are_no_reason,

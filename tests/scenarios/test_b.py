@@ -323,7 +323,7 @@ def test_b11_down_for_longer_than_the_log_is_kept(lab: Lab) -> None:
     assert above.step_local(refuse) is None and lab.txn_id() == before
     assert lab.rows("j_out") == lab.rows("above_out") == {1: (0, 1), 2: (0, 2)}
     with pytest.raises(el.TableNotReadable, match="above_out.*j_out.*parked"):
-        lab.store.snapshot(["above_out"])
+        lab.store.snapshot(["above_out"], consistency="global")
 
     job.rebuild()
     assert job.step_local(mirror("r", "j_out")) is not None

@@ -24,6 +24,11 @@ from law_queries import KEY, SCHEMA, Query, State, keys_of, random_query, state_
 HOUR_MS = 3_600_000
 
 
+def newest_rows(table: el.Table) -> Any:
+    """Return the rows of the newest commit, valid or not."""
+    return state_of(table.to_arrow(epoch=table.info.max_committed_epoch))
+
+
 class RequestedError(Exception):
     """Error that a refresh raises on request."""
 
@@ -400,7 +405,7 @@ class LawWorld:
                 raise RequestedError(name)
 
         old = {out: self.store.table(out) for out in query.outputs}
-        rows_before = {out: state_of(table.to_arrow()) for out, table in old.items()}
+        rows_before = {out: newest_rows(table) for out, table in old.items()}
         dropping = {out: table.info.drop_unchanged for out, table in old.items()}
         epoch = job.step_local(refresh, take_over=take_over)
         if epoch is None:
@@ -424,7 +429,7 @@ class LawWorld:
                 self.lineage.due[out] = self.drains[name]
             changed = out in self.wrote[name]
             if (rebuilt and self.position_of(out)) or dropping[out]:  # the entry is what differs
-                changed = state_of(self.store.table(out).to_arrow()) != rows_before[out]
+                changed = newest_rows(self.store.table(out)) != rows_before[out]
                 self.seen["unchanged"] += out in self.wrote[name] and not changed
             self.lineage.log[out].append(LineageEntry(epoch, changed or ends, ends))
         del self.wrote[name]
@@ -526,7 +531,7 @@ class LawWorld:
         floor = max(infos[table].safe_epoch for table in tables)
         members: Iterable[str] = tables
         if policy == "global":
-            # who takes part is tests/model/policies.py's to say; here, that they agree at the epoch chosen
+            # who takes part is tests/support/policy_model.py's to say; here, that they agree at the epoch chosen
             left_out = {table for job in self.store.jobs() if job.outside for table in job.outputs}
             away = {name for name, info in infos.items() if info.state in ("creating", "parked")}
             self.check(away <= left_out, policy, away, left_out, "creating and parked tables take no part")

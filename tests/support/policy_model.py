@@ -149,6 +149,26 @@ def common(question: Question, members: set[str]) -> int | None:
     return None if too_old else epoch
 
 
+def default(question: Question, *, all_tables: bool, store_default: str | None) -> Answer:
+    """A read that names no policy: that of the store, else by the tables that it names. One is read at its newest valid
+    epoch, several at that of all, unless a change that one of them lacks there is older than the bound.
+    """
+    if store_default is not None:
+        return {"aligned": aligned, "latest": latest}.get(store_default, shared)(question)
+    if all_tables:
+        return shared(question)
+    answer = aligned(question)
+    several = len(question.tables) > 1
+    if several and isinstance(answer, dict):
+        oldest_ms = max(lag_ms(question, table, epoch) for table, epoch in answer.items())
+        return TableNotReadable if oldest_ms > question.bound_ms else answer
+    return answer
+
+
+def shared(question: Question) -> Answer:
+    return global_(question, include_creating=False)
+
+
 def aligned(question: Question) -> Answer:
     return question.same(question.largest(question.tables, question.history.last_epoch), NoConsistentEpoch)
 
