@@ -81,7 +81,7 @@ def test_options_of_policies_choose_the_epoch(store: el.Store) -> None:
         ({"consistency": "aligned", "tables": "city"}, "InvalidInput: option tables has no 'orders'"),
         ({"consistency": "aligned", "tables": "orders,no"}, "TableNotFound: there is no table 'no'"),
         ({"maxLag": "30s"}, "InvalidInput: option maxLag belongs to a policy"),
-        ({"tables": "orders"}, "InvalidInput: option tables belongs to a policy"),
+        ({"tables": "orders", "versionAsOf": "1"}, "InvalidInput: option tables belongs to a policy"),
         ({"versionAsOf": 1, "epoch": 1}, "InvalidInput: option epoch belongs to a policy"),
         ({"consistency": "latest", "maxLag": "1"}, "InvalidInput: the policy 'latest' takes no option maxLag"),
         ({"consistency": "as_of", "maxLag": "1"}, "InvalidInput: .* takes no option maxLag; it takes epoch, timestamp"),

@@ -48,10 +48,10 @@ Seen = dict[str, State] | str
 class DefaultWorld:
     """A store on a virtual clock, with a record of the rows of each commit."""
 
-    def __init__(self, root: Path, seed: int) -> None:
+    def __init__(self, root: Path, seed: int, start_ms: int = START_MS) -> None:
         self.root = str(root)
         self.rng = random.Random(seed)
-        self.now_ms = START_MS
+        self.now_ms = start_ms
         self.store = el.open(
             root, checkpoint_interval_ms=INTERVAL_MS, global_max_lag=BOUND_MS / 1000,
             clock=lambda: self.now_ms,
