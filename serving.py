@@ -22,6 +22,7 @@ from epochlog.exchange.subscription.messages import SUBSCRIBE
 from epochlog.exchange.subscription.server import Subscriptions
 from epochlog.exchange.transport.duplex import Pem, read_pem
 from epochlog.exchange.transport.metrics_http import MetricsPort
+from epochlog.exchange.transport.refusals import Refusals
 from epochlog.exchange.transport.services import Action, Exchange, Role
 from epochlog.store.env.clock import Deadline, SystemClock
 from epochlog.store.env.log_events import SERVER_OPEN, SERVER_STARTED, SERVER_STOPPED
@@ -96,6 +97,7 @@ class StoreServer:
         self._metrics: MetricsPort | None = None
         self._page: PagePort | None = None
         self._flights = FlightDesk(store._handle, self._choose)
+        refusals = Refusals(store._handle)
         subscriptions = Subscriptions(store._handle, self._flights.admission)
         try:
             if metrics is not None:
@@ -107,6 +109,7 @@ class StoreServer:
                     tokens=[access_token for access_token in (token, read_token) if access_token is not None],
                     certificate=None if certificate is None else (certificate.chain, certificate.key),
                     server=self._server_facts,
+                    refusals=refusals,
                 )
             self._server = Server(
                 location,
@@ -125,6 +128,7 @@ class StoreServer:
                     **self._flights.actions,
                 },
                 flights=self._flights,
+                refusals=refusals,
             )
         except BaseException:
             self._flights.close()

@@ -25,6 +25,7 @@ from epochlog.store.env.clock import Deadline
 from .transport.connections import Callers, ConnectionLimiter, ConnectionLimits
 from .transport.duplex import DuplexStream, check_token, is_loopback, parse_location
 from .transport.errors import as_flight_errors, without_traceback
+from .transport.refusals import UNKNOWN_HOST, Refusals
 from .transport.services import Action, Call, Exchange, Role
 from .transport.sockets import abort_connections, peer_address
 from .transport.tokens import check_strength
@@ -73,14 +74,15 @@ class Server:
         actions: Mapping[str, Action] | None = None,
         flights: Flights | None = None,
         limits: ConnectionLimits | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
-        """Bind to `location` and start serving. limits: the limits of connections.
+        """Bind to `location` and start serving. limits: of connections. refusals: the record of refused calls.
 
         Raises InsecureServer for an address that other hosts can reach without TLS and a token, InvalidInput, and
         WriteFailed when the port cannot be bound.
         """
         host, port = check_address(location, token, certificate, read_token)
-        middleware = {} if token is None else {"token": _TokenMiddlewareFactory(token, read_token)}
+        middleware = {} if token is None else {"token": _TokenMiddlewareFactory(token, read_token, refusals)}
         if read_token is not None and token in (None, read_token):
             raise InvalidInput(
                 "read_token needs a different token beside it: without one, every client of the server may write"
@@ -88,6 +90,7 @@ class Server:
         scheme = "grpc" if certificate is None else "grpc+tls"
         bracketed_host = f"[{host}]" if ":" in host else host
         self._flights = flights
+        self.refusals = refusals
         self._streams: set[DuplexStream] = set()
         self._lock = threading.Lock()
         self._ending = False
@@ -179,7 +182,7 @@ class _FlightServer(flight.FlightServerBase):
         super().__init__(location, **options)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with as_flight_errors():
+        with self._answering(context):
             command = descriptor.command or b""
             name, _, request = command[:MAX_COMMAND].partition(b":")
             service = self._exchanges.get(name)
@@ -201,7 +204,7 @@ class _FlightServer(flight.FlightServerBase):
                     self._server.remove_stream(stream)
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        with as_flight_errors():
+        with self._answering(context):
             service = self._actions.get(action.type)
             if service is None:
                 raise InvalidInput(f"this server has no action {action.type[:40]!r}; list_actions names those it has")
@@ -215,22 +218,22 @@ class _FlightServer(flight.FlightServerBase):
         yield flight.Result(answer)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        with as_flight_errors(), self._counting(context):
+        with self._answering(context), self._counting(context):
             return [(name, self._actions[name].about) for name in sorted(self._actions)]
 
     def list_flights(self, context: Any, criteria: Any) -> Iterator[Any]:
-        with as_flight_errors(), self._counting(context):
+        with self._answering(context), self._counting(context):
             infos = [] if self._flights is None else list(self._flights.list_flights(criteria or b""))
         return iter(infos)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        with as_flight_errors(), self._counting(context):
+        with self._answering(context), self._counting(context):
             if self._flights is None:
                 raise InvalidInput("this server serves no flights, so it takes no tickets")
             return self._flights.get(ticket.ticket, self._call(context))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with as_flight_errors():
+        with self._answering(context):
             _require(context, Role.WRITE)
             if self._flights is None:
                 raise InvalidInput("this server serves no flights, so it takes no puts")
@@ -238,16 +241,24 @@ class _FlightServer(flight.FlightServerBase):
                 self._flights.put(descriptor, reader, writer, self._call(context))
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        with as_flight_errors(), self._counting(context):
+        with self._answering(context), self._counting(context):
             if self._flights is None:
                 raise InvalidInput("this server has no flight of that name")
             return self._flights.info(descriptor, self._call(context))
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
-        with without_traceback(), as_flight_errors(), self._counting(context):
+        with without_traceback(), self._answering(context), self._counting(context):
             if self._flights is None:
                 raise InvalidInput("this server has no flight of that name")
             return flight.SchemaResult(self._flights.schema(descriptor))
+
+    def _answering(self, context: Any) -> AbstractContextManager[None]:
+        """Enter a context whose errors are sent to the client, and noted if they refuse the call."""
+        refusals = self._server.refusals
+        if refusals is None:
+            return as_flight_errors()
+        host = peer_address(context.peer()).rpartition(":")[0]
+        return as_flight_errors(partial(refusals.note_error, host=host))
 
     def _counting(self, context: Any) -> AbstractContextManager[None]:
         """Enter a context in which the call counts as one of its connection."""
@@ -275,8 +286,9 @@ class _TokenMiddleware(flight.ServerMiddleware):
 class _TokenMiddlewareFactory(flight.ServerMiddlewareFactory):
     """Middleware factory that admits only calls with a known token."""
 
-    def __init__(self, token: str, read_token: str | None) -> None:
+    def __init__(self, token: str, read_token: str | None, refusals: Refusals | None) -> None:
         check_token(read_token)
+        self._refusals = refusals
         tokens = {Role.WRITE: token, Role.READ: read_token}
         self._headers = {role: f"Bearer {text}".encode() for role, text in tokens.items() if text is not None}
 
@@ -288,6 +300,8 @@ class _TokenMiddlewareFactory(flight.ServerMiddlewareFactory):
             roles = [role for role, header in self._headers.items() if hmac.compare_digest(headers_sent[0], header)]
             if roles:
                 return _TokenMiddleware(max(roles))
+        if self._refusals is not None:
+            self._refusals.note("flight", "token", UNKNOWN_HOST)
         raise flight.FlightUnauthenticatedError("the call needs a token that this server accepts")
 
 

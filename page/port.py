@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from epochlog.errors import EpochlogError, InsecureServer, InvalidInput, TableNotFound
 from epochlog.exchange.transport.duplex import check_token, is_loopback
 from epochlog.exchange.transport.http_port import HttpHandler, HttpPort, host_and_port
+from epochlog.exchange.transport.refusals import Refusals
 from epochlog.exchange.transport.shared_answers import SharedAnswers
 from epochlog.exchange.transport.tokens import check_strength
 from epochlog.store.env.whole_number import whole_number
@@ -67,10 +68,12 @@ class PagePort:
         tokens: Collection[str] = (),
         certificate: tuple[bytes, bytes] | None = None,
         server: ServerFacts | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         """Listen at `address`: host:port, port 0 for a free one. tokens: each permits to sign in; without one, every
         user of this machine may read the page. certificate: chain and key, PEM, for an address that other hosts can
         reach; a loopback address is served without TLS. server: the workers of a coordinator in this process.
+        refusals: the record of refused calls, shared with other ports; None: one of the page alone.
 
         Raises InsecureServer for an address that other hosts can reach without certificate and token; InvalidInput,
         WriteFailed.
@@ -89,7 +92,7 @@ class PagePort:
         else:
             for token in tokens:
                 check_strength(token, f"other hosts can reach {host}, and the token")
-        site = _Site(handle, Feed(handle, server))
+        site = _Site(handle, Feed(handle, server), refusals or Refusals(handle))
 
         class Handler(_PageHandler):
             pass
@@ -114,9 +117,10 @@ class PagePort:
 class _Site:
     """Content of the page, shared by all requests."""
 
-    def __init__(self, handle: Handle, feed: Feed) -> None:
+    def __init__(self, handle: Handle, feed: Feed, refusals: Refusals) -> None:
         self.handle = handle
         self.feed = feed
+        self.refusals = refusals
         self.sessions: SignedIn | None = None
         self.ready = threading.Event()
         self.listeners = threading.BoundedSemaphore(MAX_LISTENERS)
@@ -183,6 +187,7 @@ class _PageHandler(HttpHandler):
         elif path == "/":
             self.send_page(b"", "text/plain; charset=utf-8", 303, {"Location": "/sign-in"})
         else:
+            self._note_refused("session")
             self.send_error(401)
 
     def _answer(self, path: str, query: str) -> None:
@@ -305,10 +310,14 @@ class _PageHandler(HttpHandler):
         token = dict.get(_fields(form), "token", "")
         cookie = self.site.sessions.sign_in(token, str(self.accepted.address[0]))
         if cookie is None:
+            self._note_refused("token")
             self._send_form(403, "This is not the token of the server.")
         else:
             self.accepted.note_known()
             self.send_page(b"", "text/plain; charset=utf-8", 303, {"Location": "/", "Set-Cookie": cookie})
+
+    def _note_refused(self, reason: str) -> None:
+        self.site.refusals.note("page", reason, str(self.accepted.address[0]))
 
     def _is_same_origin(self) -> bool:
         """Return True unless the form was sent by another site."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -68,13 +68,16 @@ def _without_file(word: re.Match[str]) -> str:
 
 
 @contextmanager
-def as_flight_errors() -> Iterator[None]:
-    """Convert every error of the block into a Flight error without a traceback, inside a server's call."""
+def as_flight_errors(noted: Callable[[EpochlogError], None] = lambda error: None) -> Iterator[None]:
+    """Convert every error of the block into a Flight error without a traceback, inside a server's call. noted: called
+    with each error that the client gets.
+    """
     try:
         yield
     except flight.FlightError:
         raise
     except EpochlogError as error:
+        noted(error)
         name, text = encode_error(error)
         raise flight.FlightServerError(f"{name}: {text}", extra_info=name.encode()) from None
     except Exception as error:  # noqa: BLE001 (a defect; it is logged)

@@ -289,6 +289,14 @@ CALL_FAILED = LogEvent(
     "error",
     "A call failed by damage, or by a file system; the client got a message without the paths.",
 )
+CALL_REFUSED = LogEvent(
+    "call_refused",
+    "server",
+    WARNING,
+    "store door reason host calls",
+    "A call was refused. reason: token (none, or an unknown one), session (a browser has not signed in), role or "
+    "limit. calls: of the host since its last line; there is one a minute.",
+)
 EXCHANGE_FILE_MISSING = LogEvent(
     "exchange_file_missing", "exchange", ERROR, "query channel seq path", "The file of a pushed batch is missing."
 )

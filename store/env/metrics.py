@@ -143,6 +143,12 @@ LINEAGE_EVENTS = Metric(
     "Events of OpenLineage: sent, failed or dropped.",
     ("outcome",),
 )
+CALLS_REFUSED = Metric(
+    "epochlog_calls_refused_total",
+    "counter",
+    "Calls that the server refused, by the door (flight, page) and the reason (token, session, role, limit).",
+    ("door", "reason"),
+)
 READS = Metric("epochlog_reads_total", "counter", "Reads of tables and of their changes, by the door.", ("door",))
 
 RECORDED = (
@@ -160,6 +166,7 @@ RECORDED = (
     VACUUMED_BYTES,
     MAINTENANCE_FAILURES,
     LINEAGE_EVENTS,
+    CALLS_REFUSED,
     READS,
 )
 """Metrics that a Recorder has."""
