@@ -227,7 +227,7 @@ class EpochRegressed(InvalidInput):
 
 
 class ClockSkew(EpochlogError):
-    """An epoch lies more than 10 s ahead of the clock."""
+    """The clock has jumped ahead, or an explicit epoch lies more than 10 s ahead of it."""
 
 
 class EpochExpired(EpochlogError):

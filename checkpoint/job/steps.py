@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from epochlog.errors import InvalidInput
-from epochlog.store.commit.boundaries import newest_passed_boundary
+from epochlog.store.commit.boundaries import newest_boundary_before
 from epochlog.store.metadata.definitions import Counters
 
 from .runner import JobRunner
@@ -27,7 +27,8 @@ def run_steps(
         raise InvalidInput(f"job {runner.name!r}: until must be 'newest', or None for one barrier, not {until!r}")
     handle = runner.handle
     last_epoch = handle.catalog.read(Counters.read).last_epoch
-    target, reached = max(last_epoch, newest_passed_boundary(handle)), None
+    passed = newest_boundary_before(handle.catalog.now_ms(), handle.interval_ms)
+    target, reached = max(last_epoch, passed), None
     while reached is None or reached < target:
         epoch = step(take_over and reached is None)
         if epoch is None:

@@ -288,7 +288,7 @@ class StagedExchange:
                 self.query_leases.renew()
                 if next_check.passed:
                     next_check = Deadline.after(UPKEEP_S)
-                    end_expired(self.handle.catalog, self.handle.leases.live)
+                    end_expired(self.handle.catalog, self.handle.leases.live, self.handle.clock_guard.slowest_ms)
             except EpochlogError as error:
                 RETRY.log(what="the upkeep of staged exchanges", error=error)
 

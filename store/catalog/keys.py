@@ -3,6 +3,7 @@
     meta/store, meta/head                   one store record; the counters that every commit advances
     meta/exchange                           the newest server that keeps end marks in a coordinator
     meta/reads                              the policy of reads that name none, if the store has its own
+    meta/clocks                             clocks of the machines that committed last
     name/<table>, jobname/<job>             names to ids
     table/<id>, head/<id>, runs/<id>        a table's definition; its TableVersion; its sorted runs
     schema/<id>/<epoch>                     a version of an altered table's schema, by the epoch of the alter
@@ -36,6 +37,7 @@ from epochlog.store.env.paths import name_of
 STORE = b"meta/store"
 HEAD = b"meta/head"
 READS = b"meta/reads"
+CLOCKS = b"meta/clocks"
 COMPACT_PREFIX = b"compact/"
 CONSUMER_PREFIX = b"consumer/"
 GONE_PREFIX = b"gone/"

@@ -29,6 +29,7 @@ from epochlog.store.epochs.view_reader import EpochMemory, read_epoch_view
 from epochlog.store.metadata.consumer_record import broken_consumers
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.kept_deletes import kept_records
+from epochlog.store.metadata.known_clocks import read_clocks
 from epochlog.store.metadata.lookups import all_jobs, all_tables, get_runs, get_version
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.shared_files import SharedFile, list_shared, owner_of
@@ -98,6 +99,7 @@ def check_records(view: ReadTxn) -> Contents:
     problems += broken_consumers(view, {table.id: table for table in tables})
     problems += _check_shared(view, tables)
     problems += _check_outcomes(view, {table.id for table in tables})
+    read_clocks(view)
     unreachable = frozenset(record["path"] for _, record in scan_prefix(view, GONE_PREFIX))
     works = [work for table in tables if (work := read_work(view, table.id)) is not None]
     under_way = frozenset(part.path for work in works for part in work.parts)

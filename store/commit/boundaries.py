@@ -13,7 +13,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters
-from epochlog.store.types.epoch import boundary, from_unix_ms, newest_index, show_epoch, show_time
+from epochlog.store.types.epoch import boundary, from_unix_ms, newest_index, show_epoch, show_time, width
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 MAX_SKEW_MS = 10_000
 
 
-def check_skew(epoch: int, now_ms: int) -> None:
-    """Raise ClockSkew for an epoch too far ahead of the clock: one wrong clock must not hide the data of others."""
-    if epoch > from_unix_ms(now_ms + MAX_SKEW_MS):
+def check_skew(epoch: int, now_ms: int, last_epoch: int) -> None:
+    """Raise ClockSkew for an explicit epoch too far ahead of the clock, and of the newest epoch if that leads: the
+    epochs that follow would lead too.
+    """
+    if epoch > max(from_unix_ms(now_ms + MAX_SKEW_MS), last_epoch + width(1)):
         raise ClockSkew(
             f"epoch {show_epoch(epoch)} lies more than {MAX_SKEW_MS // 1000} s ahead of the clock "
-            f"({show_time(now_ms)}), or the clock was set back since the newest commit; set the clocks right, or wait "
-            "until the clock has caught up"
+            f"({show_time(now_ms)}), and more than 1 ms past the newest epoch {show_epoch(last_epoch)}; leave epoch "
+            "out to get the next one"
         )
 
 
@@ -42,15 +44,19 @@ def seal(handle: Handle, every: int = 1) -> int:
     def sealed_epoch(view: ReadTxn) -> int | None:
         last_epoch = Counters.read(view).last_epoch
         sealed = last_epoch > 0 and is_boundary(view, last_epoch, handle.interval_ms, every)
-        leads = last_epoch > from_unix_ms(handle.catalog.now_ms() + handle.interval_ms)
-        return last_epoch if sealed or (not leads and newest_passed_boundary(handle) <= last_epoch) else None
+        now_ms = handle.catalog.now_ms()
+        leads = last_epoch > from_unix_ms(now_ms + handle.interval_ms)
+        is_newest = newest_boundary_before(now_ms, handle.interval_ms) <= last_epoch
+        return last_epoch if sealed or (not leads and is_newest) else None
 
     def body(tx: Txn) -> int:
-        counters, target = Counters.read(tx), newest_passed_boundary(handle)
+        counters = Counters.read(tx)
+        now_ms = handle.clock_guard.issuing_ms(tx, counters.last_epoch)
+        target = newest_boundary_before(now_ms, handle.interval_ms)
         if target > counters.last_epoch:
             move_counters(tx, counters, target)
-        elif counters.last_epoch > from_unix_ms(handle.catalog.now_ms() + handle.interval_ms):
-            tx.put(bound_key(counters.last_epoch), {"at_ms": handle.catalog.now_ms()})
+        elif counters.last_epoch > from_unix_ms(now_ms + handle.interval_ms):
+            tx.put(bound_key(counters.last_epoch), {"at_ms": now_ms})
         return max(target, counters.last_epoch)
 
     last_epoch = handle.catalog.read(sealed_epoch)
@@ -67,19 +73,18 @@ def force_boundary(handle: Handle) -> int:
 
 def force_within(tx: Txn, handle: Handle, above: int = 0) -> int:
     """Seal a forced boundary above the epoch `above`; return its epoch. Call inside a transaction. Raises ClockSkew."""
-    counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
+    counters = Counters.read(tx)
+    now_ms = handle.clock_guard.issuing_ms(tx, counters.last_epoch)
     epoch = max(from_unix_ms(now_ms), counters.last_epoch, above + 1)
-    check_skew(epoch, now_ms)
     if not is_boundary(tx, epoch, handle.interval_ms):
         tx.put(bound_key(epoch), {"at_ms": now_ms})
     move_counters(tx, counters, epoch)
     return epoch
 
 
-def newest_passed_boundary(handle: Handle) -> int:
-    """Return the newest regular boundary that the clock has passed."""
-    now = from_unix_ms(handle.catalog.now_ms())
-    return boundary(newest_index(now - 1, handle.interval_ms), handle.interval_ms)
+def newest_boundary_before(now_ms: int, interval_ms: int) -> int:
+    """Return the newest regular boundary that a clock has passed."""
+    return boundary(newest_index(from_unix_ms(now_ms) - 1, interval_ms), interval_ms)
 
 
 def is_boundary(view: ReadTxn, epoch: int, interval_ms: int, every: int = 1) -> bool:

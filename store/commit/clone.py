@@ -74,7 +74,7 @@ def _clone(handle: Handle, tx: Txn, source_name: str, name: str, at: int | None)
     kept = kept_deletes(tx, source.id, at)
     entries = [_bare(entry) for entry in get_entries(tx, source.id, version.compacted_epoch, at)]
     counters = Counters.read(tx)
-    begin = max(counters.last_epoch + 1, from_unix_ms(now_ms))
+    begin = max(counters.last_epoch + 1, from_unix_ms(handle.clock_guard.issuing_ms(tx, counters.last_epoch)))
     settings = with_schema(source, schema_of_clone(source, name, at, begin))
     clone = TableDef(
         counters.next_table,

@@ -18,7 +18,8 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.log_events import ROWS_EXPIRED
-from epochlog.store.metadata.definitions import TableDef
+from epochlog.store.metadata.definitions import Counters, TableDef
+from epochlog.store.metadata.known_clocks import MAX_JUMP_MS
 from epochlog.store.metadata.lookups import get_table, get_version
 from epochlog.store.retention.stale_reads import retry_stale_plan
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
@@ -28,7 +29,7 @@ from epochlog.store.sst.segment_writer import SegmentWriter, remove_segments
 from epochlog.store.types.epoch import to_unix_ms
 from epochlog.store.types.read_options import ReadOptions
 
-from .boundaries import newest_passed_boundary
+from .boundaries import newest_boundary_before
 from .edits import CommitConflict, TableEdit
 from .failures import TtlAltered
 from .root_commit import commit_or_delete
@@ -77,19 +78,21 @@ def expire_rows(handle: Handle, table: TableDef) -> int:
 
 
 def _choose(handle: Handle, table: TableDef) -> Choice | None:
-    """Choose expired rows from the newest state; None for a table without expiry."""
+    """Choose expired rows from the newest state; None for a table without expiry, and in a store that leads."""
 
-    def plan(view: ReadTxn) -> tuple[TableDef, ScanPlan | None]:
+    def plan(view: ReadTxn) -> tuple[TableDef, ScanPlan | None, int]:
         current = get_table(view, table.id, table.name)
         ended = get_version(view, table.id, table.name).end_epoch is not None
-        expires = current.options.ttl is not None and not current.derived and not ended
-        return current, plan_scan(view, current, None) if expires else None
+        now_ms = handle.clock_guard.slowest_ms(view)
+        leads = to_unix_ms(Counters.read(view).last_epoch) > now_ms + MAX_JUMP_MS
+        expires = current.options.ttl is not None and not current.derived and not ended and not leads
+        return current, plan_scan(view, current, None) if expires else None, now_ms
 
-    current, newest = handle.catalog.read(plan)
+    current, newest, now_ms = handle.catalog.read(plan)
     ttl, column = current.options.ttl, current.options.ttl_column
     if newest is None or ttl is None or column is None:
         return None
-    boundary_ms = to_unix_ms(newest_passed_boundary(handle))
+    boundary_ms = to_unix_ms(newest_boundary_before(now_ms, handle.interval_ms))
     limit = cutoff(current.schema.schema.field(column).type, boundary_ms, ttl)
     keys, more = _first_keys(handle, newest, pc.field(column) <= limit)
     return Choice(current, keys, newest.epoch, limit, more)

@@ -166,14 +166,14 @@ def forget_unused(handle: Handle) -> int:
     """
 
     def unused(view: ReadTxn) -> list[str]:
-        before_ms = handle.catalog.now_ms() - UNUSED_MS
+        before_ms = handle.clock_guard.slowest_ms(view) - UNUSED_MS
         prefix = TXN_APP_PREFIX
         records = scan_prefix(view, prefix)
         return [key[len(prefix) :].decode() for key, app in records if app["count"] and app["used_ms"] < before_ms]
 
     def forget(tx: Txn, app: str) -> None:
         record = tx.get(txn_app_key(app))
-        if record is None or record["used_ms"] >= handle.catalog.now_ms() - UNUSED_MS:
+        if record is None or record["used_ms"] >= handle.clock_guard.slowest_ms(tx) - UNUSED_MS:
             return
         keys = [key for key, _ in scan_prefix(tx, txn_prefix(app))]
         for key in keys:

@@ -132,7 +132,8 @@ def _transact_root(
         targets = [get_table(tx, edit.table_id, edit.name) for edit in edits]
         for table in targets:
             refuse_unwritable(tx, table)
-        counters, now_ms = Counters.read(tx), handle.catalog.now_ms()
+        counters = Counters.read(tx)
+        now_ms = handle.clock_guard.issuing_ms(tx, counters.last_epoch)
         chosen_epoch, labels = _choose_epochs(edits, epoch, counters.last_epoch, now_ms)
         for table, edit in zip(targets, edits, strict=True):
             written.append((table, append_entry(tx, table, edit, chosen_epoch, labels, now_ms, txn=pair, job=None)))
@@ -187,5 +188,5 @@ def _choose_epochs(
                 f"label {show_epoch(sealed[-1])} exceeds the commit's epoch {show_epoch(epoch)}; seal at or below it, "
                 "or commit at a higher epoch"
             )
-    check_skew(chosen_epoch, now_ms)
+        check_skew(chosen_epoch, now_ms, last_epoch)
     return chosen_epoch, labels

@@ -239,7 +239,8 @@ def issue_epoch(tx: Txn, handle: Handle) -> None:
     """Issue an epoch for the creation of a table, above all earlier ones; none in a store without epochs."""
     counters = Counters.read(tx)
     if counters.last_epoch:
-        move_counters(tx, counters, max(counters.last_epoch + 1, from_unix_ms(handle.catalog.now_ms())))
+        now_ms = handle.clock_guard.issuing_ms(tx, counters.last_epoch)
+        move_counters(tx, counters, max(counters.last_epoch + 1, from_unix_ms(now_ms)))
 
 
 def add_table(tx: Txn, schema: TableSchema, settings: Settings, job_id: int | None, now_ms: int) -> TableDef:

@@ -40,7 +40,7 @@ def claim_work(
         now_ms, owner = handle.catalog.now_ms(), handle.new_holder("compaction")
         present = read_work(view, table.id)
         if present is not None:
-            if not is_alive(handle, present, now_ms):
+            if not is_alive(handle, present, handle.clock_guard.slowest_ms(view)):
                 ends = now_ms + CLAIM_MS
                 return replace(present, owner=owner, process=identity(), expires_ms=ends, taken_over=True)
             if not l0_only or present.task.l0_after is not None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from epochlog.errors import InvalidInput
 
@@ -16,11 +20,44 @@ Clock = Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
+class BootTime:
+    """Reading of a machine's boot clock: milliseconds since its boot. It never jumps. boot: the id of the boot."""
+
+    boot: str
+    ms: int
+
+
+@runtime_checkable
+class HasBootTime(Protocol):
+    """Protocol of a Clock whose machine has a boot clock, by which a jump of the Clock is detected."""
+
+    def boot_time(self) -> BootTime | None:
+        """Return the reading of the boot clock now; None if the machine has none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class SystemClock:
     """Wall clock of this machine. A call returns Unix milliseconds."""
 
     def __call__(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def boot_time(self) -> BootTime | None:
+        boot = _boot_id()
+        return BootTime(boot, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000) if boot else None
+
+
+@cache
+def _boot_id() -> str:
+    """Return the id of the machine's boot and of the process's time namespace; "" where the system has none."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/time').st_ino}"
+    except OSError:
+        return ""
 
 
 UNITS_S = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}

@@ -109,7 +109,7 @@ def vacuum(
     """
     grace_ms, began_s = round(seconds(grace, "grace") * 1000), monotonic_s()
     if not dry_run:
-        end_expired(handle.catalog, handle.leases.live)
+        end_expired(handle.catalog, handle.leases.live, handle.clock_guard.slowest_ms)
     listed = handle.files.list(handle.store_id)
     expired = handle.catalog.read(lambda view: _dead_intents(handle, view))
     if expired and not dry_run:
@@ -171,7 +171,7 @@ def _report(decisions: Iterator[FileDecision] | Sequence[FileDecision]) -> tuple
 
 def _dead_intents(handle: Handle, view: ReadTxn) -> list[Intent]:
     """Return the write intents that have expired and are not live in this process."""
-    now_ms, live = handle.catalog.now_ms(), handle.leases.live
+    now_ms, live = handle.clock_guard.slowest_ms(view), handle.leases.live
     return [intent for intent in all_intents(view) if intent.expires_ms <= now_ms and intent.id not in live]
 
 
@@ -189,7 +189,7 @@ def _read_known(handle: Handle, view: ReadTxn, listed: Sequence[FileInfo], expir
     tables = {table_of(handle.store_id, info.path) for info in listed} | {
         table_id for note in unreachable.values() for table_id in note.readers
     }
-    now_ms, live = handle.catalog.now_ms(), handle.leases.live
+    now_ms, live = handle.clock_guard.slowest_ms(view), handle.leases.live
     return Known(
         store_id=handle.store_id,
         now_ms=now_ms,
@@ -261,7 +261,7 @@ def _delete(
 
 def _still_due(handle: Handle, view: ReadTxn, batch: Sequence[FileDecision]) -> list[FileDecision]:
     """Return the decisions whose files are still noted as unreachable and not pinned."""
-    now_ms, live = handle.catalog.now_ms(), handle.leases.live
+    now_ms, live = handle.clock_guard.slowest_ms(view), handle.leases.live
     records = [view.get(gone_key(decision.table_id, decision.path)) for decision in batch]
     notes = [None if record is None else UnreachableFile.from_record(record) for record in records]
     tables = {table_id for note in notes if note is not None for table_id in note.readers}
@@ -296,7 +296,7 @@ def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> No
     """Delete the records of committed segments whose files are gone, expired leases, and forgotten outcomes."""
 
     def dead_leases(view: ReadTxn) -> list[bytes]:
-        now_ms, live = handle.catalog.now_ms(), handle.leases.live
+        now_ms, live = handle.clock_guard.slowest_ms(view), handle.leases.live
         return [
             key
             for key, hold in all_holds(view)

@@ -13,7 +13,7 @@ exchange/staged decides the meaning of the records.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from itertools import islice
 
 from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn, scan_prefix
@@ -118,14 +118,14 @@ def _purge_batches(tx: Txn, query: str, now_ms: int) -> list[str] | None:
     return [file["path"] for _, file in batches]
 
 
-def end_expired(catalog: Catalog, live_holders: Container[str]) -> list[str]:
+def end_expired(catalog: Catalog, live_holders: Container[str], slowest_ms: Callable[[ReadTxn], int]) -> list[str]:
     """End the queries whose lease has expired, and complete interrupted removals. Return the names of these queries.
 
-    live: holders whose leases this process renews.
+    live: holders whose leases this process renews. slowest_ms: returns the time by which leases end.
     """
 
     def list_expired(view: ReadTxn) -> list[str]:
-        now_ms = catalog.now_ms()
+        now_ms = slowest_ms(view)
         return [
             name
             for name, record in all_queries(view)

@@ -159,7 +159,7 @@ def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
     def raised_version(view: ReadTxn) -> TableVersion | None:
         current = get_table(view, table.id, table.name)  # `table` may be older than the last alter
         options = current.options
-        version, now_ms = get_version(view, table.id, table.name), handle.catalog.now_ms()
+        version, now_ms = get_version(view, table.id, table.name), handle.clock_guard.slowest_ms(view)
         holds = holds_of(view, table.id, now_ms, handle.leases.live)
         allowed = limits(options, holds, now_ms, version.safe_epoch, read_history(view, current, version, now_ms))
         after = apply_safe_epoch(version, allowed.states, allowed.single)
@@ -178,12 +178,12 @@ def plan_release(handle: Handle, view: ReadTxn, table: TableDef) -> Released | N
     """Decide, by the table's current options, what one transaction can release; None if there is nothing."""
     table = get_table(view, table.id, table.name)
     jobs, before = jobs_of(view, table.id), get_version(view, table.id, table.name)
-    history = read_history(view, table, before, handle.catalog.now_ms())
+    history = read_history(view, table, before, handle.clock_guard.slowest_ms(view))
     allowed, parked = _current_limits(handle, view, table, jobs, before.safe_epoch, history)
     mark = _truncation_epoch(view, table.id, before, allowed.log)
     released = truncated(view, table.id, apply_safe_epoch(before, allowed.states, allowed.single), mark)
     released = replace(released, parked=parked, history=turned(view, table.id, history))
-    released = _release_history(view, table.id, released, handle.catalog.now_ms())
+    released = _release_history(view, table.id, released, handle.clock_guard.slowest_ms(view))
     released = _forget_commits(view, table, jobs, released, allowed.commits)
     if table.schema.sequence_by is not None:
         kept = forgettable(view, table.id, released.version, BATCH)
@@ -202,7 +202,7 @@ def _current_limits(
     """Return the table's limits, and the stalled jobs that they park. A stalled job that would lose nothing keeps its
     holds.
     """
-    now_ms = handle.catalog.now_ms()
+    now_ms = handle.clock_guard.slowest_ms(view)
     holds = holds_of(view, table.id, now_ms, handle.leases.live, jobs=jobs)
     stalled = tuple(stalled_jobs(handle, view, table, jobs, now_ms))
     if stalled:

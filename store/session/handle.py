@@ -15,7 +15,7 @@ from epochlog.errors import InvalidInput, StoreNotFound
 from epochlog.store.catalog.kind import Site
 from epochlog.store.catalog.protocol import Catalog
 from epochlog.store.catalog.registry import EMBEDDED, kind_of_url
-from epochlog.store.env.clock import Clock
+from epochlog.store.env.clock import BootTime, Clock, HasBootTime, SystemClock
 from epochlog.store.env.files import Files
 from epochlog.store.env.filesystem import open_files
 from epochlog.store.env.histogram import Histograms
@@ -31,6 +31,7 @@ from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.epoch import MAX_EPOCH, from_unix_ms
 
 from .bootstrap import DEFAULT_INTERVAL_MS, RequestedOptions, open_catalog, require_requested_options
+from .clock_guard import ClockGuard
 from .leases import RUNNER_MS, Leases
 from .marker import read_marker, require_kind
 from .run_listener import RunListener
@@ -58,6 +59,7 @@ class Handle(OneProcess):
         durability: str,
         catalog_url: str | None = None,
         volatile: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         self.root = root  # may contain a password, as may `catalog_url`; `files.place` does not
         self.files = files
@@ -69,6 +71,7 @@ class Handle(OneProcess):
         self.volatile = volatile
         self.intact_backups: set[str] = set()  # backup files that this process wrote, or read and found complete
         self.memory = EpochMemory()
+        self.clock_guard = ClockGuard(catalog, _boot_clock(clock), _clock_name(clock, catalog_url), files.place)
         self.leases = Leases(catalog)
         self.runners = Leases(catalog, RUNNER_MS)
         self.intents = Intents(catalog, self.leases)
@@ -155,7 +158,7 @@ def open_handle(
     except InvalidInput:
         opened_catalog.close()
         raise
-    return Handle(place.root, files, opened_catalog, record, durability, catalog, volatile)
+    return Handle(place.root, files, opened_catalog, record, durability, catalog, volatile, clock)
 
 
 def _check_arguments(interval_ms: int, durability: str) -> None:
@@ -181,6 +184,25 @@ class CheckedClock:
         if not isinstance(now_ms, int) or isinstance(now_ms, bool) or not 0 <= from_unix_ms(now_ms) <= MAX_EPOCH:
             raise InvalidInput(f"clock must return Unix milliseconds as an int, from 2025 on, not {now_ms!r}")
         return now_ms
+
+    def boot_time(self) -> BootTime | None:
+        return self.clock.boot_time() if isinstance(self.clock, HasBootTime) else None
+
+
+def _boot_clock(clock: Clock | None) -> HasBootTime | None:
+    """Return the boot clock with which a store's clock is compared: the machine's, if none was given to open."""
+    if clock is None:
+        return SystemClock()
+    return clock if isinstance(clock, HasBootTime) else None
+
+
+def _clock_name(clock: Clock | None, catalog_url: str | None) -> str:
+    """Return the name of the clock that gives a store its time."""
+    if clock is not None:
+        return "the clock given to open"
+    kind = kind_of_url(catalog_url)
+    owner = os.uname().nodename if kind is EMBEDDED else f"the catalog's {kind.name} server"
+    return f"the clock of {owner}"
 
 
 @dataclass(frozen=True, slots=True)

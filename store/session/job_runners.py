@@ -28,7 +28,7 @@ def live_runner(view: ReadTxn, handle: Handle, job: JobRecord) -> Runner | None:
     if is_this(runner.process) or has_died(runner.process):
         return None
     lease = view.get(lease_key(runner.lease))
-    return runner if lease is not None and lease["expires_ms"] > handle.catalog.now_ms() else None
+    return runner if lease is not None and lease["expires_ms"] > handle.clock_guard.slowest_ms(view) else None
 
 
 def new_runner(tx: Txn, handle: Handle, holder: str, kind: str) -> Runner:

@@ -353,9 +353,7 @@ def nulls_expire(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_clock_decides_and_not_the_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        expiry, "newest_passed_boundary", lambda handle: (handle.catalog.now_ms() - EPOCH_ORIGIN_MS) << 12
-    )
+    monkeypatch.setattr(expiry, "newest_boundary_before", lambda now_ms, interval_ms: (now_ms - EPOCH_ORIGIN_MS) << 12)
 
 
 def outputs_expire(monkeypatch: pytest.MonkeyPatch) -> None:

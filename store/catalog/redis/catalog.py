@@ -17,12 +17,13 @@ import os
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from epochlog.errors import CatalogInUse, CatalogLost, CatalogRolledBack, CatalogUnavailable, OutcomeUnknown
+from epochlog.store.catalog.keys import CLOCKS
 from epochlog.store.catalog.protocol import ReadTxn, RecordChanges, Txn
 from epochlog.store.env.clock import Clock, monotonic_s
 from epochlog.store.env.paths import is_store_id
@@ -168,7 +169,7 @@ class RedisCatalog:
     def transact(self, body: Callable[[Txn], T]) -> T:
         self._reset_after_fork()
         with self._serialized():
-            read_set = self._new_read_set(body)
+            read_set = self._new_read_set(body, (CLOCKS,))
             while True:
                 txn = RedisView(read_set)
                 try:
@@ -265,12 +266,15 @@ class RedisCatalog:
             if acquired:
                 lock.release()
 
-    def _new_read_set(self, body: object) -> ReadSet:
+    def _new_read_set(self, body: object, also: Iterable[bytes] = ()) -> ReadSet:
+        """Create the read set of a body, which prefetches the remembered reads. also: keys that few runs read, and that
+        must cost these no request of their own.
+        """
         with self._lock:
             remembered = self._remembered_reads.get(getattr(body, "__code__", body))
         if remembered is None:
-            return ReadSet(self._call)
-        keys = [key for key in remembered.keys[0] if key in remembered.keys[1]]
+            return ReadSet(self._call, also)
+        keys = [*also, *(key for key in remembered.keys[0] if key in remembered.keys[1])]
         ranges = [
             RangeRequest(range_.lo, range_.hi, range_.backward, _REMEMBERED_ROWS)
             for range_ in remembered.ranges[0] & remembered.ranges[1]

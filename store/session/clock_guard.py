@@ -1,0 +1,77 @@
+"""Guard of the clock: no epoch is issued by a clock that has jumped ahead, and none deletes by its time.
+
+Rules: docs/SEMANTICS.md, 1.60 to 1.66.
+"""
+
+from __future__ import annotations
+
+import os
+
+from epochlog.errors import ClockSkew
+from epochlog.store.catalog.keys import CLOCKS
+from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn
+from epochlog.store.env.clock import HasBootTime
+from epochlog.store.metadata.known_clocks import ClockReading, KnownClock, KnownClocks, read_clocks
+from epochlog.store.types.epoch import show_span, show_time
+
+
+class ClockGuard:
+    """Comparison of the catalog's clock with a boot clock (None: not compared). name: the clock's, for messages.
+    place: the store's.
+    """
+
+    def __init__(self, catalog: Catalog, boot_clock: HasBootTime | None, name: str, place: str) -> None:
+        self.name = name
+        self.host = os.uname().nodename
+        self._catalog = catalog
+        self._boot_clock = boot_clock
+        self._place = place
+        self._note: KnownClock | None = None  # as it was read from the catalog
+
+    def reading(self) -> ClockReading | None:
+        """Return the clock's reading now; None without a boot clock."""
+        boot = None if self._boot_clock is None else self._boot_clock.boot_time()
+        wall_ms = self._catalog.now_ms()
+        return None if boot is None else ClockReading(self.host, boot.boot, boot.ms, wall_ms)
+
+    def issuing_ms(self, tx: Txn, last_epoch: int) -> int:
+        """Return the time of a transaction that issues an epoch above `last_epoch`, and note the clock if its note is
+        old. Raises ClockSkew if the clock has jumped ahead. Call inside the transaction.
+        """
+        now = self.reading()
+        if now is None:
+            return self._catalog.now_ms()
+        if self._note is not None and self._note.boot == now.boot and self._note.is_fresh(now):
+            return now.wall_ms
+        known = read_clocks(tx)
+        before = known.of(now.boot)
+        if before is not None and (jump_ms := before.jumped_ms(now, last_epoch)):
+            raise ClockSkew(
+                f"{self.name} shows {show_time(now.wall_ms)}, {show_span(jump_ms)} more than the time since the last "
+                f"commit of {now.host} allows; nothing was written. Set the clock right. If it is right now, run "
+                f"`epochlog doctor {self._place} --trust-clock` on {now.host}"
+            )
+        if before is not None and before.is_fresh(now):
+            self._note = before
+        else:
+            tx.put(CLOCKS, known.noted(now).to_record())
+        return now.wall_ms
+
+    def slowest_ms(self, view: ReadTxn) -> int:
+        """Return the time by which to delete, and by which leases end: that of the slowest clock that the catalog
+        knows. After a jump it is counted by the boot clock.
+        """
+        now = self.reading()
+        return self._catalog.now_ms() if now is None else read_clocks(view).slowest_ms(now)
+
+    def trust(self) -> ClockReading | None:
+        """Note the clock as right, whatever it showed before; return its reading, None without a boot clock."""
+
+        def body(tx: Txn) -> ClockReading | None:
+            now = self.reading()
+            if now is not None:
+                others = tuple(clock for clock in read_clocks(tx).clocks if clock.boot != now.boot)
+                tx.put(CLOCKS, KnownClocks(others).noted(now).to_record())
+            return now
+
+        return self._catalog.transact(body)

@@ -1,0 +1,367 @@
+"""Clocks that jump, lead and lag: writers go on, no epoch goes back, and nothing is deleted early."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from epochlog.store.commit.expiry import expire_rows
+from epochlog.store.metadata import known_clocks
+from epochlog.store.metadata.known_clocks import ClockReading, KnownClocks, read_clocks
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.retention.holds import Hold, holds_of
+from epochlog.store.session import clock_guard
+from epochlog.store.types.epoch import from_unix_ms, to_unix_ms
+from faults.mutant import Mutant
+from virtual_machines import DAY_MS, HOUR_MS, Machine, World
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("at", pa.timestamp("ms", "UTC"))])
+KEEP = timedelta(hours=12)
+OPTIONS = el.TableOptions(history_retention=KEEP, log_retention=KEEP, ttl=KEEP, ttl_column="at")
+
+
+class Fleet:
+    """One store, opened by several machines."""
+
+    def __init__(self, root: Path, *errors_ms: int) -> None:
+        self.world = World()
+        self.machines = [Machine(self.world, f"m{n}", error) for n, error in enumerate(errors_ms)]
+        with ExitStack() as stack:
+            self.stores = [
+                stack.enter_context(el.open(root, durability="os", clock=machine)) for machine in self.machines
+            ]
+            self.close = stack.pop_all().close
+        self.table = self.stores[0].create_table("t", SCHEMA, ["id"], options=OPTIONS)
+
+    def put(self, machine: int, key: int = 1, value: int = 0) -> int:
+        at = datetime.fromtimestamp(self.world.now_ms / 1000, UTC)
+        return self.stores[machine].table("t").upsert([{"id": key, "v": value, "at": at}])
+
+    def rows(self) -> dict[int, int]:
+        return {row["id"]: row["v"] for row in self.table.to_arrow().to_pylist()}
+
+    def known(self) -> KnownClocks:
+        return self.stores[0]._handle.catalog.read(read_clocks)
+
+    def slowest_ms(self, machine: int) -> int:
+        handle = self.stores[machine]._handle
+        return handle.catalog.read(handle.clock_guard.slowest_ms)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    with ExitStack() as stack:
+
+        def make(*errors_ms: int) -> Fleet:
+            made = Fleet(tmp_path / "s", *errors_ms)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.mark.rule("1.62")
+def test_a_clock_a_day_ahead_stops_no_writer(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0, DAY_MS)
+    ahead, right = made.put(1), made.stores[0]
+    assert to_unix_ms(ahead) == made.world.now_ms + DAY_MS
+    before = made.rows()
+    assert made.put(0, 2, 5) == ahead + 1
+    assert right.checkpoint() == ahead + 1
+    assert right.table("t").restore(ahead) > ahead + 1 and made.rows() == before
+    assert right.clone("t", "copy") is not None and right.last_epoch < ahead + 10
+    job = right.create_job("j", ["t"], {"out": (pa.schema([("id", pa.int64())]), ["id"])})
+    assert job.step_local(lambda ctx: ctx.upsert("out", ctx.table("t").select(["id"]))) == right.last_epoch
+    made.world.now_ms += 2 * DAY_MS
+    assert to_unix_ms(made.put(0)) == made.world.now_ms, "the clock has caught up"
+    made.machines[0].jump(-DAY_MS)
+    right.table("t").alter(add=pa.schema([("w", pa.int64())]))
+
+
+@pytest.mark.rule("1.60")
+def test_a_jump_ahead_is_refused_until_the_clock_is_right_or_trusted(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0, 0)
+    made.put(1)
+    made.world.now_ms += HOUR_MS
+    made.machines[1].jump(HOUR_MS)
+    made.put(1)
+    made.machines[1].jump(25 * HOUR_MS)
+    newest = made.stores[0].last_epoch
+    for call in (
+        lambda: made.put(1),
+        made.stores[1].checkpoint,
+        lambda: made.stores[1].clone("t", "copy"),
+        lambda: made.stores[1].create_table("u", SCHEMA, ["id"]),
+        lambda: made.stores[1].table("t").alter(add=pa.schema([("w", pa.int64())])),
+    ):
+        with pytest.raises(
+            el.ClockSkew, match=r"the clock given to open shows .*, 1 d 1 h more .* doctor .* --trust-clock"
+        ):
+            call()
+    assert made.stores[0].last_epoch == newest
+    made.put(0)  # other machines go on
+    made.machines[1].jump(-25 * HOUR_MS)
+    made.put(1)
+    made.machines[1].jump(DAY_MS)
+    made.stores[1]._handle.clock_guard.trust()
+    assert to_unix_ms(made.put(1)) > made.world.now_ms + DAY_MS
+    made.put(0)
+
+
+@pytest.mark.rule("1.60")
+def test_no_first_commit_after_a_reboot_and_no_jump_back_is_refused(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0)
+    made.put(0)
+    made.machines[0].reboot()
+    made.machines[0].jump(DAY_MS)
+    newest = made.put(0)
+    made.machines[0].jump(-2 * DAY_MS)
+    assert made.put(0) == newest + 1
+    made.machines[0].jump(2 * DAY_MS)
+    assert made.put(0) == newest + 2, "the newest epoch shows that time already"
+
+
+@pytest.mark.rule("1.60")
+def test_notes_cost_a_write_a_minute(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0)
+    notes = []
+    for _ in range(120):
+        made.put(0)
+        made.world.now_ms += 1000
+        notes.append(made.known().clocks[-1].wall_ms)
+    assert len(set(notes)) == 2
+    for _ in range(10):
+        made.machines[0].reboot()
+        made.put(0)
+    assert len(made.known().clocks) == known_clocks.KEPT
+
+
+def expire(made: Fleet, machine: int) -> int:
+    handle = made.stores[machine]._handle
+    return expire_rows(handle, handle.catalog.read(lambda view: find_table(view, "t")))
+
+
+@pytest.mark.rule("1.66")
+def test_a_ttl_waits_until_the_store_is_caught_up(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0, DAY_MS)
+    made.put(0, 1)
+    made.put(1, 2)
+    made.world.now_ms += 13 * HOUR_MS
+    assert expire(made, 0) == 0, "the store leads by 11 h"
+    made.world.now_ms += 12 * HOUR_MS
+    assert expire(made, 0) == 2
+
+
+@pytest.mark.rule("1.63", "1.64")
+def test_times_are_those_of_epochs_and_lags_those_of_the_clock(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0, DAY_MS)
+    right = made.stores[0]
+    made.put(0, 1)
+    made.world.now_ms += 1000
+    made.put(1, 2)
+    made.put(0, 3)
+    now = datetime.fromtimestamp(made.world.now_ms / 1000, UTC)
+    with right.snapshot(["t"], consistency=el.AsOf(timestamp=now)) as snapshot:
+        assert set(snapshot["t"].to_arrow()["id"].to_pylist()) == {1}
+    with right.snapshot(["t"], consistency=el.AsOf(timestamp=now + timedelta(days=1, seconds=1))) as snapshot:
+        assert set(snapshot["t"].to_arrow()["id"].to_pylist()) == {1, 2, 3}
+    with right.snapshot(["t"], consistency=el.Bounded(max_lag=1, timeout=0)) as snapshot:
+        assert snapshot.lag_ms == {"t": 0}
+
+
+@pytest.mark.rule("1.65")
+def test_deletes_go_by_the_slowest_known_clock(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0, DAY_MS, -DAY_MS)
+    first = made.put(1, 1)
+    for minute in range(3):
+        for machine in (0, 1, 2):
+            made.put(machine, 1, minute)
+            made.world.now_ms += 61_000
+    for machine in range(3):
+        assert made.slowest_ms(machine) <= made.machines[2](), "nobody deletes earlier than the slowest allows"
+        assert made.slowest_ms(machine) > made.machines[2]() - 10 * 60_000, "and not much later"
+        made.stores[machine].compact("t", full=True)
+    assert made.stores[0].table("t").to_arrow(epoch=first).num_rows == 1
+    made.machines[2].jump(DAY_MS)  # set right
+    for _ in range(2):
+        for machine in (2, 0, 1):
+            made.put(machine)
+            made.world.now_ms += 61_000
+    assert made.slowest_ms(0) == made.machines[0](), "no known clock is slower"
+
+
+@pytest.mark.rule("1.65")
+def test_a_clock_that_jumped_deletes_by_its_boot_clock(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0)
+    first = made.put(0, 1, 1)
+    made.put(0, 1, 2)
+    made.machines[0].jump(DAY_MS)
+    made.stores[0].compact("t", full=True)
+    assert made.table.to_arrow(epoch=first).to_pylist()[0]["v"] == 1
+    made.machines[0].jump(-DAY_MS)
+    made.world.now_ms += DAY_MS
+    made.put(0, 1, 3)
+    made.world.now_ms += 1
+    made.stores[0].compact("t", full=True)
+    with pytest.raises(el.EpochExpired):
+        made.table.to_arrow(epoch=first)
+
+
+@pytest.mark.rule("1.65")
+def test_a_lease_of_a_clock_that_is_behind_lives(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0, -DAY_MS)
+    for machine in (0, 1):
+        made.put(machine)
+        made.world.now_ms += 61_000
+    with made.stores[1].snapshot(["t"], consistency=el.Latest()) as snapshot:
+        made.put(0)
+        handle = made.stores[0]._handle
+
+        def holds(now_ms: int) -> list[Hold]:
+            return handle.catalog.read(lambda view: holds_of(view, find_table(view, "t").id, now_ms))
+
+        assert not holds(made.machines[0]()), "by this clock it has ended"
+        assert holds(made.slowest_ms(0)), "in another process its holder lives"
+        assert snapshot["t"].to_arrow().num_rows == 1
+
+
+# ---- the kind ----------------------------------------------------------------------------------------------------
+
+
+def random_history(root: Path, seed: int) -> None:
+    """Random operations of three machines beside random jumps, reboots and corrections. Each commit is refused or
+    lands above all before it; a refusal is of a clock that jumped; no machine deletes by a time that no clock shows.
+    """
+    rng = random.Random(seed)
+    made = Fleet(root, 0, 0, 0)
+    rows: dict[int, int] = {}
+    newest = 0
+    try:
+        for step in range(60):
+            made.world.now_ms += rng.choice([1, 1000, 61_000, HOUR_MS // 2])
+            machine = rng.randrange(3)
+            clock, store = made.machines[machine], made.stores[machine]
+            before = made.known().of(clock.boot_time().boot)
+            match rng.randrange(8):
+                case 0:
+                    clock.jump(rng.choice([DAY_MS, -DAY_MS, 2 * HOUR_MS, -clock.error_ms]))
+                case 1 if rng.random() < 0.3:
+                    clock.reboot()
+                case 2:
+                    seen = min(other() for other in made.machines)
+                    boot_ms = clock() if before is None else before.wall_ms + made.world.now_ms - clock.booted_ms
+                    boot_ms -= 0 if before is None else before.boot_ms
+                    assert made.slowest_ms(machine) <= max(clock(), seen)
+                    if clock() - boot_ms > HOUR_MS:
+                        assert made.slowest_ms(machine) <= boot_ms, "a jump deletes nothing"
+                    store.compact("t")
+                case _:
+                    last = store.last_epoch
+                    now = ClockReading("", clock.boot_time().boot, clock.boot_time().ms, clock())
+                    jumped = before is not None and before.jump_ms(now) > HOUR_MS
+                    jumped = jumped and clock() > to_unix_ms(last) + HOUR_MS
+                    try:
+                        epoch = made.put(machine, step, step)
+                    except el.ClockSkew:
+                        assert jumped, "refused without a jump"
+                        assert store.last_epoch == last
+                        continue
+                    assert not jumped, "taken from a clock that jumped"
+                    assert epoch == max(from_unix_ms(clock()), last + 1) and epoch > newest
+                    newest, rows[step] = epoch, step
+            present = made.rows()
+            assert all(rows[key] == value for key, value in present.items())
+            for key in rows.keys() - present.keys():
+                raise AssertionError(f"row {key} is gone before any ttl has passed by the slowest clock")
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.rule("1.60", "1.62", "1.65")
+@pytest.mark.medium
+def test_random_histories_of_clocks(tmp_path: Path, seed: int) -> None:
+    random_history(tmp_path / "s", seed)
+
+
+# ---- planted bugs ------------------------------------------------------------------------------------------------
+
+
+def _jump_is_taken(base: Path) -> None:
+    made = Fleet(base / "s", 0)
+    try:
+        made.put(0)
+        made.machines[0].jump(DAY_MS)
+        try:
+            made.put(0)
+        except el.ClockSkew:
+            return
+        raise AssertionError("a commit of a clock that jumped was taken")
+    finally:
+        made.close()
+
+
+def _slowest_is_kept(base: Path) -> None:
+    made = Fleet(base / "s", 0, DAY_MS)
+    try:
+        for _ in range(2):
+            made.put(1)
+            made.put(0)
+            made.world.now_ms += 61_000
+        assert made.slowest_ms(1) <= made.machines[0]()
+    finally:
+        made.close()
+
+
+def _writers_go_on(base: Path) -> None:
+    made = Fleet(base / "s", 0, DAY_MS)
+    try:
+        ahead = made.put(1)
+        with suppress(el.EpochRegressed):
+            assert made.put(0) == ahead + 1
+            return
+        raise AssertionError("a writer was stopped")
+    finally:
+        made.close()
+
+
+def _lead_is_none(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KnownClocks, "_ahead_ms", lambda self, now: {})
+
+
+def _no_jump(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(known_clocks.KnownClock, "jumped_ms", lambda self, now, last_epoch: 0)
+
+
+def _never_noted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(clock_guard, "read_clocks", lambda view: KnownClocks())
+
+
+def _wall_clock_only(patch: pytest.MonkeyPatch) -> None:
+    from epochlog.store.commit import root_commit
+
+    patch.setattr(root_commit, "max", lambda *values: values[0] if len(values) == 2 else max(values), raising=False)
+
+
+MUTANTS = (
+    Mutant("jumps are not compared", _no_jump, _jump_is_taken),
+    Mutant("notes are not read", _never_noted, _jump_is_taken),
+    Mutant("slower clocks are overlooked", _lead_is_none, _slowest_is_kept),
+    Mutant("epochs go by the wall clock alone", _wall_clock_only, _writers_go_on),
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.planted
+def test_a_planted_bug_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    mutant.caught_by(tmp_path / "whole")
+    mutant.apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        mutant.caught_by(tmp_path / "broken")
