@@ -41,6 +41,7 @@ COMMAND_MODULES = {
     "compact": "upkeep",
     "vacuum": "upkeep",
     "verify": "upkeep",
+    "doctor": "upkeep",
     "check": "checking",
     "alter": "changing",
     "rebuild": "changing",

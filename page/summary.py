@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from epochlog.cli.facts.store import Facts, StoreLook
 from epochlog.cli.facts.wait_reasons import JobLook
 from epochlog.cli.text import epoch_iso, iso, one_line
+from epochlog.store.check.doctor import lead_ms
 from epochlog.store.epochs.explain import blamed
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.types.epoch import show_span, to_unix_ms
@@ -99,7 +100,9 @@ def sentences(look: StoreLook, common: CommonEpoch, held: Sequence[Facts], age_m
     elif common.epoch is None or age_ms is None:
         yield f"No epoch of the {_tables(len(look.tables))} can be read."
     else:
-        when = f"{clock_time(common.epoch, look.now_ms)}, {show_span(age_ms)} ago"
+        lead = lead_ms(common.epoch, look.now_ms)
+        age = f"which leads the clock by {show_span(lead)}" if lead else f"{show_span(age_ms)} ago"
+        when = f"{clock_time(common.epoch, look.now_ms)}, {age}"
         subject = f"{len(common.tables)} of {_tables(len(look.tables))}" if common.missing else "Everything"
         newest = ": it is the newest epoch" if common.epoch == look.last_epoch and not common.missing else ""
         yield f"{subject} can be read as of {when}{newest}."

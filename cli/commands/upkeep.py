@@ -1,4 +1,4 @@
-"""Commands that maintain a store: compact, vacuum and verify."""
+"""Commands that maintain a store: compact, vacuum, verify and doctor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import asdict
 from epochlog.cli.facts.holds import vacuum_facts
 from epochlog.cli.facts.store import Facts
 from epochlog.cli.session import CommandSession
+from epochlog.cli.text import iso
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.check.doctor import diagnose
 from epochlog.store.check.verify import verify_store
 from epochlog.store.commit.table_ddl import table_bytes
 from epochlog.store.compaction.executor import compact_table
@@ -68,6 +70,36 @@ def verify(session: CommandSession) -> int:
 
         session.out.show(*pages.verification_page(facts))
     return 0 if report.ok else 1
+
+
+def doctor(session: CommandSession) -> int:
+    """Compare the clocks; return 1 if something is to be done. With --trust-clock take this machine's as right."""
+    if session.options.trust_clock:
+        session.handle.clock_guard.trust()
+    diagnosis = diagnose(session.handle)
+    facts: Facts = {
+        "ok": not diagnosis.symptoms,
+        "at": iso(diagnosis.at_ms),
+        "last_epoch": diagnosis.last_epoch,
+        "leads_ms": diagnosis.lead_ms,
+        "clocks": [
+            {
+                "host": clock.host,
+                "boot": clock.boot,
+                "noted_at": iso(clock.wall_ms),
+                "ahead_ms": max(clock.ahead_ms.values(), default=0),
+            }
+            for clock in diagnosis.clocks
+        ],
+        "symptoms": [asdict(symptom) for symptom in diagnosis.symptoms],
+    }
+    if session.out.as_json:
+        session.out.document(facts)
+    else:
+        from epochlog.cli.render import pages
+
+        session.out.show(*pages.diagnosis_page(facts))
+    return 0 if facts["ok"] else 1
 
 
 def _compact_one(session: CommandSession, table: TableDef, label: str, *, full: bool) -> Facts:

@@ -14,6 +14,7 @@ from epochlog.cli.text import epoch_iso, iso
 from epochlog.errors import Corrupt
 from epochlog.store.catalog.keys import LOG_PREFIX, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
+from epochlog.store.check.doctor import lead_ms
 from epochlog.store.commit.loads import LoadRecord, all_loads, load_parts
 from epochlog.store.commit.table_ddl import table_bytes
 from epochlog.store.compaction.work import Work, read_work
@@ -182,6 +183,7 @@ def status_facts(root: str, look: StoreLook, tables: Sequence[Facts], tags: Iter
         "root": root,
         "at": iso(look.now_ms),
         "last_epoch": look.last_epoch,
+        "leads_ms": lead_ms(look.last_epoch, look.now_ms),
         "tables": [{**facts, **maintenance_facts(table)} for facts, table in zip(tables, look.tables, strict=True)],
         "jobs": jobs_facts(look),
         "loads": loads_facts(look),

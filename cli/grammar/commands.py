@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
         _compact,
         _vacuum,
         _verify,
+        _doctor,
         _check,
         *CHANGE_COMMANDS,
         *VIEW_COMMANDS,
@@ -300,6 +301,22 @@ def _vacuum(commands: argparse._SubParsersAction) -> None:
 
 def _verify(commands: argparse._SubParsersAction) -> None:
     add_command(commands, "verify", "check every record, file and checksum; exit 1 when something is damaged")
+
+
+def _doctor(commands: argparse._SubParsersAction) -> None:
+    command = add_command(
+        commands,
+        "doctor",
+        "compare the clock with the store and with other machines; exit 1 when something is to be done",
+        "JSON: ok, at, last_epoch, leads_ms (the time by which the newest epoch leads the clock), clocks: those of the "
+        "machines that committed last (host, boot, noted_at, ahead_ms: by how much it leads slower ones at most), and "
+        "symptoms (what, advice).",
+    )
+    command.add_argument(
+        "--trust-clock",
+        action="store_true",
+        help="take this machine's clock as right, after it was set ahead on purpose",
+    )
 
 
 def _check(commands: argparse._SubParsersAction) -> None:

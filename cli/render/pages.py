@@ -86,7 +86,8 @@ def status_page(facts: Facts) -> list[Table | str]:
         )
         for table in facts["tables"]
     )
-    head = f"{facts['root']} at {facts['at']}, last epoch {epoch_text(facts['last_epoch'])}"
+    leads = f", which leads the clock by {show_span(facts['leads_ms'])}" if facts["leads_ms"] else ""
+    head = f"{facts['root']} at {facts['at']}, last epoch {epoch_text(facts['last_epoch'])}{leads}"
     parts: list[Table | str] = [head, grid(headers, rows), *_maintenance(facts["tables"])]
     if facts["jobs"]:
         headers = ("job", "state", "committed epoch", ">lag", "waits for")
@@ -465,3 +466,14 @@ def verification_page(facts: Facts) -> list[Table | str]:
     count, unread = len(facts["problems"]), len(facts["unread"])
     counts = [f"{count:,} problem" + "s" * (count != 1)] * bool(count) + [f"{unread:,} not read"] * bool(unread)
     return [*parts, f"{checked}: {', '.join(counts) or 'ok'}"]
+
+
+def diagnosis_page(facts: Facts) -> list[Table | str]:
+    """Build the page of `doctor`."""
+    clocks = ((clock["host"], clock["noted_at"], lag_text(clock["ahead_ms"])) for clock in facts["clocks"])
+    parts: list[Table | str] = [f"the clock shows {facts['at']}, the newest epoch is {epoch_text(facts['last_epoch'])}"]
+    if facts["clocks"]:
+        parts.append(grid(("clock of", "noted at", ">leads the slowest by"), clocks))
+    for symptom in facts["symptoms"]:
+        parts += [safe(symptom["what"]), f"  what to do: {safe(symptom['advice'])}"]
+    return parts if facts["symptoms"] else [*parts, "nothing to do: ok"]

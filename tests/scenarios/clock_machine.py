@@ -1,0 +1,65 @@
+"""Process of a machine with a clock of its own: does what the lines of standard input say, and answers each in JSON.
+
+Arguments: root, catalog ("" for LMDB). The wall clock and the boot clock are those of the newest line `time`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import epochlog as el
+from epochlog.__main__ import main
+from epochlog.store.env.clock import BootTime, SystemClock
+from redis_time import served_time
+
+STATE: dict[str, Any] = {"wall_ms": 0, "boot": "", "boot_ms": 0}
+
+
+def set_clock(wall_ms: int, boot: str, boot_ms: int) -> None:
+    STATE.update(wall_ms=wall_ms, boot=boot, boot_ms=boot_ms)
+
+
+def serve(root: str, catalog: str) -> None:
+    SystemClock.__call__ = lambda self: STATE["wall_ms"]  # type: ignore[method-assign]
+    SystemClock.boot_time = lambda self: BootTime(STATE["boot"], STATE["boot_ms"])  # type: ignore[method-assign]
+    store: el.Store | None = None
+    for line in sys.stdin:
+        command, *arguments = json.loads(line)
+        answer: Any = None
+        try:
+            if command == "time":
+                set_clock(*arguments)
+            elif command == "doctor":
+                answer = main(["doctor", root, "--json", *(["--catalog", catalog] if catalog else []), *arguments])
+                sys.stdout.flush()
+            else:
+                store = store or el.open(root, catalog or None, volatile=bool(catalog))
+                answer = act(store, command, *arguments)
+        except el.EpochlogError as error:
+            answer = {"error": type(error).__name__, "text": str(error)}
+        print("=" + json.dumps(answer), flush=True)
+
+
+def act(store: el.Store, command: str, *arguments: Any) -> Any:
+    table = store.table("t")
+    if command == "put":
+        key, at_ms = arguments
+        return table.upsert([{"id": key, "at": datetime.fromtimestamp(at_ms / 1000, UTC)}])
+    if command == "upkeep":
+        store.compact()
+        store.vacuum()
+        return None
+    if command == "step":
+        job = store.job("j")
+        return job.step_local(lambda ctx: ctx.upsert("out", ctx.table("t").select(["id"])), until="newest")
+    if command == "rows":
+        return sorted(table.to_arrow(epoch=arguments[0] if arguments else None)["id"].to_pylist())
+    raise AssertionError(command)
+
+
+if __name__ == "__main__":
+    with served_time():
+        serve(*sys.argv[1:])
