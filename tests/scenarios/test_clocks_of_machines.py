@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from redis_server import RedisProcess
 from redis_time import KEY, served_time
+from stores import servers
 from virtual_machines import DAY_MS, HOUR_MS, Machine, World
 
 SCHEMA = pa.schema([("id", pa.int64()), ("at", pa.timestamp("ms", "UTC"))])
@@ -68,6 +68,85 @@ def refused(answer: Any) -> bool:
     return isinstance(answer, dict) and answer["error"] == "ClockSkew"
 
 
+class Week:
+    """The machines of one store, the rows that they put, and the check of each hour."""
+
+    def __init__(self, root: Path, kind: str) -> None:
+        self.world, self.local = World(), kind == "lmdb"
+        self.served = Machine(self.world, "server")
+        self.catalog = "" if self.local else servers.redis.url()
+        self.tell_server()
+        keep = timedelta(milliseconds=KEEP_MS)
+        options = el.TableOptions(history_retention=keep, log_retention=keep, ttl=keep, ttl_column="at")
+        maker = Machine(self.world, "maker")
+        with served_time(), el.open(root, self.catalog or None, volatile=not self.local, clock=maker) as store:
+            store.create_table("t", SCHEMA, ["id"], options=options)
+            store.create_job("j", ["t"], {"out": (OUT, ["id"])})
+        errors = (0, DAY_MS, -DAY_MS) if self.local else (0, 0, 0)
+        machines = [Machine(self.world, f"m{number}", error) for number, error in enumerate(errors)]
+        self.hosts = [Host(machine, root, self.catalog) for machine in machines]
+        self.jumping = machines[0] if self.local else self.served
+        self.newest, self.refusals = 0, 0
+        self.born: dict[int, int] = {}
+        self.epochs: list[tuple[int, int]] = []
+
+    def tell_server(self) -> None:
+        if not self.local:
+            with servers.redis.client() as connection:
+                connection.set(KEY, self.served())
+
+    def pass_hour(self, jump_ms: int = 0) -> None:
+        """Let an hour pass; every process renews its leases."""
+        self.world.now_ms += HOUR_MS
+        self.jumping.jump(jump_ms)
+        self.tell_server()
+        for host in self.hosts:
+            host.ask("nothing")
+
+    def put(self, host: Host, key: int, *, jumped: bool) -> None:
+        answer = host.ask("put", key, self.world.now_ms)
+        if refused(answer):
+            assert jumped and (not self.local or host is self.hosts[0]), answer
+            self.refusals += 1
+            return
+        assert isinstance(answer, int) and answer > self.newest, answer
+        self.newest, self.born[key] = answer, self.world.now_ms
+        self.epochs.append((self.world.now_ms, answer))
+
+    def keep_up(self, host: Host) -> None:
+        """Maintain the store from one machine; nothing has been deleted early."""
+        answer = host.ask("upkeep")
+        assert answer is None or refused(answer), answer
+        rows = set(self.hosts[2].ask("rows"))
+        early = {key for key, at_ms in self.born.items() if at_ms > self.world.now_ms - KEEP_MS} - rows
+        assert not early, f"{early} have expired early"
+
+    def look_back(self, rng: random.Random) -> None:
+        """Run the job, and read epochs that no clock allows to delete."""
+        answer = self.hosts[2].ask("step")
+        assert answer is None or isinstance(answer, int), answer
+        for at_ms, epoch in rng.sample(self.epochs, 3):
+            if at_ms > self.world.now_ms - KEEP_MS:
+                assert isinstance(self.hosts[0].ask("rows", epoch), list), "history was deleted early"
+
+    def recover(self) -> None:
+        """Do what the doctor says: set the clocks right."""
+        if self.local:
+            assert any("leads" in symptom["what"] for symptom in self.hosts[1].doctor()[1]["symptoms"])
+            for host in self.hosts:
+                host.machine.error_ms = 0
+        for _ in range(30):
+            self.pass_hour()
+            for number, host in enumerate(self.hosts):
+                self.put(host, -1 - number, jumped=False)
+        for host in self.hosts:
+            code, facts = host.doctor()
+            assert code == 0, facts
+        self.keep_up(self.hosts[0])
+        late = {key for key, at_ms in self.born.items() if at_ms < self.world.now_ms - KEEP_MS - HOUR_MS}
+        assert not late & set(self.hosts[0].ask("rows")), "the ttl has caught up"
+
+
 @pytest.mark.rule("1.60", "1.61", "1.62", "1.65", "1.66")
 @pytest.mark.local_only
 @pytest.mark.redis
@@ -75,87 +154,24 @@ def refused(answer: Any) -> bool:
 @pytest.mark.parametrize("kind", ["lmdb", "redis"])
 def test_a_week_of_wrong_clocks(tmp_path: Path, kind: str) -> None:
     """Machine 1 boots a day ahead, machine 2 a day back; machine 0's clock, or the server's, jumps ahead in between."""
-    world, root = World(), tmp_path / "s"
-    server = RedisProcess(tmp_path) if kind == "redis" else None
-    catalog = "" if server is None else server.url()
-    served = Machine(world, "server")
-
-    def tell_server() -> None:
-        if server is not None:
-            with server.client() as connection:
-                connection.set(KEY, served())
-
-    tell_server()
-    options = el.TableOptions(
-        history_retention=timedelta(days=2), log_retention=timedelta(days=2), ttl=timedelta(days=2), ttl_column="at"
-    )
-    with served_time(), el.open(root, catalog or None, volatile=bool(catalog), clock=world_clock(world)) as store:
-        store.create_table("t", SCHEMA, ["id"], options=options)
-        store.create_job("j", ["t"], {"out": (OUT, ["id"])})
-    local = kind == "lmdb"
-    hosts = [
-        Host(Machine(world, f"m{n}", error if local else 0), root, catalog)
-        for n, error in enumerate((0, DAY_MS, -DAY_MS))
-    ]
-    jumping = hosts[0].machine if local else served
-    rng, newest, born, epochs, refusals = random.Random(7), 0, dict[int, int](), list[tuple[int, int]](), 0
+    week, rng = Week(tmp_path / "s", kind), random.Random(7)
+    hosts = week.hosts
     try:
         for hour in range(7 * 24):
-            world.now_ms += HOUR_MS
-            if hour in (50, 100):
-                jumping.jump(DAY_MS)
-            tell_server()
-            if hour in (53, 103):
+            week.pass_hour(3 * DAY_MS * ((hour in (50, 100)) - (hour in (53, 103))))
+            if hour in (52, 102):
                 code, facts = hosts[0].doctor()
-                assert code == 1 and any("jumped 1 d" in symptom["what"] for symptom in facts["symptoms"]), facts
-                jumping.jump(-DAY_MS)
-                tell_server()
-            for host in hosts if hour % 6 == 0 else [hosts[hour % 3]]:
-                key = 1000 * hour + hosts.index(host)
-                answer = host.ask("put", key, world.now_ms)
-                jumped = hour in range(50, 53) or hour in range(100, 103)
-                if refused(answer):
-                    refusals += 1
-                    assert jumped and (not local or host is hosts[0]), answer
-                    continue
-                assert isinstance(answer, int) and answer > newest, (hour, answer)
-                newest, born[key] = answer, world.now_ms
-                epochs.append((world.now_ms, answer))
-            host = rng.choice(hosts)
+                assert code == 1 and any("jumped 3 d" in symptom["what"] for symptom in facts["symptoms"]), facts
+            jumped = hour in (50, 51, 52, 100, 101, 102)
+            for number, host in enumerate(hosts):
+                if hour % 6 == 0 or hour % 3 == number:
+                    week.put(host, 1000 * hour + number, jumped=jumped)
             if hour % 4 == 0:
-                answer = host.ask("upkeep")
-                assert answer is None or refused(answer), answer
-                rows = set(hosts[2].ask("rows"))
-                for key, at_ms in born.items():
-                    assert key in rows or at_ms <= world.now_ms - KEEP_MS, f"hour {hour}: {key} has expired early"
+                week.keep_up(rng.choice(hosts))
             if hour % 24 == 23:
-                answer = hosts[2].ask("step")
-                assert answer is None or isinstance(answer, int), answer
-                for at_ms, epoch in rng.sample(epochs, min(3, len(epochs))):
-                    if at_ms > world.now_ms - KEEP_MS:
-                        assert isinstance(hosts[0].ask("rows", epoch), list), "history was deleted early"
-        assert refusals
-        if local:  # what the doctor says: set the clocks right
-            assert any("leads" in symptom["what"] for symptom in hosts[1].doctor()[1]["symptoms"])
-            for host in hosts:
-                host.machine.error_ms = 0
-        for _ in range(30):
-            world.now_ms += HOUR_MS
-            tell_server()
-            for host in hosts:
-                host.ask("put", 1, world.now_ms)
-        for host in hosts:
-            assert host.doctor()[0] == 0, host.doctor()
-        hosts[0].ask("upkeep")
-        rows = set(hosts[0].ask("rows"))
-        assert not {key for key, at_ms in born.items() if at_ms < world.now_ms - KEEP_MS - HOUR_MS} & rows
+                week.look_back(rng)
+        assert week.refusals
+        week.recover()
     finally:
         for host in hosts:
             host.end()
-        if server is not None:
-            server.stop()
-
-
-def world_clock(world: World) -> Machine:
-    """A clock that is right."""
-    return Machine(world, "maker")

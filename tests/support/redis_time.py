@@ -1,11 +1,9 @@
-"""Time of a Redis server that a test sets: all scripts and calls read it from a key of the server, as from its clock."""
+"""Time of a Redis server that a test sets: scripts and calls read it from a key of the server, as from its clock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import redis
 
 from epochlog.store.catalog.redis import catalog, client, scripts, transaction
 from epochlog.store.catalog.redis.scripts import Script
@@ -40,11 +38,6 @@ def served_time() -> Iterator[None]:
         client.RedisServer.time_ms = real
         for module, name, value in originals:
             setattr(module, name, value)
-
-
-def set_time(server: redis.Redis, now_ms: int) -> None:
-    """Set the server's clock."""
-    server.set(KEY, now_ms)
 
 
 assert scripts.FETCH.text.count(_TIME.encode()) == 1
