@@ -160,6 +160,12 @@ class StoreClosed(EpochlogError):
     """The store handle was closed."""
 
 
+class StoreReadOnly(EpochlogError):
+    """The call writes, and the store was opened read-only; or the store was opened for writing where only reads are
+    permitted. Nothing was written.
+    """
+
+
 class UnsupportedFormat(EpochlogError):
     """The store has a newer format than this version of epochlog supports."""
 

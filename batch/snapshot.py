@@ -225,10 +225,10 @@ def _choose_and_pin(handle: Handle, policy: Policy | None, tables: Sequence[str]
 
     for _ in range(_CHOICES):
         choice = handle.catalog.read(choose)
-        if isinstance(choice.policy, Global):
+        if isinstance(choice.policy, Global) and not handle.read_only:
             mark_late(handle, choice.view)
         with suppress(EpochExpired, TableDropped):  # retention or a drop was faster: choose again
-            plans, keys = handle.catalog.transact(lambda tx, choice=choice: _pin(handle, tx, choice, holder))
+            plans, keys = handle.pin(lambda tx, choice=choice: _pin(handle, tx, choice, holder))
             break
     else:
 
@@ -236,7 +236,7 @@ def _choose_and_pin(handle: Handle, policy: Policy | None, tables: Sequence[str]
             choice = choose(tx)
             return choice, *_pin(handle, tx, choice, holder)
 
-        choice, plans, keys = handle.catalog.transact(choose_and_pin)
+        choice, plans, keys = handle.pin(choose_and_pin)
     handle.leases.share(holder, keys)
     names = {table_id: name for name, table_id in choice.view.ids.items()}
     epochs = {choice.view.ids[name]: plan.epoch for name, plan in plans.items()}

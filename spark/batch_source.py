@@ -353,7 +353,7 @@ def plan_with_lease(handle: Handle, load: Load) -> ScanPlan | LogPlan:
         return plan
 
     plan = None if load.feed else handle.catalog.read(read_leased)
-    return handle.catalog.transact(plan_and_hold) if plan is None else plan
+    return handle.pin(plan_and_hold) if plan is None else plan
 
 
 def _plan(view: ReadTxn, load: Load) -> ScanPlan | LogPlan:

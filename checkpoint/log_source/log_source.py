@@ -368,7 +368,7 @@ class UpstreamLog(OneProcess, Closeable):
         with self._lock:
             if self._closed.is_set():
                 return None
-            log_round, keys = self._handle.catalog.transact(body)
+            log_round, keys = self._handle.pin(body)
             if keys:
                 self._handle.leases.keep(self._holder, keys)
                 self._held_after = 0
@@ -387,7 +387,7 @@ class UpstreamLog(OneProcess, Closeable):
 
         with self._lock:
             if not self._closed.is_set():
-                self._handle.leases.keep(self._holder, self._handle.catalog.transact(body))
+                self._handle.leases.keep(self._holder, self._handle.pin(body))
                 self._held_after, self._barriers_since_hold = after, 0
 
     def _put_holds(self, tx: Txn, after: int) -> list[bytes]:

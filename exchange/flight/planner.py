@@ -96,7 +96,7 @@ class FlightPlanner:
             until = until if plan.altered is None else max(command.after, plan.altered - 1)
             return plan, until, put_holds(tx, [hold])
 
-        plan, until, hold_keys = handle.catalog.transact(plan_and_hold)
+        plan, until, hold_keys = handle.pin(plan_and_hold)
         handle.leases.keep(holder, hold_keys)
         try:
             parts = (*self._cut_log(plan, command), *_end_at_alter(plan))

@@ -114,7 +114,7 @@ class TableFeed:
         self._hold_moved_s = monotonic_s()
         self._version, self._fixed = version, table.schema
         self._position, self.ended = position, False
-        self._first_round: _FeedRound | None = handle.catalog.transact(self._plan_and_hold)
+        self._first_round: _FeedRound | None = handle.pin(self._plan_and_hold)
         self._position = self._first_round.position
         self._version = self._fixed.version
         self.schema = self._first_round.plan.schema(columns)
@@ -243,7 +243,7 @@ class TableFeed:
             now_ms = self._handle.catalog.now_ms()
             put_holds(tx, [Hold(self._holder, self._id, self.position.after, None, now_ms, now_ms + LEASE_MS)])
 
-        self._handle.catalog.transact(advance_hold)
+        self._handle.pin(advance_hold)
         self._hold_moved_s = monotonic_s()
 
 

@@ -26,7 +26,7 @@ class Site:
     """Root of a store with the options of the call that opens it.
 
     folder: the root, if it is local. url: None for the embedded catalog. clock: replaces the catalog's own clock.
-    volatile: accept a server that may lose acknowledged commits.
+    volatile: accept a server that may lose acknowledged commits. read_only: write nothing.
     """
 
     root: str = field(repr=False)  # may contain a password, as may `url`; `files.place` does not
@@ -36,6 +36,7 @@ class Site:
     clock: Callable[[], int] | None = None
     durability: str = "disk"
     volatile: bool = False
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from epochlog.errors import ReadFailed, WriteFailed
 
 from .files import FileInfo, inside_root, reading, write_failed
 from .paths import has_unique_name
+from .read_only import refuse_write
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,13 @@ class ArrowFiles:
     filesystem: pafs.FileSystem
     base: str
     place: str = ""
+    read_only: bool = False
     remote: ClassVar[bool] = True
 
     def write(self, path: str, data: pa.Buffer | bytes) -> None:
         full = self._full(path)
+        if self.read_only:
+            refuse_write(self.place)
         if not has_unique_name(path) and self._is_taken(path):
             raise FileExistsError(errno.EEXIST, "the file exists already", full)
         try:
@@ -78,6 +82,8 @@ class ArrowFiles:
 
     def delete(self, path: str) -> None:
         full = self._full(path)
+        if self.read_only:
+            refuse_write(self.place)
         try:
             self.filesystem.delete_file(full)
         except FileNotFoundError:

@@ -19,17 +19,17 @@ from .redact import redact_url, without_secrets
 DURABILITIES = ("disk", "os")
 
 
-def open_files(root: str | Path, durability: str = "disk") -> Files:
+def open_files(root: str | Path, durability: str = "disk", *, read_only: bool = False) -> Files:
     """Return the Files of a local path, a file:// URI, or a URI that pyarrow.fs knows (s3://, gs://, hdfs://…).
 
     It creates and reads no file. With durability "disk" a write survives power loss; with "os" it survives the end of
-    the process.
+    the process. read_only: a write or a deletion raises StoreReadOnly.
     """
     if durability not in DURABILITIES:
         raise InvalidInput(f"durability must be one of {DURABILITIES}, not {durability!r}")
     text = os.fspath(root)
     if "://" not in text:
-        return LocalFiles(os.path.abspath(os.path.expanduser(text)), durability)
+        return LocalFiles(os.path.abspath(os.path.expanduser(text)), durability, read_only)
     try:
         parts = urlsplit(text)
     except ValueError as error:
@@ -37,13 +37,13 @@ def open_files(root: str | Path, durability: str = "disk") -> Files:
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise InvalidInput(f"root {text!r}: a file:// URI cannot name another host; write file:///path")
-        return LocalFiles(os.path.abspath(unquote(parts.path)), durability)
+        return LocalFiles(os.path.abspath(unquote(parts.path)), durability, read_only)
     try:
         filesystem, base = pafs.FileSystem.from_uri(_with_less_requests(text))
     except (pa.ArrowException, ValueError, OSError) as error:  # pyarrow quotes the URI, secrets included
         reason = without_secrets(without_secrets(error, _with_less_requests(text)), text)
         raise InvalidInput(f"root {redact_url(text)!r} cannot be opened: {reason}") from None
-    return ArrowFiles(filesystem, base.rstrip("/"), redact_url(text))
+    return ArrowFiles(filesystem, base.rstrip("/"), redact_url(text), read_only)
 
 
 def _with_less_requests(uri: str) -> str:

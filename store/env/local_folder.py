@@ -18,6 +18,7 @@ from epochlog.errors import WriteFailed
 from .failpoints import hit, is_armed
 from .files import FileInfo, inside_root, reading, write_failed
 from .os_refusals import is_missing, read_failed
+from .read_only import refuse_write
 
 _SYNCED_LIMIT = 10_000
 _synced: set[str] = set()  # folders whose names this process has made durable
@@ -77,6 +78,7 @@ class LocalFiles:
 
     root: str
     durability: str = "disk"
+    read_only: bool = False
     remote: ClassVar[bool] = False
 
     @property
@@ -85,6 +87,8 @@ class LocalFiles:
 
     def write(self, path: str, data: pa.Buffer | bytes) -> None:
         full = self._full(path)
+        if self.read_only:
+            refuse_write(self.place)
         disk = self.durability == "disk"
         try:
             self._make_folders(full)
@@ -159,6 +163,8 @@ class LocalFiles:
 
     def delete(self, path: str) -> None:
         full = self._full(path)
+        if self.read_only:
+            refuse_write(self.place)
         try:
             os.unlink(full)
         except FileNotFoundError:

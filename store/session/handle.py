@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from epochlog.errors import InvalidInput, StoreNotFound
+from epochlog.store.catalog.dropped_writes import without_writes
 from epochlog.store.catalog.kind import Site
-from epochlog.store.catalog.protocol import Catalog
+from epochlog.store.catalog.protocol import Catalog, Txn
 from epochlog.store.catalog.registry import EMBEDDED, kind_of_url
 from epochlog.store.env.clock import BootTime, Clock, HasBootTime, SystemClock
 from epochlog.store.env.files import Files
@@ -23,6 +24,7 @@ from epochlog.store.env.log_line import LogEvent
 from epochlog.store.env.metrics import recorder_of
 from epochlog.store.env.paths import file_name, table_folder
 from epochlog.store.env.process_local import OneProcess
+from epochlog.store.env.read_only import refuse_write
 from epochlog.store.env.redact import redact_url
 from epochlog.store.epochs.view_reader import EpochMemory
 from epochlog.store.metadata.definitions import StoreRecord, TableDef
@@ -37,6 +39,8 @@ from .marker import read_marker, require_kind
 from .run_listener import RunListener
 from .watcher import CatalogWatcher
 from .write_intents import Intents
+
+T = TypeVar("T")
 
 
 class HasHandle(Protocol):
@@ -60,6 +64,7 @@ class Handle(OneProcess):
         catalog_url: str | None = None,
         volatile: bool = False,
         clock: Clock | None = None,
+        read_only: bool = False,
     ) -> None:
         self.root = root  # may contain a password, as may `catalog_url`; `files.place` does not
         self.files = files
@@ -69,11 +74,12 @@ class Handle(OneProcess):
         self.durability = durability
         self.catalog_url = catalog_url
         self.volatile = volatile
+        self.read_only = read_only
         self.intact_backups: set[str] = set()  # backup files that this process wrote, or read and found complete
         self.memory = EpochMemory()
         self.clock_guard = ClockGuard(catalog, _boot_clock(clock), _clock_name(clock, catalog_url), files.place)
-        self.leases = Leases(catalog)
-        self.runners = Leases(catalog, RUNNER_MS)
+        self.leases = Leases(catalog, read_only=read_only)
+        self.runners = Leases(catalog, RUNNER_MS, read_only=read_only)
         self.intents = Intents(catalog, self.leases)
         self.watcher = CatalogWatcher(catalog)
         catalog.on_commit = self.watcher.poll_soon
@@ -83,6 +89,19 @@ class Handle(OneProcess):
         self.recorder = recorder_of(record.id)
         self.barrier_phases = Histograms()
         """Durations of the phases of the barriers that this process decided, by job and phase."""
+
+    def pin(self, body: Callable[[Txn], T]) -> T:
+        """Run the transaction of a reader, which plans a read and writes its holds. A store that was opened read-only
+        drops the holds: retention and vacuum elsewhere may end the read, with a typed error.
+        """
+        return self.catalog.read(without_writes(body)) if self.read_only else self.catalog.transact(body)
+
+    def require_writable(self) -> None:
+        """Raise StoreReadOnly if the store was opened read-only. A call that may end without a transaction begins with
+        this check.
+        """
+        if self.read_only:
+            refuse_write(self.files.place)
 
     def table_folder(self, table_id: int) -> str:
         """Return the folder of a table's files, relative to the root."""
@@ -125,11 +144,13 @@ def open_handle(
     durability: str = "disk",
     volatile: bool = False,
     clock: Clock | None = None,
+    read_only: bool = False,
 ) -> Handle:
     """Open the store at `root`, or create one in an empty or missing root.
 
     Raises StoreNotFound, ForeignRoot, CatalogLost, CatalogRolledBack, CatalogUnavailable, UnsupportedFormat or
-    InvalidInput. It completes a creation that was interrupted by a crash. Opening an existing store writes nothing.
+    InvalidInput; and StoreReadOnly, unless `read_only`, if the catalog's place permits only reads. It completes a creation
+    that was interrupted by a crash. Opening an existing store writes nothing; `read_only` creates none.
     """
     interval_ms = DEFAULT_INTERVAL_MS if checkpoint_interval_ms is None else checkpoint_interval_ms
     _check_arguments(interval_ms, durability)
@@ -144,21 +165,21 @@ def open_handle(
         raise InvalidInput(
             f"root {redact_url(place.root)!r}: the embedded catalog needs a local folder; pass catalog='redis://host:port/db'"
         )
-    files = open_files(place.root, durability)
+    files = open_files(place.root, durability, read_only=read_only)
     marker = read_marker(files)
     require_kind(marker, kind, files)
-    if marker is None and not create:
+    if marker is None and (read_only or not create):
         raise StoreNotFound(
             f"there is no store at {files.place}; check the path, or create one with epochlog.open(root, create=True)"
         )
-    site = Site(place.root, place.folder, files, catalog, clock, durability, volatile)
+    site = Site(place.root, place.folder, files, catalog, clock, durability, volatile, read_only)
     opened_catalog, record = open_catalog(kind, site, marker, requested)
     try:
         require_requested_options(record, requested, files)
     except InvalidInput:
         opened_catalog.close()
         raise
-    return Handle(place.root, files, opened_catalog, record, durability, catalog, volatile, clock)
+    return Handle(place.root, files, opened_catalog, record, durability, catalog, volatile, clock, read_only)
 
 
 def _check_arguments(interval_ms: int, durability: str) -> None:

@@ -62,11 +62,13 @@ class _HeldLease:
 class Leases:
     """Leases of one open store, renewed three times within the length of a lease.
 
-    A jump of the clock ends none of them: all holders in `live` count as alive in this process.
+    A jump of the clock ends none of them: all holders in `live` count as alive in this process. A store that was opened
+    read-only has holders without records, so nothing is renewed.
     """
 
-    def __init__(self, catalog: Catalog, length_ms: int = LEASE_MS) -> None:
+    def __init__(self, catalog: Catalog, length_ms: int = LEASE_MS, *, read_only: bool = False) -> None:
         self._catalog = catalog
+        self._read_only = read_only
         self._length_ms = length_ms
         self._renew_ms = length_ms // 3
         self._ended: dict[str, _HeldLease] = {}  # released holders whose records could not be changed yet
@@ -121,7 +123,7 @@ class Leases:
         self._reset_after_fork()
         key, now_ms = lease_key(self._store_lease), self._catalog.now_ms()
         record = tx.get(key)
-        self._written = True
+        self._written = not self._read_only
         if record is None or record["expires_ms"] < now_ms + self._length_ms - self._renew_ms:
             tx.put(key, {"expires_ms": now_ms + self._length_ms})
         return self._store_lease
@@ -149,7 +151,7 @@ class Leases:
         with self._lock:
             self._held[lease.holder] = lease
             _alive_holders[lease.holder] = alive
-            if self._thread is None:
+            if self._thread is None and not self._read_only:
                 self._thread = threading.Thread(target=self._run, name="epochlog-leases", daemon=True)
                 self._thread.start()
 
@@ -167,7 +169,7 @@ class Leases:
             leases = [lease for _, lease in popped if lease is not None]
             last = any(lease.shared for lease in leases) and not self._has_shared()
         ending = [lease for lease in leases if lease.at_end != "leave"]
-        if not ending:
+        if not ending or self._read_only:
             return
 
         def body(tx: Txn) -> None:

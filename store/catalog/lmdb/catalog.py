@@ -7,6 +7,7 @@ missing page is a SIGBUS or an abort); one fixed map size, so that all processes
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.catalog.records import Record, pack, unpack
 from epochlog.store.env.local_folder import make_private_dir, sync_dir
 from epochlog.store.env.paths import LMDB_DATA, LMDB_LOCK
+from epochlog.store.env.read_only import cannot_write
 
 from .page_check import PAGE, check_metas, check_pages, has_metas
 
@@ -428,13 +430,19 @@ def _allocate_lock_file(lock: Path) -> None:
     Call it only while this process has no environment of the file open: closing a file releases the process's locks
     on it.
     """
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise cannot_write(str(lock.parent.parent), f"{lock}: {error.strerror}") from error
+        raise
     try:
         if os.fstat(handle).st_blocks * 512 < LOCK_BYTES:
             os.posix_fallocate(handle, 0, LOCK_BYTES)
     except OSError as error:
         raise WriteFailed(
-            f"{lock} was not written: {error.strerror}; free some space on its disk, then try again"
+            f"{lock} was not written: {error.strerror}; free some space on its disk, then try again. To read a store on "
+            "a full disk, open it with epochlog.open(root, read_only=True)"
         ) from error
     finally:
         os.close(handle)

@@ -15,6 +15,7 @@ from epochlog.store.env.clock import SystemClock
 from epochlog.store.env.paths import CATALOG_FOLDER, LMDB_DATA, LMDB_LOCK, MARKER
 
 from .catalog import LmdbCatalog
+from .reader import LmdbReader
 
 
 class LmdbKind:
@@ -40,10 +41,13 @@ class LmdbSource:
 
     def __init__(self, site: Site, root: Path) -> None:
         self._site, self._root = site, root
-        self._opened: LmdbCatalog | None = None
+        self._opened: LmdbCatalog | LmdbReader | None = None
 
-    def open(self, store_id: str, generation: str | None) -> LmdbCatalog:
-        return self._open(create=False)
+    def open(self, store_id: str, generation: str | None) -> LmdbCatalog | LmdbReader:
+        if not self._site.read_only:
+            return self._open(create=False)
+        self._opened = LmdbReader(self._root, self._root / CATALOG_FOLDER, self._site.clock or SystemClock())
+        return self._opened
 
     def foreign_files(self) -> list[str]:
         """List the files that prevent the creation of a store. A store is created in a missing or empty folder, or in
@@ -76,8 +80,8 @@ class LmdbSource:
     def _open(self, *, create: bool) -> LmdbCatalog:
         clock, folder = self._site.clock or SystemClock(), self._root / CATALOG_FOLDER
         with _as_write_failed(self._root):
-            self._opened = LmdbCatalog(folder, clock, durability=self._site.durability, create=create)
-        return self._opened
+            catalog = self._opened = LmdbCatalog(folder, clock, durability=self._site.durability, create=create)
+        return catalog
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 from epochlog.errors import Corrupt
@@ -18,7 +19,8 @@ PAGE = 4096
 _META = struct.Struct(
     "<4xH34xQ4xH34xQQQ"
 )  # of the trees (free pages, records) flags and root; last page; transaction id
-_META_AT = 16 + 24  # after the page's header, magic, version, address and map size
+_META_BEGIN = 16  # after the page's header
+_META_AT = _META_BEGIN + 24  # after the page's header, magic, version, address and map size
 _MAGIC = bytes.fromhex("dec0efbe 01000000")  # and the version of the format
 _HEADER = struct.Struct("<QHHHH")
 _NODE = struct.Struct("<HHHH")
@@ -28,6 +30,16 @@ _INTEGER_KEY = 8
 _FLAGS_IN_MEMORY = 0xC010  # LMDB sets these flags on pages that it is writing
 _NO_ROOT = (1 << 64) - 1
 _MAX_DEPTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """Meta page of a committed state: its place in the file, its bytes, and the root of the records' tree."""
+
+    offset: int
+    raw: bytes
+    root: int
+    txn_id: int
 
 
 class _Damaged(Exception):
@@ -60,6 +72,19 @@ def check_metas(data: Path, map_size: int) -> None:
 def has_metas(data: Path) -> bool:
     """Return True if both meta pages begin with LMDB's magic and format."""
     return _are_metas(_read_metas(data))
+
+
+def read_meta(file: int, path: str) -> Meta:
+    """Return the meta page of the newest state, read while no writer was writing it. Raises Corrupt."""
+    head = os.pread(file, 2 * PAGE, 0)
+    while head != (again := os.pread(file, 2 * PAGE, 0)):
+        head = again
+    if len(head) < 2 * PAGE or not _are_metas(head):
+        raise Corrupt(path, "its meta pages are not of LMDB's data format 1")
+    fields = [_META.unpack_from(head, page * PAGE + _META_AT) for page in range(2)]
+    page = int(fields[1][-1] > fields[0][-1])
+    begin, end = page * PAGE + _META_BEGIN, page * PAGE + _META_AT + _META.size
+    return Meta(begin, head[begin:end], fields[page][3], fields[page][-1])
 
 
 def _read_metas(data: Path) -> bytes:

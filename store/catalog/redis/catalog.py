@@ -27,6 +27,7 @@ from epochlog.store.catalog.keys import CLOCKS
 from epochlog.store.catalog.protocol import ReadTxn, RecordChanges, Txn
 from epochlog.store.env.clock import Clock, monotonic_s
 from epochlog.store.env.paths import is_store_id
+from epochlog.store.env.read_only import refuse_write
 
 from .client import RECONNECT_S, Argument, Cut, RedisServer
 from .scripts import (
@@ -132,15 +133,25 @@ class _RememberedReads:
 
 
 class RedisCatalog:
-    """Catalog of one store on a Redis server. generation: that of the store's marker. clock: replaces the server's."""
+    """Catalog of one store on a Redis server. generation: that of the store's marker. clock: replaces the server's.
+    reads_only: the place of a store that was opened read-only.
+    """
 
-    def __init__(self, server: RedisServer, store_id: str, generation: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        server: RedisServer,
+        store_id: str,
+        generation: str,
+        clock: Clock | None = None,
+        reads_only: str | None = None,
+    ) -> None:
         self.generation = generation
         self.on_commit: Callable[[], None] = lambda: None
         self._server = server
         self._store_id = store_id
         self._keys = store_keys(store_id)
         self._clock = clock
+        self._reads_only = reads_only
         self._pid = os.getpid()
         self._reset_process_state()
         self._seen: tuple[int, bytes, int] = (0, b"", 0)
@@ -167,6 +178,8 @@ class RedisCatalog:
             return result
 
     def transact(self, body: Callable[[Txn], T]) -> T:
+        if self._reads_only is not None:
+            refuse_write(self._reads_only)
         self._reset_after_fork()
         with self._serialized():
             read_set = self._new_read_set(body, (CLOCKS,))
@@ -235,6 +248,8 @@ class RedisCatalog:
 
     def forget_deleted(self, version: int) -> None:
         """Forget the deletions up to this version, which are in the backup."""
+        if self._reads_only is not None:
+            refuse_write(self._reads_only)
         self._call(FORGET, [version])
 
     def expect_version(self, version: int) -> None:

@@ -3,7 +3,8 @@
 Rights that the user of the server needs: keys `~epochlog:*`, commands `+ping +select +eval +evalsha +time +get +set
 +del +unlink +exists +hget +hmget +hset +hdel +hlen +zadd +zrem +zcard +zrange +zrangebyscore +zrangebylex
 +zrevrangebylex +zremrangebyscore`; and `+config|get` for the check of durability at open, which
-`volatile=True` leaves out.
+`volatile=True` leaves out. A store that is opened read-only needs `+ping +select +eval +evalsha +time +get +hget +hmget
++hlen +zcard +zrangebyscore +zrangebylex +zrevrangebylex`, all of which `+@read +ping +select +eval +evalsha +time` has.
 """
 
 from __future__ import annotations
@@ -214,7 +215,8 @@ class RedisServer:
             return CatalogUnavailable(f"{server} refuses the login; check user and password in its URL")
         if any(code in text for code in ("NOPERM", "has no permissions", "can't run this command", "can't access")):
             return CatalogUnavailable(f"the user of {server} may not run the commands of a {self._role}; give it the "
-                                      f"rights that docs/GUARANTEES.md lists ({text})")  # fmt: skip
+                                      "rights that docs/GUARANTEES.md lists, or read the store with "
+                                      f"epochlog.open(root, catalog, read_only=True) ({text})")  # fmt: skip
         if isinstance(error, redis_errors.OutOfMemoryError) or "OOM" in text:
             return CatalogFull(f"{server} has reached its maxmemory; nothing was committed. Raise it, then retry")
         if "MISCONF" in text or "NOREPLICAS" in text:
@@ -222,7 +224,10 @@ class RedisServer:
                 f"{server} takes no writes now; nothing was committed. Fix the cause that it names: {text}"
             )
         if isinstance(error, redis_errors.ReadOnlyError) or "READONLY" in text:
-            return WriteFailed(f"{server} is a read-only replica; nothing was committed. Pass the URL of its primary")
+            return WriteFailed(
+                f"{server} is a read-only replica; nothing was committed. Pass the URL of its primary, "
+                "or read the store with epochlog.open(root, catalog, read_only=True)"
+            )
         if "WRONGTYPE" in text or "user_script" in text:
             return self.damaged(f"a key of the store has the wrong type or value ({text})")
         return WriteFailed(f"{server} refused: {text}; nothing was committed")

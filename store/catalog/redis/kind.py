@@ -41,7 +41,7 @@ class RedisSource:
         self._site = site
         self._server = RedisServer(site.url or "")
         try:
-            if not site.volatile:
+            if not (site.volatile or site.read_only):
                 self._server.check_durable()
         except BaseException:
             self._server.close()
@@ -92,4 +92,5 @@ class RedisSource:
     def _catalog(self, store_id: str, generation: str | None) -> RedisCatalog:
         from .catalog import RedisCatalog
 
-        return RedisCatalog(self._server, store_id, generation or "", self._site.clock)
+        reads_only = self._site.files.place if self._site.read_only else None
+        return RedisCatalog(self._server, store_id, generation or "", self._site.clock, reads_only)
