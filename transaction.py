@@ -24,6 +24,7 @@ class Transaction(OneProcess):
     """
 
     def __init__(self, handle: Handle, txn: TxnPair | None, epoch: int | None) -> None:
+        handle.require_writable()
         check_pair(txn)
         self._handle = handle
         self._txn = txn

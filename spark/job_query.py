@@ -292,6 +292,7 @@ def start(
     query, and so does the end of the job's data, without an error. Raises JobRunning if the job has a live query in
     this process; the query waits for a runner in another one.
     """
+    runner.handle.require_writable()
     check_arguments(runner, session, refresh)
     pace = make_pace(trigger)
     poll_ms = span_ms("poll", poll)

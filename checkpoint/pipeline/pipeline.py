@@ -60,6 +60,7 @@ class PipelineRunner(OneProcess):
         pauses: Pauses | None = None,
         coordinator: str | Worker | None = None,
     ) -> None:
+        store._handle.require_writable()
         self._handle = store._handle
         self._coordinator = coordinator
         self._worker: Worker | None = None  # in a run under a coordinator

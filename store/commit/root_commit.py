@@ -50,6 +50,7 @@ def commit_root(
     before. load: the load that this commit is a checkpoint of; the transaction checks its fence and writes the states
     of its parts.
     """
+    handle.require_writable()
     return _commit_root(handle, edits, epoch, txn, ending, load)[0]
 
 

@@ -20,6 +20,7 @@ def compact_tables(
     """Compact the L0 of one table (None: of all) into its runs; of all without `full` only where it is due. Rows whose
     ttl has passed are deleted before.
     """
+    handle.require_writable()
 
     def due(view: ReadTxn) -> list[TableDef]:
         return list(all_tables(view)) if table is None else [find_table(view, table)]

@@ -109,6 +109,7 @@ def vacuum(
     """
     grace_ms, began_s = round(seconds(grace, "grace") * 1000), monotonic_s()
     if not dry_run:
+        handle.require_writable()
         end_expired(handle.catalog, handle.leases.live, handle.clock_guard.slowest_ms)
     listed = handle.files.list(handle.store_id)
     expired = handle.catalog.read(lambda view: _dead_intents(handle, view))
