@@ -37,7 +37,7 @@ def seal(handle: Handle, every: int = 1) -> int:
     """Seal the boundaries that the clock has passed, for a job that uses each `every`-th one; return last_epoch.
 
     Writes nothing if no commit has landed since a boundary that the job can use: sealing an idle store has no effect
-    for a reader. When last_epoch leads the clock by more than an interval (a clock was set back), a boundary is forced
+    for a reader. A store that was opened read-only seals none. When last_epoch leads the clock by more than an interval (a clock was set back), a boundary is forced
     at last_epoch.
     """
 
@@ -60,6 +60,8 @@ def seal(handle: Handle, every: int = 1) -> int:
         return max(target, counters.last_epoch)
 
     last_epoch = handle.catalog.read(sealed_epoch)
+    if last_epoch is None and handle.read_only:
+        return handle.catalog.read(lambda view: Counters.read(view).last_epoch)
     return handle.catalog.transact(body) if last_epoch is None else last_epoch
 
 
