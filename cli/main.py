@@ -102,6 +102,7 @@ def _with_store(options: Namespace) -> int:
     escape_unencodable()
     with Waiting(f"{options.command} {redact_url(options.root)}", quiet=options.json) as waiting:
         from epochlog.api import Store
+        from epochlog.errors import StoreReadOnly
         from epochlog.store.session.handle import open_handle
 
         from .session import CommandSession
@@ -110,9 +111,19 @@ def _with_store(options: Namespace) -> int:
             import_module(f"{__package__}.commands.{COMMAND_MODULES[options.command]}"), options.command
         )
         catalog = options.catalog or os.environ.get(CATALOG_VARIABLE) or None
-        handle = open_handle(options.root, catalog, create=False, volatile=options.volatile)
+        opened = {"create": False, "volatile": options.volatile}
+        refusal = None
+        try:
+            handle = open_handle(options.root, catalog, read_only=options.read_only, **opened)
+        except StoreReadOnly as error:
+            refusal, handle = error, open_handle(options.root, catalog, read_only=True, **opened)
         with Store(handle) as store:
-            return command(CommandSession(handle, store, options, CommandOutput(waiting, options.json))) or DONE
+            try:
+                return command(CommandSession(handle, store, options, CommandOutput(waiting, options.json))) or DONE
+            except StoreReadOnly:  # the command writes: the reason is that of the first open
+                if refusal is None:
+                    raise
+                raise refusal from None
 
 
 def _demo(argv: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ def _spark_name(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-LOCATION = ("path", "catalog", "volatile", "table")
+LOCATION = ("path", "catalog", "volatile", "readOnly", "table")
 EPOCH = ("versionAsOf", "timestampAsOf", "consistency", "snapshot")
 """Options that choose the epoch. A load takes one of them."""
 POLICY = ("tables", *(_spark_name(name) for name in declared_options() if name != "token"))
@@ -101,10 +101,11 @@ class StoreLocation:
     catalog: str | None
     table: str
     volatile: bool = False
+    read_only: bool = False
 
     def open(self) -> Handle:
         """Open the store, which must exist. Close it after use."""
-        return open_handle(self.path, self.catalog, create=False, volatile=self.volatile)
+        return open_handle(self.path, self.catalog, create=False, volatile=self.volatile, read_only=self.read_only)
 
 
 NO_CATALOG = (
@@ -124,7 +125,8 @@ CATALOG_ADVICE = (
 def location_options(handle: Handle) -> dict[str, str]:
     """Return the options with which Spark's processes open this store."""
     catalog = {"catalog": handle.catalog_url} if handle.catalog_url is not None else {}
-    return {"path": handle.root, **catalog, **({"volatile": "true"} if handle.volatile else {})}
+    flags = {"volatile": handle.volatile, "readOnly": handle.read_only}
+    return {"path": handle.root, **catalog, **{name: "true" for name, is_set in flags.items() if is_set}}
 
 
 def parse_store_location(options: Options, known: OptionSet) -> StoreLocation:
@@ -136,7 +138,11 @@ def parse_store_location(options: Options, known: OptionSet) -> StoreLocation:
         if not text_option(options, name):
             raise InvalidInput(f'format("epochlog") needs .option("{name}", …). {NO_CATALOG}')
     return StoreLocation(
-        options["path"], text_option(options, "catalog"), options["table"], bool_option(options, "volatile", False)
+        options["path"],
+        text_option(options, "catalog"),
+        options["table"],
+        bool_option(options, "volatile", False),
+        bool_option(options, "readOnly", False),
     )
 
 

@@ -28,6 +28,11 @@ def add_command(
         help="redis://host:port/db, for a catalog in Redis (or set "
         f"{CATALOG_VARIABLE}, which keeps a password out of the list of processes)",
     )
+    parser.add_argument(
+        "--read-only",
+        action="store_true",
+        help="write nothing, not even a lease; without it commands do so where the store can only be read",
+    )
     parser.add_argument("--volatile", action="store_true", help="accept a Redis that can lose acknowledged writes")
     parser.add_argument("--json", action="store_true", help="print JSON (epochlog --help lists the form of values)")
     parser.set_defaults(usage_error=lambda options: None)

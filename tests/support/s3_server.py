@@ -18,7 +18,7 @@ from uuid import uuid4
 import pyarrow.fs as pafs
 
 USER, SECRET = "tester", "not/so+secret"
-REQUESTS, FAIL, AUTH = "/-requests", "/-fail", "/moto-api/reset-auth"
+REQUESTS, FAIL, REFUSE, AUTH = "/-requests", "/-fail", "/-refuse", "/moto-api/reset-auth"
 
 
 class S3Server:
@@ -53,6 +53,10 @@ class S3Server:
         """Answer the next `count` requests (of the method) with 503, as S3 does when it is asked too often."""
         self._ask(FAIL, json.dumps([count, method]))
 
+    def refuse_writes(self, refused: bool) -> None:
+        """Answer 403 to each request that writes or deletes, as S3 does for a user who may only read."""
+        self._ask(REFUSE, json.dumps(refused))
+
     def ask_for_keys(self, wanted: bool) -> None:
         """Refuse calls without known credentials if `wanted`; the server knows no user."""
         self._ask(AUTH, "0" if wanted else "inf")
@@ -77,6 +81,7 @@ class Front:
         self._lock = threading.Lock()
         self._seen: list[str] = []
         self._fail = (0, "")
+        self._read_only = False
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
@@ -89,6 +94,9 @@ class Front:
             with self._lock:
                 self._fail = (count, kind)
             return _answer(start_response, "200 OK", "")
+        if path == REFUSE:
+            self._read_only = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            return _answer(start_response, "200 OK", "")
         if path == AUTH:
             return self._inner(environ, start_response)
         with self._lock:
@@ -100,6 +108,9 @@ class Front:
         if failing:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             return _answer(start_response, "503 Slow Down", "<Error><Code>SlowDown</Code></Error>")
+        if self._read_only and method not in ("GET", "HEAD"):
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            return _answer(start_response, "403 Forbidden", "<Error><Code>AccessDenied</Code></Error>")
         return self._inner(environ, start_response)
 
 

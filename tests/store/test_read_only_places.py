@@ -1,0 +1,141 @@
+"""Places that permit only reads: each is opened and read, and a plain open says how."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+from faults.test_full_disk import APART, can_mount
+from redis_server import PASSWORD
+from s3_server import S3Server
+from stores import servers
+
+TESTS = Path(__file__).resolve().parents[1]
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
+ROWS = pa.table({"id": [1, 2], "v": [10, 20]}, schema=SCHEMA)
+READER = ("+@read", "+ping", "+select", "+eval", "+evalsha", "+time")
+
+
+def run(place: str, before: list[str]) -> None:
+    """In a process apart, whose mounts end with it; in a folder that other users may enter."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        command = [*before, sys.executable, "-m", "store.read_only_place", folder, place]
+        ended = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
+        subprocess.run(["chmod", "-R", "u+w", folder], check=True)
+        assert ended.returncode == 0, ended.stderr
+
+
+NOT_MINE = "user" if os.geteuid() == 0 else "rights"
+"""Root may write where the rights of files forbid it, so it becomes another user."""
+
+
+@pytest.mark.medium
+@pytest.mark.local_only
+@pytest.mark.rule("1.70")
+@pytest.mark.rule("1.74")
+def test_another_user_who_may_only_read() -> None:
+    run(NOT_MINE, [])
+
+
+@pytest.mark.medium
+@pytest.mark.local_only
+@pytest.mark.rule("1.70")
+@pytest.mark.rule("1.74")
+def test_a_read_only_mount() -> None:
+    """Where nothing can be mounted, the rights of the folders stand in for the mount."""
+    run(*("mount", APART) if can_mount() else (NOT_MINE, []))
+
+
+@pytest.mark.medium
+@pytest.mark.local_only
+@pytest.mark.rule("1.70")
+def test_a_full_disk() -> None:
+    """Where nothing can be mounted, rights stand in: a read that wrote one byte would fail there too."""
+    run(*("full", APART) if can_mount() else (NOT_MINE, []))
+
+
+@pytest.mark.redis
+@pytest.mark.local_only
+@pytest.mark.rule("1.70")
+@pytest.mark.rule("1.74")
+def test_a_user_of_redis_who_may_only_read(tmp_path: Path) -> None:
+    server = servers.redis
+    with el.open(tmp_path / "s", server.url()) as store:
+        store.create_table("t", SCHEMA, ["id"]).upsert(ROWS)
+        server.client().execute_command("ACL", "SETUSER", "reader", "on", f">{PASSWORD}", "~epochlog:*", "-@all", *READER)
+        _require_reads(str(tmp_path / "s"), server.url("reader"))
+        server.client().execute_command("ACL", "SETUSER", "reader", "+config|get")  # the check of each plain open
+        with el.open(tmp_path / "s", server.url("reader")) as plain:
+            for write in (plain.checkpoint, plain.snapshot):
+                with pytest.raises(el.CatalogUnavailable, match="read_only=True"):
+                    write()
+
+
+@pytest.mark.redis
+@pytest.mark.local_only
+@pytest.mark.rule("1.70")
+def test_credentials_of_s3_that_may_only_read(s3: S3Server) -> None:
+    """The server answers 403 to each request that writes, and counts none while the store is opened read-only."""
+    root, url = s3.uri(f"{s3.new_bucket()}/lake"), servers.redis.url()
+    with el.open(root, url) as store:
+        table = store.create_table("t", SCHEMA, ["id"])
+        table.upsert(ROWS)
+        s3.refuse_writes(True)
+        try:
+            s3.requests()
+            _require_reads(root, url)
+            assert {request.split()[0] for request in s3.requests()} <= {"GET", "HEAD"}
+            with pytest.raises(el.WriteFailed):
+                table.upsert(ROWS)
+        finally:
+            s3.refuse_writes(False)
+
+
+def _require_reads(root: str, url: str) -> None:
+    with el.open(root, url, read_only=True) as reader:
+        with reader.snapshot() as snapshot:
+            assert snapshot["t"].to_arrow().num_rows == 2
+        assert reader.table("t").count() == 2
+        assert sum(batch.num_rows for batch in reader.table("t").changes(0)) == 2
+        assert reader.verify().ok
+        for write in (lambda: reader.table("t").upsert(ROWS), reader.checkpoint, reader.vacuum, reader.compact):
+            with pytest.raises(el.StoreReadOnly):
+                write()
+
+
+@pytest.mark.rule("1.72")
+def test_a_vacuum_elsewhere_ends_a_snapshot_and_takes_no_row(tmp_path: Path) -> None:
+    """A reader without holds gets all rows of its epoch, or a typed error."""
+    clock = [1_767_225_600_000]
+    with el.open(tmp_path / "s", clock=lambda: clock[0]) as store:
+        options = el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(0))
+        table = store.create_table("t", SCHEMA, ["id"], options=options)
+        for number in range(4):
+            table.upsert(pa.table({"id": [number], "v": [number]}, schema=SCHEMA))
+        store.checkpoint()
+        with el.open(tmp_path / "s", store._handle.catalog_url, read_only=True, clock=lambda: clock[0]) as reader:
+            snapshot, log = reader.snapshot(["t"]), el.UpstreamLog(reader, ["t"], after=0)
+            first = log.poll(0.0)
+            assert isinstance(first, el.Chunk)
+            clock[0] += 3_600_000
+            table.upsert(pa.table({"id": [9], "v": [9]}, schema=SCHEMA))
+            store.compact("t", full=True)
+            for _ in range(2):
+                clock[0] += 3_600_000
+                store.vacuum(grace=0)
+            with pytest.raises((el.SnapshotExpired, el.EpochExpired)):
+                snapshot["t"].to_arrow()
+            with pytest.raises((el.LogTruncated, el.SnapshotExpired)):
+                while log.poll(0.0) is not None:
+                    continue
+            assert reader.table("t").count() == 5
+            log.close()
+            snapshot.close()
