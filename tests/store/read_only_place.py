@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import epochlog as el
+from epochlog.cli.main import run
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 NOBODY = 65_534
@@ -44,8 +45,14 @@ def read(root: Path) -> None:
     raise AssertionError("a write was let through")
 
 
+def run_commands(root: Path) -> list[int]:
+    """Run a command that reads and one that writes; return their exit codes."""
+    return [run([command, str(root)]) for command in ("ls", "vacuum")]
+
+
 def require_advice(root: Path) -> None:
-    """A plain open says how to read the store."""
+    """A plain open says how to read the store. A command that reads needs no advice."""
+    assert run_commands(root) == [0, 1]
     try:
         el.open(root).close()
     except el.StoreReadOnly as error:
@@ -81,6 +88,7 @@ def main(folder: Path, place: str) -> None:
         return
     make(root)
     read(root)  # loads all modules: another user may not read them
+    assert run_commands(root) == [0, 0]
     if place == "mount":
         subprocess.run(["mount", "--bind", str(root), str(root)], check=True)
         subprocess.run(["mount", "-o", "remount,ro,bind", str(root)], check=True)
