@@ -70,7 +70,9 @@ def test_a_user_of_redis_who_may_only_read(tmp_path: Path) -> None:
     server = servers.redis
     with el.open(tmp_path / "s", server.url()) as store:
         store.create_table("t", SCHEMA, ["id"]).upsert(ROWS)
-        server.client().execute_command("ACL", "SETUSER", "reader", "on", f">{PASSWORD}", "~epochlog:*", "-@all", *READER)
+        server.client().execute_command(
+            "ACL", "SETUSER", "reader", "on", f">{PASSWORD}", "~epochlog:*", "-@all", *READER
+        )
         _require_reads(str(tmp_path / "s"), server.url("reader"))
         server.client().execute_command("ACL", "SETUSER", "reader", "+config|get")  # the check of each plain open
         with el.open(tmp_path / "s", server.url("reader")) as plain:

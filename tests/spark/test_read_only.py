@@ -1,0 +1,38 @@
+"""Spark over a store that is opened read-only: it reads without a lock file, and writes are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import epochlog as el
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
+
+
+@pytest.mark.spark
+@pytest.mark.local_only
+@pytest.mark.rule("1.70")
+def test_spark_reads_a_store_that_is_opened_read_only(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    with el.open(root) as store:
+        store.create_table("t", SCHEMA, ["id"]).upsert(pa.table({"id": [1, 2], "v": [10, 20]}, schema=SCHEMA))
+    lock = root / "catalog" / "lock.mdb"
+    lock.unlink()
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    options = {"path": str(root), "table": "t", "readOnly": "true"}
+    frame = spark.read.format("epochlog").options(**options).load()
+    assert sorted(row.v for row in frame.collect()) == [10, 20]
+    feed = spark.read.format("epochlog").options(**options, readChangeFeed="true", startingVersion="earliest").load()
+    assert feed.count() == 2
+    with el.open(root, read_only=True) as store, store.snapshot(["t"]) as snapshot:
+        assert snapshot.spark("t", spark).count() == 2
+    with pytest.raises(Exception, match="opened read-only"):
+        frame.write.format("epochlog").options(**options).mode("append").save()
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
