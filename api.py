@@ -88,18 +88,16 @@ def open(
     clock: returns Unix milliseconds; drives epochs, boundaries, retention, leases and lag.
     lineage: an OpenLineageClient, which gets the start and the end of each run of a job by this open store, in a thread
     beside it; see "Logs and lineage". The extra `openlineage` installs its package.
-    read_only: True reads an existing store and writes nothing: no lease, no lock, no file. So it needs only the right to
-    read (a read-only mount, a full disk, another user, a reader's credentials), and calls that write raise StoreReadOnly.
-    Nothing holds what it reads: retention and vacuum elsewhere may end a snapshot or a read (SnapshotExpired).
+    read_only: True reads an existing store with the right to read alone, and writes nothing: no lease, no lock, no
+    file. Calls that write raise StoreReadOnly; retention and vacuum elsewhere may end a snapshot (SnapshotExpired).
     Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat, InvalidInput, and StoreReadOnly where an embedded
     catalog can only be read.
     """
-    if not isinstance(read_only, bool):
-        raise InvalidInput(f"read_only must be True or False, not {read_only!r}")
+    for name, flag in (("maintenance", maintenance), ("read_only", read_only)):
+        if not isinstance(flag, bool):
+            raise InvalidInput(f"{name} must be True or False, not {flag!r}")
     if read_only and maintenance:
         raise InvalidInput("maintenance writes: leave out read_only=True, or maintenance=True")
-    if not isinstance(maintenance, bool):
-        raise InvalidInput(f"maintenance must be True or False, not {maintenance!r}")
     if lineage is not None:
         check_client(lineage)
     handle = open_handle(

@@ -37,8 +37,8 @@ def seal(handle: Handle, every: int = 1) -> int:
     """Seal the boundaries that the clock has passed, for a job that uses each `every`-th one; return last_epoch.
 
     Writes nothing if no commit has landed since a boundary that the job can use: sealing an idle store has no effect
-    for a reader. A store that was opened read-only seals none. When last_epoch leads the clock by more than an interval (a clock was set back), a boundary is forced
-    at last_epoch.
+    for a reader. A store that was opened read-only seals none. When last_epoch leads the clock by more than an interval
+    (a clock was set back), a boundary is forced at last_epoch.
     """
 
     def sealed_epoch(view: ReadTxn) -> int | None:

@@ -149,8 +149,9 @@ def open_handle(
     """Open the store at `root`, or create one in an empty or missing root.
 
     Raises StoreNotFound, ForeignRoot, CatalogLost, CatalogRolledBack, CatalogUnavailable, UnsupportedFormat or
-    InvalidInput; and StoreReadOnly, unless `read_only`, if the catalog's place permits only reads. It completes a creation
-    that was interrupted by a crash. Opening an existing store writes nothing; `read_only` creates none.
+    InvalidInput; and StoreReadOnly, unless `read_only`, if the place of an embedded catalog permits only reads. It
+    completes a creation that was interrupted by a crash. Opening an existing store writes nothing; `read_only` creates
+    none.
     """
     interval_ms = DEFAULT_INTERVAL_MS if checkpoint_interval_ms is None else checkpoint_interval_ms
     _check_arguments(interval_ms, durability)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from mounts import APART, can_mount
+
 TESTS = Path(__file__).resolve().parents[1]
-APART = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
 
 pytestmark = pytest.mark.local_only
-
-
-def can_mount() -> bool:
-    """Return True if this user may mount a file system in a process of its own."""
-    try:
-        command = [*APART, "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/tmp"]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
 
 
 def run(folder: Path, how: str, before: list[str]) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from faults.test_full_disk import APART, can_mount
+from mounts import APART, can_mount
 from redis_server import PASSWORD
 from s3_server import S3Server
 from stores import servers
@@ -50,7 +50,7 @@ def test_another_user_who_may_only_read() -> None:
 @pytest.mark.rule("1.70")
 @pytest.mark.rule("1.74")
 def test_a_read_only_mount() -> None:
-    """Where nothing can be mounted, the rights of the folders stand in for the mount."""
+    """Rights of the folders stand in for the mount where nothing can be mounted."""
     run(*("mount", APART) if can_mount() else (NOT_MINE, []))
 
 
@@ -58,7 +58,7 @@ def test_a_read_only_mount() -> None:
 @pytest.mark.local_only
 @pytest.mark.rule("1.70")
 def test_a_full_disk() -> None:
-    """Where nothing can be mounted, rights stand in: a read that wrote one byte would fail there too."""
+    """Rights stand in where nothing can be mounted: a read that wrote one byte would fail there too."""
     run(*("full", APART) if can_mount() else (NOT_MINE, []))
 
 
@@ -136,8 +136,7 @@ def test_a_vacuum_elsewhere_ends_a_snapshot_and_takes_no_row(tmp_path: Path) -> 
             with pytest.raises((el.SnapshotExpired, el.EpochExpired)):
                 snapshot["t"].to_arrow()
             with pytest.raises((el.LogTruncated, el.SnapshotExpired)):
-                while log.poll(0.0) is not None:
-                    continue
+                list(iter(lambda: log.poll(0.0), None))
             assert reader.table("t").count() == 5
             log.close()
             snapshot.close()

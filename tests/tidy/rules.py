@@ -231,6 +231,7 @@ BANS = (
         (
             "store/env/local_folder.py",
             "store/catalog/lmdb/catalog.py",
+            "store/catalog/lmdb/reader.py",
             "exchange/transport/tokens.py",
             "demo/*.py",
             "cli/main.py",

@@ -441,8 +441,8 @@ def _allocate_lock_file(lock: Path) -> None:
             os.posix_fallocate(handle, 0, LOCK_BYTES)
     except OSError as error:
         raise WriteFailed(
-            f"{lock} was not written: {error.strerror}; free some space on its disk, then try again. To read a store on "
-            "a full disk, open it with epochlog.open(root, read_only=True)"
+            f"{lock} was not written: {error.strerror}; free some space on its disk, then try again. To read a store "
+            "on a full disk, open it with epochlog.open(root, read_only=True)"
         ) from error
     finally:
         os.close(handle)
