@@ -90,8 +90,7 @@ def open(
     beside it; see "Logs and lineage". The extra `openlineage` installs its package.
     read_only: True reads an existing store with the right to read alone, and writes nothing: no lease, no lock, no
     file. Calls that write raise StoreReadOnly; retention and vacuum elsewhere may end a snapshot (SnapshotExpired).
-    Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat, InvalidInput, and StoreReadOnly where an embedded
-    catalog can only be read.
+    Raises StoreNotFound, ForeignRoot, CatalogLost, UnsupportedFormat, InvalidInput, StoreReadOnly (only readable).
     """
     for name, flag in (("maintenance", maintenance), ("read_only", read_only)):
         if not isinstance(flag, bool):
