@@ -233,7 +233,7 @@ def test_abandoned_in_mid_snapshot(lab: Lab) -> None:
     lab.now_ms += 30 * 3_600_000
     lab.store.compact("r")
     assert (job.info.state, job.info.committed_epoch, job.info.snapshot_rows) == ("parked", 0, 0)
-    assert lab.rows("j_out") == {}
+    assert lab.rows("j_out", 0) == {}
     assert [file.path for file in lab.store.vacuum(grace=0).deleted if "t00000002" in file.path] == [made[0].path]
     with pytest.raises(el.JobParked):
         job.step_local(refuse)

@@ -255,7 +255,7 @@ def test_global_refuses_what_is_creating_and_what_descends_from_it(lab: Lab) -> 
         assert sorted(snapshot) == ["done_out", "r"]
     for table in ("slow_out", "above_out"):
         with pytest.raises(el.TableNotReadable, match=table):
-            lab.store.snapshot(["r", table])
+            lab.store.snapshot(["r", table], consistency="global")
     with pytest.raises(el.NoConsistentEpoch, match="slow_out"):
         lab.store.snapshot(["r"], consistency=el.Global(include_creating=True))
 

@@ -220,7 +220,7 @@ def test_its_outputs_are_readable_for_ever_and_global_refuses_them(lab: Lab) -> 
         assert snapshot["j_out"].to_arrow().num_rows == 1
     for name in ("j_out", "above_out"):
         with pytest.raises(el.TableNotReadable, match=r"j_out.*parked"):
-            lab.store.snapshot([name])
+            lab.store.snapshot([name], consistency="global")
     with lab.store.snapshot() as snapshot:
         assert sorted(snapshot) == ["r", "s"]
     assert lab.state("above") == "running", "what is above has all that there is"
