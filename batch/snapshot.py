@@ -225,7 +225,7 @@ def _choose_and_pin(handle: Handle, policy: Policy | None, tables: Sequence[str]
 
     for _ in range(_CHOICES):
         choice = handle.catalog.read(choose)
-        if isinstance(choice.policy, Global) and not handle.read_only:
+        if isinstance(choice.policy, Global):
             mark_late(handle, choice.view)
         with suppress(EpochExpired, TableDropped):  # retention or a drop was faster: choose again
             plans, keys = handle.pin(lambda tx, choice=choice: _pin(handle, tx, choice, holder))

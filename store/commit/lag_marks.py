@@ -44,9 +44,9 @@ def alter_store(handle: Handle, global_max_lag: float | timedelta | None, defaul
 
 def mark_late(handle: Handle, view: EpochView) -> None:
     """Mark the jobs that exceed the bound in this view, unless they have committed since. Write nothing if there are
-    none.
+    none, or if the store is open read-only.
     """
-    late_jobs = view.membership.late
+    late_jobs = () if handle.read_only else view.membership.late
     if not late_jobs:
         return
 

@@ -143,6 +143,19 @@ def test_a_store_has_its_own_default_until_it_is_taken_back(world: DefaultWorld)
 
 
 @pytest.mark.rule("3.72")
+def test_a_read_only_store_keeps_the_default_and_marks_no_late_job(world: DefaultWorld) -> None:
+    leave_late_behind(world)
+    world.store.alter(default_consistency="global")
+    world.store.close()
+    with el.open(world.root, read_only=True, clock=lambda: world.now_ms) as store:
+        assert store.table("orders").count()
+        with store.snapshot(["orders", "revenue"]) as moment:
+            assert moment.policy == Global()
+        with pytest.raises(TableNotReadable, match="late cannot be read: it lags"):
+            store.table("late").count()
+
+
+@pytest.mark.rule("3.72")
 def test_only_policies_without_options_can_be_the_default(world: DefaultWorld) -> None:
     for wrong in ("bounded", "exact", "newest", 5):
         with pytest.raises(InvalidInput, match="default_consistency must be one of global, aligned, latest, or 'auto'"):
