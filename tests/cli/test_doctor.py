@@ -15,7 +15,7 @@ import pytest
 import epochlog as el
 from epochlog.__main__ import main
 from epochlog.store.env.clock import BootTime, SystemClock
-from virtual_machines import DAY_MS, HOUR_MS, Machine, World
+from virtual_machines import DAY_MS, HOUR_MS, Machine, TrueTime
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -23,7 +23,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """The machine of this process: what SystemClock reads."""
-    made = Machine(World(), "here")
+    made = Machine(TrueTime(), "here")
 
     def boot_time(self: SystemClock) -> BootTime:
         return made.boot_time()

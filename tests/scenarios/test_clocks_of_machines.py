@@ -17,7 +17,7 @@ import pytest
 import epochlog as el
 from redis_time import KEY, served_time
 from stores import servers
-from virtual_machines import DAY_MS, HOUR_MS, Machine, World
+from virtual_machines import DAY_MS, HOUR_MS, Machine, TrueTime
 
 SCHEMA = pa.schema([("id", pa.int64()), ("at", pa.timestamp("ms", "UTC"))])
 OUT = pa.schema([("id", pa.int64())])
@@ -72,7 +72,7 @@ class Week:
     """The machines of one store, the rows that they put, and the check of each hour."""
 
     def __init__(self, root: Path, kind: str) -> None:
-        self.world, self.local = World(), kind == "lmdb"
+        self.world, self.local = TrueTime(), kind == "lmdb"
         self.served = Machine(self.world, "server")
         self.catalog = "" if self.local else servers.redis.url()
         self.tell_server()

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
+from epochlog.store.catalog.redis.client import RedisServer
+from epochlog.store.commit import root_commit
 from epochlog.store.commit.expiry import expire_rows
 from epochlog.store.metadata import known_clocks
 from epochlog.store.metadata.known_clocks import ClockReading, KnownClocks, read_clocks
@@ -19,8 +21,8 @@ from epochlog.store.metadata.lookups import find_table
 from epochlog.store.retention.holds import Hold, holds_of
 from epochlog.store.session import clock_guard
 from epochlog.store.types.epoch import from_unix_ms, to_unix_ms
-from faults.mutant import Mutant
-from virtual_machines import DAY_MS, HOUR_MS, Machine, World
+from stores import servers
+from virtual_machines import DAY_MS, HOUR_MS, Machine, TrueTime
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("at", pa.timestamp("ms", "UTC"))])
 KEEP = timedelta(hours=12)
@@ -31,7 +33,7 @@ class Fleet:
     """One store, opened by several machines."""
 
     def __init__(self, root: Path, *errors_ms: int) -> None:
-        self.world = World()
+        self.world = TrueTime()
         self.machines = [Machine(self.world, f"m{n}", error) for n, error in enumerate(errors_ms)]
         with ExitStack() as stack:
             self.stores = [
@@ -232,6 +234,27 @@ def test_a_lease_of_a_clock_that_is_behind_lives(fleet: Callable[..., Fleet]) ->
         assert snapshot["t"].to_arrow().num_rows == 1
 
 
+@pytest.mark.redis
+@pytest.mark.local_only
+@pytest.mark.rule("1.60", "1.61")
+def test_notes_cost_no_request_on_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[str] = []
+    real = RedisServer._command
+    monkeypatch.setattr(RedisServer, "_command", lambda self, *c: requests.append(str(c[0])) or real(self, *c))
+    counts = []
+    for guarded in (True, False):
+        with el.open(tmp_path / f"s{guarded}", servers.redis.url(), volatile=True) as store:
+            if not guarded:
+                store._handle.clock_guard._boot_clock = None
+            table, count = store.create_table("t", SCHEMA, ["id"]), list[int]()
+            for number in range(6):
+                requests.clear()
+                table.upsert([{"id": number, "v": 0, "at": None}])
+                count.append(len(requests))
+        counts.append(count)
+    assert counts[0] == counts[1]
+
+
 # ---- the kind ----------------------------------------------------------------------------------------------------
 
 
@@ -345,23 +368,22 @@ def _never_noted(patch: pytest.MonkeyPatch) -> None:
 
 
 def _wall_clock_only(patch: pytest.MonkeyPatch) -> None:
-    from epochlog.store.commit import root_commit
-
     patch.setattr(root_commit, "max", lambda *values: values[0] if len(values) == 2 else max(values), raising=False)
 
 
-MUTANTS = (
-    Mutant("jumps are not compared", _no_jump, _jump_is_taken),
-    Mutant("notes are not read", _never_noted, _jump_is_taken),
-    Mutant("slower clocks are overlooked", _lead_is_none, _slowest_is_kept),
-    Mutant("epochs go by the wall clock alone", _wall_clock_only, _writers_go_on),
-)
+PLANTS = {
+    "jumps are not compared": (_no_jump, _jump_is_taken),
+    "notes are not read": (_never_noted, _jump_is_taken),
+    "slower clocks are overlooked": (_lead_is_none, _slowest_is_kept),
+    "epochs go by the wall clock alone": (_wall_clock_only, _writers_go_on),
+}
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.planted
-def test_a_planted_bug_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    mutant.caught_by(tmp_path / "whole")
-    mutant.apply(monkeypatch)
+def test_a_planted_bug_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
+    apply, check = PLANTS[plant]
+    check(tmp_path / "whole")
+    apply(monkeypatch)
     with pytest.raises(AssertionError):
-        mutant.caught_by(tmp_path / "broken")
+        check(tmp_path / "broken")

@@ -12,7 +12,7 @@ START_MS = 1_800_000_000_000
 
 
 @dataclass
-class World:
+class TrueTime:
     """The true time, in Unix ms."""
 
     now_ms: int = START_MS
@@ -22,7 +22,7 @@ class World:
 class Machine:
     """A clock for `el.open`: the true time and an error. `reboot` begins another boot, `jump` changes the error."""
 
-    world: World
+    world: TrueTime
     name: str
     error_ms: int = 0
     boots: int = 0
