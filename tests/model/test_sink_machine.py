@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 import epochlog as el
 from epochlog.spark import overwrite
 from epochlog.store.catalog.lmdb import kind
+from epochlog.store.session import handle
 from model.test_store_machine import TINY
 from sink_simulation import CHANGES, DAY_MS, GRACE_MS, Later, SinkWrite, files_of, spark_intents
 
@@ -66,7 +67,8 @@ class SinkMachine(RuleBasedStateMachine):
             self.patch.setattr(name, size)
         self.patch.setattr(overwrite, "BATCH_ROWS", 4)
         self.clock = Later()
-        self.patch.setattr(kind, "SystemClock", lambda: self.clock)
+        for reader in (kind, handle):
+            self.patch.setattr(reader, "SystemClock", lambda: self.clock)
         self.root = tempfile.mkdtemp(prefix="sink-machine-")
         self.store = el.open(self.root)
         self.rows: dict[str, int | None] = {}

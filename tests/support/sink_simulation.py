@@ -14,7 +14,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict, WriterCommitMessage
 import epochlog as el
 from epochlog.spark.session import EpochlogSource
 from epochlog.spark.types import spark_schema
-from epochlog.store.env.clock import SystemClock
+from epochlog.store.env.clock import BootTime, SystemClock
 from epochlog.store.session.write_intents import all_intents
 
 CHANGES = "_change_type"
@@ -75,6 +75,10 @@ class Later:
 
     def __call__(self) -> int:
         return SystemClock()() + self.added_ms
+
+    def boot_time(self) -> BootTime | None:
+        boot = SystemClock().boot_time()
+        return None if boot is None else BootTime(boot.boot, boot.ms + self.added_ms)
 
 
 def spark_intents(store: el.Store) -> int:
