@@ -123,7 +123,11 @@ def _shortened(options: TableOptions, new_values: Mapping[str, Any]) -> dict[str
     least = {name: LEAST_HISTORY if span is None else span for name, span in new_values.items() if name in current}
     if new_values.get("ttl", FOR_EVER) is None:
         del least["ttl"]
-    return {name: current[name] for name, span in least.items() if span < longest[name]}
+    return {
+        name: current[name]
+        for name, span in least.items()
+        if span < longest[name] and new_values[name] != current[name]
+    }
 
 
 def _span_text(option: str, span: timedelta | None, other: object = None) -> str:

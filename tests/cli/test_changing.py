@@ -150,6 +150,20 @@ def test_alter_of_nothing_names_what_can_be_altered(run, lake) -> None:
     assert "--changelog, --drop-unchanged\n" in done.err
 
 
+def test_alter_asks_nothing_where_the_history_goes_on_to_choose_its_length(run, lake) -> None:
+    for _ in range(2):
+        done = run("alter", lake.root, "table", "orders", "--history-retention", "auto")
+        assert done.code == 0 and "history_retention auto" in done.out, done.err
+    assert run("alter", lake.root, "table", "orders", "--history-retention", "1h", "--yes").code == 0
+    done = run("alter", lake.root, "table", "orders", "--history-retention", "auto")
+    assert done.code == 0, "an hour becomes an hour or more"
+    done = run("alter", lake.root, "table", "orders", "--history-retention", "3h")
+    assert done.code == 2 and "--yes" in done.err, "it may be two days now"
+    assert run("alter", lake.root, "table", "orders", "--history-retention", "3h", "--yes").code == 0
+    done = run("alter", lake.root, "table", "orders", "--history-retention", "auto")
+    assert done.code == 2 and "--yes" in done.err, "it may be an hour then"
+
+
 def test_alter_of_a_table_asks_before_it_keeps_less(run, lake) -> None:
     facts = json.loads(run("alter", lake.root, "table", "orders", "--log-retention", "9d", "--json").out)
     assert facts["options"]["log_retention"] == 9 * 86_400 and facts["changelog"] == "upsert"
