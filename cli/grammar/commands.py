@@ -29,7 +29,7 @@ examples:
   epochlog tail lake orders --json                print new changes as they come, one JSON object per line
   epochlog changes lake orders --after 243958458736640 --mode net --pre-images
   epochlog epochs lake orders revenue             show the epochs at which both tables are valid
-  epochlog snapshot lake orders revenue --hold 12h --name nightly
+  epochlog tag lake orders revenue --name nightly --lasting 12h
   epochlog read lake --token nightly              read that snapshot again, from any process, for 12 hours
 
 exit codes: 0 done, 1 an error (one line on standard error), 2 wrong usage

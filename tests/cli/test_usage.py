@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -245,3 +246,23 @@ def test_a_short_command_loads_no_pandas(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert done.returncode == 0, (command, done.stderr)
         assert command[0] != "read" or ('"id": 1, "v": "a"' in done.stdout and '"id": 2, "v": null' in done.stdout)
+
+
+def test_the_examples_of_the_help_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run) -> None:
+    """They named a command that does not exist."""
+    monkeypatch.chdir(tmp_path)
+    with epochlog.open("lake") as store:
+        columns = pa.schema([pa.field("id", pa.int64(), nullable=False), ("cents", pa.int64())])
+        store.create_table("orders", columns, ["id"]).upsert(pa.table({"id": [1, 2], "cents": [400, 600]}))
+        view = store.create_view("revenue", "SELECT id, SUM(cents) AS cents FROM orders GROUP BY id", ["id"])
+        store.checkpoint()
+        view.step(until="newest")
+    lines = arguments._EXAMPLES.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
+    examples = [shlex.split(line.strip().partition("   ")[0]) for line in lines]
+    assert len(examples) == 9 and all(words[0] == "epochlog" for words in examples)
+    for _, *words in examples:
+        if words[0] == "tail":  # it has no end
+            arguments.parser().parse_args(words)
+        else:
+            done = run(*words)
+            assert done.code == 0, (words, done.err)
