@@ -154,23 +154,29 @@ def _released_files(released: Released) -> list[RunFile | Segment]:
 
 
 def raise_safe_epoch(handle: Handle, table: TableDef) -> None:
-    """Raise the safe epoch before a compaction, so that it does not rewrite versions that no reader can read."""
+    """Raise the safe epoch before a compaction, so that it does not rewrite versions that no reader can read. Where no
+    retention runs, this alone decides the direction of the table's history.
+    """
 
-    def raised_version(view: ReadTxn) -> TableVersion | None:
+    def raised(view: ReadTxn) -> tuple[TableVersion, KeptHistory | None] | None:
         current = get_table(view, table.id, table.name)  # `table` may be older than the last alter
         options = current.options
         version, now_ms = get_version(view, table.id, table.name), handle.clock_guard.slowest_ms(view)
         holds = holds_of(view, table.id, now_ms, handle.leases.live)
-        allowed = limits(options, holds, now_ms, version.safe_epoch, read_history(view, current, version, now_ms))
+        history = read_history(view, current, version, now_ms)
+        allowed = limits(options, holds, now_ms, version.safe_epoch, history)
         after = apply_safe_epoch(version, allowed.states, allowed.single)
-        return after if after != version else None
+        direction = turned(view, table.id, history)
+        return (after, direction) if after != version or direction is not None else None
 
     def body(tx: Txn) -> None:
-        after = raised_version(tx)
-        if after is not None:
-            tx.put(head_key(table.id), after.to_record())
+        if (after := raised(tx)) is not None:
+            version, direction = after
+            tx.put(head_key(table.id), version.to_record())
+            if direction is not None:
+                tx.put(kept_history_key(table.id), direction.to_record())
 
-    if handle.catalog.read(raised_version) is not None:
+    if handle.catalog.read(raised) is not None:
         handle.catalog.transact(body)
 
 

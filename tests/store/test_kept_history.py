@@ -16,7 +16,7 @@ import epochlog as el
 from epochlog.store.catalog.keys import kept_history_key, table_key
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.lookups import find_table, get_version
+from epochlog.store.metadata.lookups import find_table, get_runs, get_version
 from epochlog.store.retention import kept_history
 from epochlog.store.retention.kept_history import SMALL_BYTES, HistorySize, KeptHistory, next_history
 from epochlog.store.retention.retention import apply_retention
@@ -93,6 +93,19 @@ def test_a_table_whose_rows_are_all_replaced_keeps_an_hour(lab: Lab) -> None:
     live(lab, 5, KEYS)
     assert HOUR_MS <= kept_ms(lab) <= 2 * HOUR_MS
     assert len(lab.rows("r", lab.store.table("r").info.safe_epoch)) == KEYS
+
+
+@pytest.mark.rule("2.13")
+@pytest.mark.medium
+def test_compactions_alone_release_what_has_become_too_large(lab: Lab) -> None:
+    """No maintenance, `compact` or retention runs: the commits compact, as those of a pipeline do."""
+    lab.root_table(options=el.TableOptions(compact_segments=1, max_segments=1))
+    for _ in range(13):
+        put(lab, KEYS)
+        lab.now_ms += 30 * MINUTE_MS
+    assert HOUR_MS <= kept_ms(lab) <= 2 * HOUR_MS
+    size = of_table(lab, lambda view, table: HistorySize.of(get_runs(view, table.id)))
+    assert size.history < 5 * size.live, "rows of an hour and a half"
 
 
 @pytest.mark.rule("2.13")
