@@ -7,13 +7,14 @@ compactions (by "commit") show it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from epochlog.errors import EpochlogError
+from epochlog.errors import EpochlogError, StoreClosed, TableDropped
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.clock import Deadline, monotonic_s
-from epochlog.store.env.log_events import COMPACTION_AWAITED, RETRY, WRITE_STALL
+from epochlog.store.env.log_events import COMPACTION_AWAITED, DEFECT, RETRY, WRITE_STALL
 from epochlog.store.env.metrics import WRITE_STALL_SECONDS
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
@@ -53,10 +54,8 @@ def apply_backpressure(handle: Handle, written: Sequence[tuple[TableDef, TableVe
             handle.wake_maintenance()
         if version.l0_segments >= table.options.max_segments:
             began_s = monotonic_s()
-            try:
+            with _logged(f"the compaction of table {table.name}"):
                 _compact(handle, table, version)
-            except EpochlogError as error:
-                RETRY.log(what=f"the compaction of table {table.name}", error=error)
             took_s, limit = monotonic_s() - began_s, table.options.max_segments
             handle.recorder.observe(WRITE_STALL_SECONDS, table.name, seconds=took_s)
             handle.log(
@@ -67,8 +66,8 @@ def apply_backpressure(handle: Handle, written: Sequence[tuple[TableDef, TableVe
 def compact_outputs(handle: Handle, outputs: Collection[int]) -> None:
     """Compact those of a job's outputs whose L0 has reached compact_segments.
 
-    It does not wait for a compaction under way; a process with maintenance leaves it to that. Errors are logged, and
-    the job's next step tries again.
+    It does not wait for a compaction under way; a process with maintenance leaves it to that. It does not raise: errors
+    are logged, and the job's next step tries again.
     """
     if handle.maintained:
         return
@@ -78,11 +77,25 @@ def compact_outputs(handle: Handle, outputs: Collection[int]) -> None:
         looks = [(table, get_version(view, table.id, table.name)) for table in tables]
         return [(table, version) for table, version in looks if version.l0_segments >= table.options.compact_segments]
 
-    try:
-        for table, version in handle.catalog.read(due):
+    tables: list[tuple[TableDef, TableVersion]] = []
+    with _logged("the compaction of a job's outputs"):
+        tables = handle.catalog.read(due)
+    for table, version in tables:
+        with _logged(f"the compaction of table {table.name}"):
             compact_table(handle, table, budget=_budget(version), by="pipeline")
-    except EpochlogError as error:
-        RETRY.log(what="the compaction of a job's outputs", error=error)
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Log any error of a compaction, because the commit before it has landed."""
+    try:
+        yield
+    except (StoreClosed, TableDropped):
+        return
+    except (EpochlogError, OSError) as error:
+        RETRY.log(what=what, error=error)
+    except Exception as error:  # noqa: BLE001 (the next commit tries again)
+        DEFECT.log(what=what, error=error)
 
 
 def _compact(handle: Handle, table: TableDef, version: TableVersion) -> None:

@@ -15,7 +15,10 @@ import pytest
 import epochlog as el
 from epochlog.store.compaction import write_stall
 from epochlog.store.compaction.trace import read_traces
+from epochlog.store.compaction.work import CompactionOutcome
+from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_version
+from epochlog.store.session.handle import Handle
 from lab import Lab, mirror, refuse, sums, table_of
 from logged_events import logged
 from virtual_time import VirtualTime
@@ -587,11 +590,37 @@ def test_a_failed_compaction_leaves_the_job_alone(
     pipe = el.Pipeline(lab.store)
     pipe.add(lab.job("a", ["r"]), mirror("r", "a_out"))
     steps(lab, pipe, 10)
-    assert any("the compaction of a job's outputs" in event["what"] for event in logged(caplog, "retry"))
+    assert any("the compaction of table a_out" in event["what"] for event in logged(caplog, "retry"))
     assert states(pipe) == {"a": "idle"}
     monkeypatch.undo()
     steps(lab, pipe, 1)
     assert l0_segments(lab, "a_out") == 0, "the next step tries again"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("error", [MemoryError("out of memory"), OSError(5, "no answer"), RuntimeError("a bug")])
+def test_no_error_of_a_compaction_ends_the_threads_of_a_pipeline(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """The one thread of the pool goes on, and so does the compaction of the other outputs."""
+    compact_table = write_stall.compact_table
+
+    def failing(handle: Handle, table: TableDef, **options: Any) -> CompactionOutcome:
+        if table.name == "a_out":
+            raise error
+        return compact_table(handle, table, **options)
+
+    monkeypatch.setattr(write_stall, "compact_table", failing)
+    pipe, job = el.Pipeline(lab.store, threads=1), lab.job("a", ["r"], outputs=("a_out", "b_out"))
+    pipe.add(job, lambda ctx: [mirror("r", name)(ctx) for name in ("a_out", "b_out")])
+    with running(pipe):
+        for number in range(10):
+            epoch = lab.put({number: (0, number)})
+            lab.tick()
+            wait_until(lambda: job.info.committed_epoch >= epoch)  # noqa: B023
+    assert lab.rows("a_out") == lab.rows("b_out") == lab.rows("r")
+    assert l0_segments(lab, "a_out") >= 8 > l0_segments(lab, "b_out")
+    assert logged(caplog, "retry" if isinstance(error, OSError) else "defect")
 
 
 def test_maintenance_of_the_process_compacts_instead(tmp_path: Path) -> None:
