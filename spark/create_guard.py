@@ -19,12 +19,12 @@ from .options import NO_CATALOG
 SPARK_CATALOG = "spark_catalog"
 _QUOTED = r"`(?:[^`]|``)*`"
 _PART = rf"(?:{_QUOTED}|[\w$]+)"
-_NAME = rf"{_PART}(?:\s*\.\s*{_PART})*"
+NAME = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _SKIPPED = re.compile(rf"(?P<kept>{_QUOTED})|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
 """Parts of a statement that may contain any word: texts and comments. A quoted name is kept."""
 _CREATE = re.compile(
     r"\s*(?:CREATE\s+(?:OR\s+REPLACE\s+)?|REPLACE\s+)TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?"
-    rf"(?!IDENTIFIER\s*\()(?P<table>{_NAME})(?![\w$.]).*?"
+    rf"(?!IDENTIFIER\s*\()(?P<table>{NAME})(?![\w$.]).*?"
     r"\bUSING\s+(?P<source>`?epochlog(?:\.exchange)?`?)(?![\w.`])",
     re.DOTALL | re.IGNORECASE,
 )
@@ -35,13 +35,19 @@ def find_created_table(statement: str) -> tuple[list[str], str] | None:
     """Return the name, in parts, and the source of the table that a statement creates with one of epochlog's sources;
     None for any other statement. Pure.
     """
-    match = _CREATE.match(_SKIPPED.sub(lambda skipped: skipped["kept"] or " ", statement))
+    match = _CREATE.match(without_texts(statement))
     if match is None:
         return None
-    return _parts(match["table"]), match["source"].strip("`").lower()
+    return name_parts(match["table"]), match["source"].strip("`").lower()
 
 
-def _parts(name: str) -> list[str]:
+def without_texts(statement: str) -> str:
+    """Return the statement without its texts and comments, which may contain any word."""
+    return _SKIPPED.sub(lambda skipped: skipped["kept"] or " ", statement)
+
+
+def name_parts(name: str) -> list[str]:
+    """Return the parts of a table's name, without their quotes."""
     return [part.strip("`").replace("``", "`") for part in re.findall(_PART, name)]
 
 
@@ -73,7 +79,7 @@ def _guard_create_table(original: Callable[..., Any]) -> Callable[..., Any]:
         source = (args[2] if len(args) > 2 else keywords.get("source")) or ""
         if source.lower() in _SOURCES:
             table = args[0] if args else keywords.get("tableName", "")
-            _refuse(self._sparkSession, _parts(table), source.lower())
+            _refuse(self._sparkSession, name_parts(table), source.lower())
         return original(self, *args, **keywords)
 
     return patched

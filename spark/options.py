@@ -116,6 +116,13 @@ NO_CATALOG = (
     "el.catalog(spark, store): CREATE TABLE lake.t (…) TBLPROPERTIES (primary_key = 'id'), INSERT INTO lake.t …"
 )
 
+UPDATE_MODE = (
+    "Spark passes no rows of a stream in update mode to format('epochlog'). For a stream without an aggregate leave the "
+    "mode out: append upserts. Else write to a table of a catalog, el.catalog(spark, store), "
+    "stream.writeStream.outputMode('update').toTable('lake.a'), or through "
+    "stream.writeStream.outputMode('update').foreachBatch(el.sink({'a': None}, app_id='…', path=…))"
+)
+
 CATALOG_ADVICE = (
     "The catalog's policy, VERSION AS OF or TIMESTAMP AS OF choose the epoch, and Spark itself prunes columns; for "
     "other options use format('epochlog') with the path of the store and the table"

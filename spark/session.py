@@ -1,6 +1,6 @@
 """Spark data source "epochlog", and sessions in which it is registered."""
 
-# ruff: noqa: N802  # Spark calls these methods by its own names
+# ruff: noqa: N802, N803  # Spark calls these methods by its own names
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .create_guard import guard_creation
 from .exchange_format import ExchangeSource
 from .live_session import is_connect, require_live
 from .micro_batch import MicroBatch, find_micro_batch
-from .options import NO_CATALOG
+from .options import NO_CATALOG, UPDATE_MODE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -200,6 +200,7 @@ def _patch_readers_and_writers(*, connect: bool) -> None:
     if not getattr(DataStreamWriter.start, "knows_epochlog", False):
         DataStreamWriter.option = _note_option(DataStreamWriter.option)
         DataStreamWriter.options = _note_options(DataStreamWriter.options)
+        DataStreamWriter.outputMode = _note_mode(DataStreamWriter.outputMode)
         DataStreamWriter.start = _fix_columns(DataStreamWriter.start)
 
 
@@ -265,15 +266,29 @@ def _note_options(original: Callable[..., Any]) -> Callable[..., Any]:
     return patched
 
 
+def _note_mode(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def patched(self: Any, outputMode: str) -> Any:
+        self._epochlog_mode = outputMode
+        return original(self, outputMode)
+
+    return patched
+
+
 def _fix_columns(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a stream writer's `start` so that a stream into "epochlog" keeps the columns of its start: Spark resolves
-    its sink again for each micro-batch, from the options alone.
+    its sink again for each micro-batch, from the options alone. It raises InvalidInput for update mode, which no source
+    in Python can take.
     """
 
     @wraps(original)
-    def patched(self: Any, path: Any = None, format: Any = None, *args: Any, **options: Any) -> Any:
+    def patched(
+        self: Any, path: Any = None, format: Any = None, outputMode: Any = None, *args: Any, **options: Any
+    ) -> Any:
         writes = getattr(self, "_writes_epochlog", False) if format is None else str(format).lower() == FORMAT
         if writes:
+            if str(outputMode or getattr(self, "_epochlog_mode", "")).lower() == "update":
+                raise InvalidInput(UPDATE_MODE)
             from pyspark.sql.datasource import CaseInsensitiveDict
 
             from .sink import present_version
@@ -282,7 +297,7 @@ def _fix_columns(original: Callable[..., Any]) -> Callable[..., Any]:
             texts = {name: str(value) for name, value in own.items() if name.lower() != "checkpointlocation"}
             with contextlib.suppress(EpochlogError):  # the sink reports it; a Connect client may not reach the store
                 self.option("schemaVersion", str(present_version(CaseInsensitiveDict(texts))))
-        return original(self, path, format, *args, **options)
+        return original(self, path, format, outputMode, *args, **options)
 
     patched.knows_epochlog = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]: a mark
     return patched

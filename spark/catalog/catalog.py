@@ -15,6 +15,7 @@ from epochlog.store.commit.table_ddl import drop_table
 from epochlog.store.env.whole_number import whole_number
 from epochlog.store.metadata.definitions import Counters, TableDef
 
+from .advice import no_merge
 from .changes import TableChanges
 from .ddl import alter_from_sql, create_from_sql
 from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer
@@ -38,6 +39,9 @@ class StoreCatalog(Proxy):
         self._planned = PlannedQueries(jvm, tables)
         self._shapes = JavaShapes(jvm)
         self._no_names = jvm.java.util.HashSet()
+        self._capabilities = jvm.java.util.HashSet()
+        for kind in jvm.spark.connector.catalog.TableCatalogCapability.values():
+            self._capabilities.add(kind)
 
     def name(self) -> str:
         return self._name
@@ -48,8 +52,13 @@ class StoreCatalog(Proxy):
     def defaultNamespace(self) -> Any:
         return self.jvm.strings([])
 
+    @property
+    def tables(self) -> CatalogTables:
+        return self._tables
+
     def capabilities(self) -> Any:
-        return self._no_names
+        """Return all that Spark knows, so that `createTable` gets each clause, and refuses it with what to write."""
+        return self._capabilities
 
     def tableStateOptionKeys(self) -> Any:
         return self._no_names
@@ -101,7 +110,7 @@ class StoreCatalog(Proxy):
                 f"timestampAsOf: {STREAM_ADVICE}"
             )
         past = self._past(namespace, name, named=travel is not None)
-        _refuse_write(name, privileges, past)
+        _refuse_write(f"{self._name}.{name}", name, privileges, past)
         try:
             loaded = self._load(namespace, name, travel, writes=bool(privileges))
             return self._table([*namespace, name], self._tables.to_write(loaded) if privileges else loaded, past)
@@ -322,15 +331,12 @@ class StoreCatalog(Proxy):
         return Refusal("NoSuchNamespace", errors.NoSuchNamespaceException(self.jvm.strings(namespace)))
 
 
-def _refuse_write(table: str, privileges: set[str], past: str | None) -> None:
+def _refuse_write(label: str, table: str, privileges: set[str], past: str | None) -> None:
     """Raise NotWritable for a statement that a table does not support. privileges: of Java's TableContext."""
     if privileges and past is not None:
         raise NotWritable(past)
     if "UPDATE" in privileges:
-        raise NotWritable(
-            f"{table!r} takes neither UPDATE nor MERGE: INSERT INTO {table} replaces the rows that have the key of a "
-            "new row, so insert the rows with their new values"
-        )
+        raise no_merge(label, table)
 
 
 def _path(namespace: Any) -> list[str]:

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
 
-from epochlog.errors import InvalidInput
 from epochlog.spark.delete_where import RowCondition
 from epochlog.store.types.predicate import compare, one_of
+from epochlog.store.types.schema import TableSchema
 
+from .advice import unknown_condition
 from .jvm import Jvm
 
 _SIGNS = {"=": "equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
@@ -33,9 +34,13 @@ A value takes 0.4 ms. On a table of 2 million rows, 300 values take as long to a
 _FLIPPED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
-def read_condition(jvm: Jvm, schema: pa.Schema, predicates: Sequence[Any]) -> RowCondition:
-    """Return the condition that all of Java's predicates hold. Raises InvalidInput for one that has no expression."""
-    columns = [Column(_expression_column(jvm, predicate)) for predicate in predicates]
+def read_condition(jvm: Jvm, label: str, table: TableSchema, predicates: Sequence[Any]) -> RowCondition:
+    """Return the condition that all of Java's predicates hold. Raises InvalidInput for one that has no expression.
+
+    label: the table's name in the catalog.
+    """
+    schema = table.schema
+    columns = [Column(_expression_column(jvm, label, table, predicate)) for predicate in predicates]
     names = {str(reference.fieldNames()[0]) for predicate in predicates for reference in predicate.references()}
     return RowCondition(
         column=reduce(and_, columns),
@@ -44,10 +49,10 @@ def read_condition(jvm: Jvm, schema: pa.Schema, predicates: Sequence[Any]) -> Ro
     )
 
 
-def require_expressions(jvm: Jvm, predicates: Sequence[Any]) -> None:
-    """Raise InvalidInput if one of Java's predicates has no expression."""
+def require_expressions(jvm: Jvm, label: str, table: TableSchema, predicates: Sequence[Any]) -> None:
+    """Raise InvalidInput if one of Java's predicates has no expression. label: the table's name in the catalog."""
     for predicate in predicates:
-        _expression_column(jvm, predicate)
+        _expression_column(jvm, label, table, predicate)
 
 
 def read_filter(schema: pa.Schema, predicates: Sequence[Any], most_values: int) -> pc.Expression | None:
@@ -59,14 +64,11 @@ def read_filter(schema: pa.Schema, predicates: Sequence[Any], most_values: int) 
     return _joined([part for part in filters if part is not None], and_)
 
 
-def _expression_column(jvm: Jvm, predicate: Any) -> Any:
+def _expression_column(jvm: Jvm, label: str, table: TableSchema, predicate: Any) -> Any:
     """Return Java's column of a predicate."""
     expression = jvm.spark.catalyst.expressions.V2ExpressionUtils.toCatalyst(predicate)
     if expression.isEmpty():
-        raise InvalidInput(
-            f"DELETE cannot evaluate the condition {predicate.toString()}: write it with comparisons, IN, LIKE, "
-            "IS NULL, AND, OR and NOT, or delete the keys of a SELECT with store.table(…).delete(keys)"
-        )
+        raise unknown_condition(label, table, predicate.toString())
     return jvm.spark.classic.ExpressionUtils.column(expression.get())
 
 

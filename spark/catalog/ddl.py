@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegralType, StructType
 
 from epochlog.errors import InvalidInput, NotWritable
 from epochlog.spark.options import parse_names
@@ -32,6 +32,10 @@ _CLAUSES = {
 """Clauses that Spark passes as properties, with the reason for which a table has none."""
 _ORDERS = {"cluster_by": "CLUSTER BY", "bucket": "CLUSTERED BY", "sorted_bucket": "CLUSTERED BY"}
 """Clauses that Spark passes as transforms of the partitions, by the name of the transform."""
+_NO_DEFAULT = (
+    "a column that an INSERT does not name is NULL, also in a row that was there; name it in the INSERT with its value, or "
+    "write the other columns alone with format('epochlog') and partial=true"
+)
 
 
 def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
@@ -58,11 +62,55 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
     for transform in info.partitions():
         clause = _ORDERS.get(transform.name(), "PARTITIONED BY")
         raise InvalidInput(f"leave out {clause}: the rows of {name!r} are sorted by the primary key")
-    if not key:
-        raise InvalidInput(f"CREATE TABLE {name} needs its primary key: … TBLPROPERTIES (primary_key = 'id')")
-    schema = stored_columns(name, StructType.fromJson(json.loads(info.schema().json())))
-    names = parse_names("primary_key", key)
+    columns = StructType.fromJson(json.loads(info.schema().json()))
+    _refuse_values(name, columns, info.columns())
+    declared = _declared_key(name, info.constraints())
+    if not key and not declared:
+        raise InvalidInput(
+            f"CREATE TABLE {name} needs its primary key: … TBLPROPERTIES (primary_key = 'id'), or PRIMARY KEY (id) "
+            "among the columns"
+        )
+    names = parse_names("primary_key", key) if key else declared
+    if declared and names != declared:
+        raise InvalidInput(f"CREATE TABLE {name}: PRIMARY KEY and primary_key name different columns; leave one out")
+    schema = stored_columns(name, columns)
     return create_table(handle, TableSchema(name, schema, names, sequence_by), changelog)
+
+
+def _refuse_values(table: str, columns: StructType, java_columns: Any) -> None:
+    """Raise InvalidInput for a column whose values a table would have to make. Spark tells of IDENTITY only in Java's
+    columns, which take a call each.
+    """
+    for place, field in enumerate(columns):
+        if "CURRENT_DEFAULT" in field.metadata:
+            raise InvalidInput(f"CREATE TABLE {table}: leave out DEFAULT of {field.name!r}: {_NO_DEFAULT}")
+        is_integer = isinstance(field.dataType, IntegralType)
+        if "GENERATION_EXPRESSION" in field.metadata or (
+            is_integer and java_columns[place].identityColumnSpec() is not None
+        ):
+            raise InvalidInput(
+                f"CREATE TABLE {table}: leave out GENERATED of {field.name!r}: a table keeps the values that it is "
+                "given; compute them in the INSERT, or in a view of the table, store.create_view(…)"
+            )
+
+
+def _declared_key(table: str, constraints: Any) -> tuple[str, ...]:
+    """Return the columns of PRIMARY KEY; none without it. Raises InvalidInput for Java's other constraints."""
+    key: tuple[str, ...] = ()
+    for constraint in constraints:
+        kind = constraint.getClass().getSimpleName()
+        if kind != "PrimaryKey":
+            raise InvalidInput(f"CREATE TABLE {table}: leave out {_constraint_advice(table, kind)}")
+        key = tuple(str(column.fieldNames()[0]) for column in constraint.columns())
+    return key
+
+
+def _constraint_advice(table: str, kind: str) -> str:
+    if kind == "Check":
+        return f"CHECK, and write store.table({table!r}).alter(checks={{'positive': 'n > 0'}}) after it"
+    if kind == "ForeignKey":
+        return "REFERENCES: a table does not look into others; a view that joins both leaves rows without a partner out"
+    return f"{kind.upper()}: only the primary key is unique"
 
 
 def alter_from_sql(handle: Handle, name: str, changes: Any) -> TableDef:
@@ -152,6 +200,13 @@ def _advice(table: str, kind: str) -> str:
     """Return the reason for which a change is refused, and what to write. kind: the class of Java's change."""
     if kind in ("SetProperty", "RemoveProperty"):
         return f"change the options of a table with store.table({table!r}).alter(…); neither it nor a comment is in SQL"
+    if kind == "UpdateColumnDefaultValue":
+        return f"ALTER TABLE {table}: leave out DEFAULT: {_NO_DEFAULT}"
+    if kind in ("AddConstraint", "DropConstraint"):
+        return (
+            f"ALTER TABLE {table}: the primary key of a table is that of its creation; its checks are set, all at once, by "
+            f"store.table({table!r}).alter(checks={{'positive': 'n > 0'}})"
+        )
     return (
         f"ALTER TABLE {table}: {kind} is not supported; it can add, drop, rename and widen columns, which keep their "
         "comments, places and nullability"

@@ -10,13 +10,15 @@ from epochlog.batch.default_policy import named_policy
 from epochlog.batch.policy import Policy
 from epochlog.errors import InvalidInput
 from epochlog.spark.create_guard import SPARK_CATALOG
+from epochlog.spark.live_session import require_live
 from epochlog.spark.session import register
 from epochlog.store.session.handle import Handle, HasHandle, open_handle
 from epochlog.store.types.schema import is_name
 
 from .catalog import StoreCatalog
-from .jvm import Jvm
+from .jvm import Jvm, require_classic
 from .query_epochs import CatalogTables, require_suitable
+from .session_hooks import installed, patch_sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +43,8 @@ def catalog(
     Raises InvalidInput for a session of Spark Connect or without pinned threads, and for wrong arguments; TableNotFound
     for a table that the store does not have; StoreClosed for a closed store; SparkLost for a session that was stopped.
     """
-    jvm = Jvm(spark, name)
+    require_classic(spark)
+    require_live(spark, "catalog")
     if not isinstance(name, str) or not is_name(name):
         raise InvalidInput(f"a catalog cannot be named {name!r}: use 1 to 63 of a-z, 0-9 and _, a letter first")
     if name == SPARK_CATALOG:
@@ -53,11 +56,18 @@ def catalog(
     require_suitable(policy, names)
     catalog_tables = CatalogTables(_open(store), policy, names)
     catalog_tables.require_tables()
-    register(spark)
-    proxy = StoreCatalog(jvm, name, catalog_tables)
+    _install(spark, name, catalog_tables)
+    patch_sessions(lambda session, name, like: _install(session, name, like.tables))
+
+
+def _install(session: SparkSession, name: str, tables: CatalogTables) -> None:
+    jvm = Jvm(session, name)
+    register(session)
+    proxy = StoreCatalog(jvm, name, tables)
     catalogs = jvm.catalogs.getClass().getDeclaredField("catalogs")
     catalogs.setAccessible(True)
     catalogs.get(jvm.catalogs).put(name, proxy)
+    installed[proxy.identity()] = proxy
 
 
 _opened: dict[str, Handle] = {}

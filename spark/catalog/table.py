@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -23,6 +23,7 @@ from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
+from .advice import no_partitions, no_replace
 from .condition import read_condition, require_expressions
 from .jvm import CONNECTOR, Jvm, Proxy, answer, option_names, thrown_by_java
 from .planned_query import PlannedQuery
@@ -57,7 +58,8 @@ class JavaShapes:
         self.capabilities = jvm.java.util.HashSet()
         kinds = jvm.spark.connector.catalog.TableCapability
         of_streams = (kinds.MICRO_BATCH_READ, kinds.STREAMING_WRITE)
-        for kind in (kinds.BATCH_READ, kinds.BATCH_WRITE, kinds.TRUNCATE, *of_streams):
+        refused = (kinds.OVERWRITE_BY_FILTER, kinds.OVERWRITE_DYNAMIC)  # by the builder, which says what to write
+        for kind in (kinds.BATCH_READ, kinds.BATCH_WRITE, kinds.TRUNCATE, *of_streams, *refused):
             self.capabilities.add(kind)
         self.change_columns = jvm.gateway.new_array(jvm.spark.connector.catalog.MetadataColumn, len(CHANGE_FIELDS))
         for place, field in enumerate(CHANGE_FIELDS):
@@ -104,24 +106,41 @@ class ChangeColumn(Proxy):
         return None
 
 
-class StreamWriteBuilder(Proxy):
-    """Builder of a write by the sink of `format("epochlog")`. A stream in update mode upserts, too."""
+class TableWriteBuilder(Proxy):
+    """Builder of a write by the sink of `format("epochlog")`. A stream in update mode upserts, too. It refuses to
+    overwrite some of the rows.
+    """
 
     class Java:
         implements = (
-            f"{CONNECTOR}write.SupportsTruncate",
+            f"{CONNECTOR}write.SupportsOverwriteV2",
+            f"{CONNECTOR}write.SupportsDynamicOverwrite",
             "org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend",
         )
 
-    def __init__(self, jvm: Jvm, inner: Any) -> None:
+    def __init__(self, jvm: Jvm, inner: Any, label: str, name: str) -> None:
         super().__init__(jvm)
         self._inner = inner
+        self._label = label
+        self._name = name
 
     def build(self) -> Any:
         return self._inner.build()
 
     def truncate(self) -> Any:
         return self._inner.truncate()
+
+    @answer
+    def canOverwrite(self, predicates: Any) -> NoReturn:
+        raise no_replace(self._label, self._name)
+
+    @answer
+    def overwrite(self, predicates: Any) -> NoReturn:
+        raise no_replace(self._label, self._name)
+
+    @answer
+    def overwriteDynamicPartitions(self) -> NoReturn:
+        raise no_partitions(self._label)
 
 
 class CatalogTable(Proxy):
@@ -228,22 +247,23 @@ class CatalogTable(Proxy):
         located = self.jvm.spark.connector.write.LogicalWriteInfoImpl(
             info.queryId(), info.schema(), self.jvm.spark.util.CaseInsensitiveStringMap(options), nothing, nothing
         )
-        return StreamWriteBuilder(self.jvm, self.jvm.python_table(self._shape().schema).newWriteBuilder(located))
+        inner = self.jvm.python_table(self._shape().schema).newWriteBuilder(located)
+        return TableWriteBuilder(self.jvm, inner, self._label, definition.name)
 
     @answer
     def canDeleteWhere(self, predicates: Any, *options: Any) -> bool:
         """Return True, or raise for a predicate that cannot be evaluated."""
-        require_expressions(self.jvm, _selective(predicates))
+        require_expressions(self.jvm, self._label, self._loaded.definition.schema, _selective(predicates))
         return True
 
     @answer
     def deleteWhere(self, predicates: Any, *options: Any) -> None:
         """Delete the rows for which all of Java's predicates are true, in one commit."""
-        selective, schema = _selective(predicates), self._loaded.definition.schema.schema
+        selective = _selective(predicates)
         if not selective:
             self.truncateTable()
             return
-        condition = read_condition(self.jvm, schema, selective)
+        condition = read_condition(self.jvm, self._label, self._loaded.definition.schema, selective)
         try:
             commit_delete(self._handle, self.jvm.session, self._loaded.definition, condition)
         except PySparkException as error:

@@ -1,0 +1,145 @@
+"""Patches of PySpark for sessions with catalogs: advice on statements that Spark refuses without asking the table, and
+the catalogs of a query in the session of its micro-batches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from pyspark.errors.exceptions.captured import CapturedException
+from pyspark.sql.merge import MergeIntoWriter
+from pyspark.sql.session import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from epochlog.errors import EpochlogError
+from epochlog.spark.create_guard import NAME, name_parts, without_texts
+from epochlog.store.metadata.lookups import find_table
+
+from .advice import no_merge, no_replace, unknown_condition
+from .catalog import StoreCatalog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+installed: WeakValueDictionary[str, StoreCatalog] = WeakValueDictionary()
+"""Catalogs of all sessions, by the text with which Java shows them."""
+
+_DELETE = re.compile(rf"\bDELETE\s+FROM\s+(?P<table>{NAME})", re.IGNORECASE)
+_SUBQUERY = "Delete by condition with subquery is not supported"
+_UNTRANSLATED = re.compile(r"cannot translate expression to source filter: (?P<condition>.*)\.")
+_UNSUPPORTED = re.compile(rf"Table (?P<table>{NAME}) does not support (?P<operation>MERGE INTO TABLE|INSERT INTO \.\.\.)")
+_ATTRIBUTE_ID = re.compile(r"#\d+L?")
+
+
+def patch_sessions(install: Callable[[SparkSession, str, StoreCatalog], None]) -> None:
+    """Patch PySpark's classic sessions; a second call has no effect. install: puts a catalog like that of another
+    session into a session.
+    """
+    patched: Any = DataStreamWriter.foreachBatch
+    if not getattr(patched, "carries_catalogs", False):
+        for kind, method in ((SparkSession, "sql"), (MergeIntoWriter, "merge")):
+            setattr(kind, method, _advise(getattr(kind, method)))
+        DataStreamWriter.foreachBatch = _carry_catalogs(DataStreamWriter.foreachBatch, install)
+
+
+def catalogs_of(session: SparkSession) -> Iterator[tuple[str, StoreCatalog]]:
+    """Yield the catalogs of a session, with their names."""
+    inner: Any = session
+    manager = inner._jsparkSession.sessionState().catalogManager()
+    for shown, catalog in list(installed.items()):
+        of_session: Any = catalog.jvm.session
+        if of_session._jsparkSession.equals(inner._jsparkSession) and _shown(manager, catalog.name()) == shown:
+            yield catalog.name(), catalog
+
+
+def _shown(manager: Any, name: str) -> str:
+    return manager.catalog(name).toString() if manager.isCatalogRegistered(name) else ""
+
+
+# ---- the session of a micro-batch ------------------------------------------------------------------------------------
+
+
+def _carry_catalogs(
+    original: Callable[..., Any], install: Callable[[SparkSession, str, StoreCatalog], None]
+) -> Callable[..., Any]:
+    """Wrap a stream writer's `foreachBatch`: the session of its frames gets the catalogs of the writer's session."""
+
+    @wraps(original)
+    def patched(self: Any, func: Callable[[DataFrame, int], None]) -> Any:
+        session, known = self._spark, set[str]()
+
+        @wraps(func)
+        def within(frame: DataFrame, batch: int) -> None:
+            inner: Any = frame.sparkSession
+            uuid = str(inner._jsparkSession.sessionUUID())
+            if uuid not in known:
+                manager = inner._jsparkSession.sessionState().catalogManager()
+                for name, catalog in catalogs_of(session):
+                    if not manager.isCatalogRegistered(name):
+                        install(frame.sparkSession, name, catalog)
+                known.add(uuid)
+            func(frame, batch)
+
+        return original(self, within)
+
+    patched.carries_catalogs = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]: a mark
+    return patched
+
+
+# ---- advice ----------------------------------------------------------------------------------------------------------
+
+
+def _advise(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method that runs a statement: what Spark refuses of a table of a catalog is refused with what to write."""
+
+    @wraps(original)
+    def patched(self: Any, *args: Any, **keywords: Any) -> Any:
+        try:
+            return original(self, *args, **keywords)
+        except CapturedException as error:
+            session = self if isinstance(self, SparkSession) else self._spark
+            statement = args[0] if args else keywords.get("sqlQuery", "")
+            advice = _find_advice(session, statement if isinstance(statement, str) else "", str(error))
+            if advice is not None:
+                inner: Any = error
+                inner._desc = f"epochlog.errors.{type(advice).__name__}: {advice}\n\n{inner._desc}"
+            raise
+
+    return patched
+
+
+def _find_advice(session: SparkSession, statement: str, text: str) -> EpochlogError | None:
+    """Return the error that says what to write; None if Spark's error is of another kind, or of no table of a store."""
+    unsupported, untranslated = _UNSUPPORTED.search(text), _UNTRANSLATED.search(text)
+    if unsupported is not None:
+        found = _find_table(session, unsupported["table"])
+        if found is None:
+            return None
+        label, name = found[0], found[1].name
+        return no_merge(label, name) if unsupported["operation"].startswith("MERGE") else no_replace(label, name)
+    deleted = _DELETE.search(without_texts(statement))
+    if deleted is None or not (untranslated or _SUBQUERY in text):
+        return None
+    found = _find_table(session, deleted["table"])
+    if found is None:
+        return None
+    condition = "a subquery" if untranslated is None else _ATTRIBUTE_ID.sub("", untranslated["condition"])
+    return unknown_condition(found[0], found[1], condition)
+
+
+def _find_table(session: SparkSession, table: str) -> tuple[str, Any] | None:
+    """Return the name with its catalog, and the schema of a table of a store; None for any other table."""
+    inner: Any = session
+    manager, parts = inner._jsparkSession.sessionState().catalogManager(), name_parts(table)
+    names_catalog = len(parts) > 1 and manager.isCatalogRegistered(parts[0])
+    shown = _shown(manager, parts[0]) if names_catalog else manager.currentCatalog().toString()
+    catalog = installed.get(shown)
+    if catalog is None:
+        return None
+    name = parts[-1]
+    definition = catalog.tables.handle.catalog.read(lambda view: find_table(view, name))
+    return f"{catalog.name()}.{name}", definition.schema
