@@ -59,6 +59,7 @@ from .options import (
     text_option,
 )
 from .partitions import ReadPartition, cut
+from .session_time import in_session_zone
 from .stream_offsets import parse_start
 from .stream_source import PiecePartition
 from .types import accepts, arrow_schema, spark_schema
@@ -259,7 +260,7 @@ def _policy(options: Options) -> Policy | None:
     if token is not None:  # a tag is looked up in the store
         return None if is_tag_name(token) else Exact(token)
     if timestamp is not None:
-        return _as_of(timestamp)
+        return _as_of(timestamp, text_option(options, "sessionTimeZone"))
     name, tables = text_option(options, "consistency"), names_option(options, "tables")
     if name == Aligned.name and tables is None:
         raise InvalidInput(
@@ -272,13 +273,16 @@ def _policy(options: Options) -> Policy | None:
     return None if name is None else resolve_policy(name, **policy_arguments(options, name))
 
 
-def _as_of(text: str) -> AsOf:
-    """Parse an ISO 8601 time (UTC without an offset) or Unix milliseconds; eight digits, as 20260131, are a day."""
+def _as_of(text: str, zone: str | None) -> AsOf:
+    """Parse an ISO 8601 time, without an offset in the session's zone, or Unix milliseconds; eight digits, as 20260131,
+    are a day.
+    """
     try:
         number = whole_number(text) if len(text) > len("20260131") else None
-        return AsOf(timestamp=text if number is None else number)
+        return AsOf(timestamp=in_session_zone("timestampAsOf", text, zone) if number is None else number)
     except InvalidInput as error:
-        raise InvalidInput(f"option timestampAsOf: {error}") from None
+        named = str(error).removeprefix("option timestampAsOf: ")
+        raise InvalidInput(f"option timestampAsOf: {named}") from None
 
 
 # ---- the reader --------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from epochlog.errors import InvalidInput
 from epochlog.store.env.clock import parse_seconds
 from epochlog.store.session.handle import Handle, open_handle
 
+from .session_time import in_session_zone
+
 
 def _spark_name(name: str) -> str:
     """Return the option's name in Spark: `maxLag` for `max_lag`."""
@@ -39,7 +41,7 @@ CHANGES = (
 WRITE = ("txnAppId", "txnVersion", "newCheckpoint", "mergeSchema", *CHANGES)
 OF_SPARK = ("checkpointLocation", "queryName", "asyncProgressTrackingEnabled")
 """Options that Spark passes on to the sink of a stream, though they are its own."""
-SET_BY_EPOCHLOG = ("sessionParallelism", "schemaVersion", "microBatch")
+SET_BY_EPOCHLOG = ("sessionParallelism", "sessionTimeZone", "schemaVersion", "microBatch")
 TASKS = ("minPartitions", *SET_BY_EPOCHLOG)
 READ = ("columns", *STATE, *FEED, *STREAM)
 _CANONICAL_NAMES = {name.lower(): name for name in (*LOCATION, *READ, *WRITE, *TASKS)}
@@ -227,7 +229,9 @@ def _parse_policy_option(options: Options, name: str, option: PolicyOption) -> o
                 return parse_seconds(options[name])
             except InvalidInput as error:
                 raise InvalidInput(f"option {name}: {error}") from None
-        case OptionKind.TIMESTAMP | OptionKind.SNAPSHOT:
+        case OptionKind.TIMESTAMP:
+            return in_session_zone(name, options[name], text_option(options, "sessionTimeZone"))
+        case OptionKind.SNAPSHOT:
             return options[name]
 
 

@@ -159,7 +159,7 @@ def _active(session: SparkSession) -> Iterator[None]:
 
 def _patch_readers_and_writers(*, connect: bool) -> None:
     """Patch the `format` of the classic or the Connect readers and writers. Readers get options for "epochlog": the
-    session's parallelism (a Connect client does not know it), and `readChangeFeed` for a stream. Writers refuse to save
+    session's parallelism (a Connect client does not know it) and time zone, and `readChangeFeed` for a stream. Writers refuse to save
     a table in Spark's own catalog, which keeps no options, and `spark.sql` refuses to create one.
 
     Spark plans a Python source in a separate process without a session, and asks for its schema in one way for batches
@@ -182,13 +182,14 @@ def _patch_readers_and_writers(*, connect: bool) -> None:
     def parallelism(reader: Any) -> Mapping[str, str]:  # Read at each call, since executors come and go.
         return {} if connect else {"sessionParallelism": str(_parallelism(reader._spark))}
 
-    def parallelism_of_stream(reader: Any) -> Mapping[str, str]:
+    def of_batch(reader: Any) -> Mapping[str, str]:
+        conf = reader._client.conf if connect else reader._spark.conf
+        return {**parallelism(reader), "sessionTimeZone": conf.get("spark.sql.session.timeZone")}
+
+    def of_stream(reader: Any) -> Mapping[str, str]:
         return {**parallelism(reader), "readChangeFeed": "true"}
 
-    kinds: list[tuple[Any, ReaderDefaults]] = [
-        (DataFrameReader, parallelism),
-        (DataStreamReader, parallelism_of_stream),
-    ]
+    kinds: list[tuple[Any, ReaderDefaults]] = [(DataFrameReader, of_batch), (DataStreamReader, of_stream)]
     for kind, options in kinds:
         if not getattr(kind.format, "knows_epochlog", False):
             kind.format = _add_reader_options(kind.format, options)

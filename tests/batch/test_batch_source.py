@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from epochlog.spark.partitions import ReadPartition
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.sst import segment, sorted_run
 from epochlog.store.sst.data_file import FileGone
+from epochlog.store.types.epoch import to_unix_ms
 
 pytestmark = pytest.mark.local_only
 
@@ -112,9 +115,30 @@ def test_a_schema_may_not_say_that_there_are_no_nulls(place: dict[str, str]) -> 
 
 
 def test_a_time_of_eight_digits_is_a_day(place: dict[str, str]) -> None:
-    assert resolve_load({**place, "timestampAsOf": "29990131"}).epoch == resolve_load(place).epoch
+    zoned = {**place, "sessionTimeZone": "UTC"}
+    assert resolve_load({**zoned, "timestampAsOf": "29990131"}).epoch == resolve_load(place).epoch
     with pytest.raises(el.InvalidInput, match="option timestampAsOf"):
-        resolve_load({**place, "timestampAsOf": "2026"})
+        resolve_load({**zoned, "timestampAsOf": "2026"})
+
+
+def test_a_time_without_an_offset_is_of_the_sessions_zone(place: dict[str, str]) -> None:
+    """`timestampAsOf` was in UTC, and TIMESTAMP AS OF of the catalog in the session's zone."""
+    epoch = resolve_load(place).epoch
+    moment = datetime.fromtimestamp((to_unix_ms(epoch) + 60_000) / 1000, UTC).replace(tzinfo=None)
+    times = [{"timestampAsOf": ""}, {"consistency": "as_of", "timestamp": ""}]
+    for form in times:
+        name = list(form)[-1]
+        for zone, hours in {"UTC": 0, "+02:00": 2, "GMT-9": -9, "Asia/Tokyo": 9}.items():
+            text = (moment + timedelta(hours=hours)).isoformat(sep=" ")
+            assert resolve_load({**place, **form, name: text, "sessionTimeZone": zone}).epoch == epoch
+            early = (moment + timedelta(hours=hours - 1)).isoformat()
+            with pytest.raises((el.EpochNotCommitted, el.EpochExpired)):
+                resolve_load({**place, **form, name: early, "sessionTimeZone": zone})
+        text = moment.isoformat()
+        assert resolve_load({**place, **form, name: f"{text}+00:00"}).epoch == epoch
+        for zone in ({}, {"sessionTimeZone": "Nowhere/There"}):
+            with pytest.raises(el.InvalidInput, match=rf"option {name}: .* add one, as in {re.escape(text)}\+00:00"):
+                resolve_load({**place, **form, name: text, **zone})
 
 
 def test_a_policy_that_waits_is_waited_for(place: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
