@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from epochlog.checkpoint.job.claims import RunnerLease
@@ -45,6 +47,7 @@ POLL_S = 0.1
 """Interval at which a waiting micro-batch checks if its query was stopped."""
 MAX_IDLE_S = 10.0
 """Longest time that a micro-batch waits for work. Then the next one waits, so that the query reports progress."""
+MOST_BATCHES = 1000
 START_TRIES = 3
 _DURATION_PART = r"([0-9]{1,12}) *(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h|days?|d)"
 _DURATION = re.compile(rf"(?:interval +)?{_DURATION_PART}(?: +{_DURATION_PART})*", re.IGNORECASE | re.ASCII)
@@ -122,6 +125,8 @@ class Loop:
         self._started = threading.Event()
         self.idle_polls = 0
         """Number of steps that found no work."""
+        self.refresh_ms: OrderedDict[int, int] = OrderedDict()
+        """Time of the steps that committed, by micro-batch, of the last MOST_BATCHES that had one."""
         self._attached = None if attach is None else attach(runner, self.lease)
         self._session = session
         self._refresh = refresh
@@ -186,7 +191,14 @@ class Loop:
             self.runner.handle.log(RUNNER_WAITS, job=self.runner.name, reason=error)
         self._schedule = waiting(self._schedule, _now_ms())
 
-    def __call__(self, _frame: DataFrame, _batch: int) -> None:
+    def _note_cost(self, batch: int, began_s: float) -> None:
+        """Add the time of a step that committed to that of its micro-batch."""
+        took_ms = round((monotonic_s() - began_s) * 1000)
+        self.refresh_ms[batch] = self.refresh_ms.get(batch, 0) + took_ms
+        if len(self.refresh_ms) > MOST_BATCHES:
+            self.refresh_ms.popitem(last=False)
+
+    def __call__(self, _frame: DataFrame, batch: int) -> None:
         """Run one micro-batch."""
         idle_deadline_s, has_committed = monotonic_s() + MAX_IDLE_S, False
         while self.active:
@@ -201,7 +213,10 @@ class Loop:
             with self._step_lock:
                 if not self.active:
                     break
+                began_s = monotonic_s()
                 epoch = self._step_once()
+                if epoch is not None:
+                    self._note_cost(batch, began_s)
             has_committed = has_committed or epoch is not None
             if epoch and self._pace.kind == "every":
                 return
@@ -254,11 +269,29 @@ class Loop:
 
 
 class JobQuery(StreamingQuery):
-    """StreamingQuery of a job."""
+    """StreamingQuery of a job. Its progress has the time of the refreshes, as `durationMs["refresh"]`: Spark's own times
+    have that in which a micro-batch waited for work.
+    """
 
     def __init__(self, query: StreamingQuery, loop: Loop) -> None:
         super().__init__(query._jsq)
         self._loop = loop
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802  # Spark's own name
+        progress = super().lastProgress
+        return None if progress is None else self._with_cost(progress)
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802  # Spark's own name
+        return [self._with_cost(progress) for progress in super().recentProgress]
+
+    def _with_cost(self, progress: StreamingQueryProgress) -> StreamingQueryProgress:
+        shown: Any = progress
+        refresh_ms = self._loop.refresh_ms.get(progress.batchId, 0)
+        for durations in (progress.durationMs, (shown._jdict or {}).get("durationMs", {})):  # the second one is of `json`
+            durations["refresh"] = refresh_ms
+        return progress
 
     def processAllAvailable(self) -> None:  # noqa: N802  # Spark's own name
         """Wait until the job has no more work. Raises the error that ended the query."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import epochlog as el
 from epochlog.spark import job_query
 from epochlog.spark.job_query import make_pace, span_ms
 from epochlog.store.catalog.keys import job_key, lease_key
+from epochlog.store.env.clock import monotonic_s
 from epochlog.store.metadata.definitions import Runner
 from epochlog.store.metadata.lookups import get_job
 from logged_events import logged
@@ -239,3 +241,31 @@ NONSENSE += ["1 minutes30 seconds", "\u0665 minutes", "0 s 0 ms", "5 \u017f", "9
 def test_other_triggers_are_refused(given) -> None:
     with pytest.raises(el.InvalidInput, match="'continuous' or 'available_now'"):
         make_pace(given)
+
+
+def test_the_progress_has_the_cost_of_the_refreshes(lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A micro-batch waits for work up to ten seconds, and Spark counts the wait as its time."""
+    monkeypatch.setattr(job_query, "MAX_IDLE_S", 0.1)
+    job = made(lake)
+    lake.orders.upsert(rows(0, 5))
+    lake.store.checkpoint()
+    steps: list[float] = []
+
+    def timed(ctx) -> None:
+        began_s = monotonic_s()
+        copy(ctx)
+        steps.append(monotonic_s() - began_s)
+
+    query = job.start(lake.spark, timed)
+    try:
+        query.processAllAvailable()
+        wait_until(lambda: query.lastProgress is not None)
+        costs = [progress.durationMs["refresh"] for progress in query.recentProgress]
+        assert costs[0] >= sum(steps) * 1000 - 1
+        assert costs[0] <= query.recentProgress[0].durationMs["addBatch"] + 1
+        wait_until(lambda: len(query.recentProgress) > 1)  # a micro-batch that found no work
+        idle = query.recentProgress[1]
+        assert (idle["durationMs"]["refresh"], json.loads(idle.json)["durationMs"]["refresh"]) == (0, 0)
+    finally:
+        query.stop()
+    assert len(steps) == 1
