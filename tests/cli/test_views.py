@@ -268,7 +268,11 @@ def test_run_keeps_views_and_takes_in_new_ones(lake: tuple[el.Store, str, Path],
         store.create_view("days", "SELECT day, COUNT(*) AS n FROM orders GROUP BY day", ["day"])
         store.table("orders").upsert(pa.table([[3], [3], [7]], schema=ORDERS))
         wait_until(
-            lambda: store.table("days").to_arrow().num_rows == 3 and store.table("best").to_arrow().num_rows == 2
+            lambda: (
+                store.view("days").info.committed_epoch > 0
+                and store.table("days").to_arrow().num_rows == 3
+                and store.table("best").to_arrow().num_rows == 2
+            )
         )
         if maintained:
             wait_until(lambda: compactors(store, "orders") == {"maintenance"})

@@ -74,7 +74,9 @@ class Attached:
         wait_until(is_settled)
 
     def rows(self) -> list[Any]:
-        return self.store.table("v").to_arrow().to_pylist()
+        """Return the rows of the newest commit, also while the view has none of its new query."""
+        with self.store.snapshot(["v"], consistency="latest") as newest:
+            return newest["v"].to_arrow().to_pylist()
 
     def overtake(self, meanwhile: Callable[[], object]) -> None:
         """Let the view commit, and then overtake its next attempt once that has its rows."""

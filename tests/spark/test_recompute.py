@@ -120,7 +120,7 @@ def test_recompute_takes_each_key_once(lake: Any, first: bool) -> None:
     if not first:
         step(lake, job, lambda ctx: ctx.recompute("copy", by=[], from_=ctx.table("sales")))
         sales.upsert([{"x": 2.0, "day": "tue", "n": 1}])
-    before = lake.store.table("copy").to_arrow()
+        assert lake.store.table("copy").count() == 2
 
     def refuse(ctx: el.SparkRefreshContext) -> None:
         for pair in ("(0.0D, 'mon', 1L), (-0.0D, 'mon', 2L)", "(double('NaN'), 'a', 1L), (double('NaN'), 'a', 1L)"):
@@ -129,7 +129,7 @@ def test_recompute_takes_each_key_once(lake: Any, first: bool) -> None:
                 ctx.recompute("copy", by=[], from_=rows)
         ctx.recompute("copy", by=[], from_=rows.distinct())
 
-    assert len(step(lake, job, refuse)) == 2 and before.num_rows == (0 if first else 2)
+    assert len(step(lake, job, refuse)) == 2
 
 
 def test_a_backfill_in_pieces_is_right(lake: Any) -> None:
