@@ -25,11 +25,11 @@ def in_session_zone(option: str, text: str, zone: str | None) -> str:
         return text  # The policy says what it takes.
     if moment.tzinfo is not None:
         return text
-    found = None if zone is None else _find_zone(zone)
-    if found is None:
+    known = None if zone is None else _find_zone(zone)
+    if known is None:
         unknown = "does not know the session's time zone" if zone is None else f"does not know the time zone {zone!r}"
         raise InvalidInput(f"option {option}: {text!r} has no offset, and this read {unknown}: add one, as in {text}+00:00")
-    return moment.replace(tzinfo=found).isoformat()
+    return moment.replace(tzinfo=known).isoformat()
 
 
 def _find_zone(name: str) -> tzinfo | None:

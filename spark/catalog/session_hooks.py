@@ -116,19 +116,19 @@ def _find_advice(session: SparkSession, statement: str, text: str) -> EpochlogEr
     """Return the error that says what to write; None if Spark's error is of another kind, or of no table of a store."""
     unsupported, untranslated = _UNSUPPORTED.search(text), _UNTRANSLATED.search(text)
     if unsupported is not None:
-        found = _find_table(session, unsupported["table"])
-        if found is None:
+        table = _find_table(session, unsupported["table"])
+        if table is None:
             return None
-        label, name = found[0], found[1].name
+        label, name = table[0], table[1].name
         return no_merge(label, name) if unsupported["operation"].startswith("MERGE") else no_replace(label, name)
     deleted = _DELETE.search(without_texts(statement))
     if deleted is None or not (untranslated or _SUBQUERY in text):
         return None
-    found = _find_table(session, deleted["table"])
-    if found is None:
+    table = _find_table(session, deleted["table"])
+    if table is None:
         return None
     condition = "a subquery" if untranslated is None else _ATTRIBUTE_ID.sub("", untranslated["condition"])
-    return unknown_condition(found[0], found[1], condition)
+    return unknown_condition(table[0], table[1], condition)
 
 
 def _find_table(session: SparkSession, table: str) -> tuple[str, Any] | None:

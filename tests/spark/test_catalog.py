@@ -618,8 +618,8 @@ def test_create_table_makes_a_root_table(spark: SparkSession, pairs: Pairs) -> N
 
 REFUSED = {
     "DELETE FROM lake.nightly.a WHERE id = 1": "the past",
-    "UPDATE lake.a SET n = 1": "INSERT INTO a",
-    "MERGE INTO lake.a x USING lake.b y ON x.id = y.id WHEN MATCHED THEN UPDATE SET n = 1": "INSERT INTO a",
+    "UPDATE lake.a SET n = 1": "INSERT INTO lake.a",
+    "MERGE INTO lake.a x USING lake.b y ON x.id = y.id WHEN MATCHED THEN UPDATE SET n = 1": "INSERT INTO lake.a",
     "INSERT INTO lake.nightly.a VALUES (1, 1, 'x')": "the past",
     "TRUNCATE TABLE lake.nightly.a": "the past",
     "CREATE TABLE lake.c (id BIGINT)": "TBLPROPERTIES",
@@ -628,8 +628,8 @@ REFUSED = {
     "CREATE TABLE lake.c (id BIGINT) TBLPROPERTIES (primary_key = 'id', retention = '3')": "'retention'",
     "CREATE TABLE lake.nightly.c (id BIGINT) TBLPROPERTIES (primary_key = 'id')": "is a tag",
     "CREATE TABLE lake.c LIKE lake.a": "primary key",
-    "CREATE OR REPLACE TABLE lake.a (id BIGINT) TBLPROPERTIES (primary_key = 'id')": "INSERT OVERWRITE",
-    "CREATE OR REPLACE TABLE lake.a TBLPROPERTIES (primary_key = 'id') AS SELECT 1 AS id": "INSERT OVERWRITE",
+    "CREATE OR REPLACE TABLE lake.a (id BIGINT) TBLPROPERTIES (primary_key = 'id')": "INSERT OVERWRITE lake.a",
+    "CREATE OR REPLACE TABLE lake.a TBLPROPERTIES (primary_key = 'id') AS SELECT 1 AS id": "INSERT OVERWRITE lake.a",
     "ALTER TABLE lake.a RENAME TO lake.c": "keeps its name",
     "DROP TABLE lake.nightly.a": "is a tag",
     "CREATE NAMESPACE lake.weekly": "store.tag",
