@@ -14,6 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import epochlog as el
 from epochlog.batch import policy_registry
+from epochlog.spark import session_time
 from epochlog.spark.batch_source import make_reader, resolve_load
 from epochlog.spark.partitions import ReadPartition
 from epochlog.store.epochs.view import EpochView
@@ -139,6 +140,13 @@ def test_a_time_without_an_offset_is_of_the_sessions_zone(place: dict[str, str])
         for zone in ({}, {"sessionTimeZone": "Nowhere/There"}):
             with pytest.raises(el.InvalidInput, match=rf"option {name}: .* add one, as in {re.escape(text)}\+00:00"):
                 resolve_load({**place, **form, name: text, **zone})
+
+
+@pytest.mark.planted
+def test_times_that_are_read_in_utc_are_found(place: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_time, "_find_zone", lambda _zone: UTC)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test_a_time_without_an_offset_is_of_the_sessions_zone(place)
 
 
 def test_a_policy_that_waits_is_waited_for(place: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
