@@ -269,8 +269,8 @@ class Loop:
 
 
 class JobQuery(StreamingQuery):
-    """StreamingQuery of a job. Its progress has the time of the refreshes, as `durationMs["refresh"]`: Spark's own times
-    have that in which a micro-batch waited for work.
+    """StreamingQuery of a job. Its progress has the time of the refreshes, as `durationMs["refresh"]`: Spark's own
+    times have that in which a micro-batch waited for work.
     """
 
     def __init__(self, query: StreamingQuery, loop: Loop) -> None:
@@ -289,7 +289,10 @@ class JobQuery(StreamingQuery):
     def _with_cost(self, progress: StreamingQueryProgress) -> StreamingQueryProgress:
         shown: Any = progress
         refresh_ms = self._loop.refresh_ms.get(progress.batchId, 0)
-        for durations in (progress.durationMs, (shown._jdict or {}).get("durationMs", {})):  # the second one is of `json`
+        for durations in (
+            progress.durationMs,
+            (shown._jdict or {}).get("durationMs", {}),
+        ):  # the second one is of `json`
             durations["refresh"] = refresh_ms
         return progress
 

@@ -119,8 +119,8 @@ NO_CATALOG = (
 )
 
 UPDATE_MODE = (
-    "Spark passes no rows of a stream in update mode to format('epochlog'). For a stream without an aggregate leave the "
-    "mode out: append upserts. Else write to a table of a catalog, el.catalog(spark, store), "
+    "Spark passes no rows of a stream in update mode to format('epochlog'). For a stream without an aggregate leave "
+    "the mode out: append upserts. Else write to a table of a catalog, el.catalog(spark, store), "
     "stream.writeStream.outputMode('update').toTable('lake.a'), or through "
     "stream.writeStream.outputMode('update').foreachBatch(el.sink({'a': None}, app_id='…', path=…))"
 )

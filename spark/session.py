@@ -159,8 +159,8 @@ def _active(session: SparkSession) -> Iterator[None]:
 
 def _patch_readers_and_writers(*, connect: bool) -> None:
     """Patch the `format` of the classic or the Connect readers and writers. Readers get options for "epochlog": the
-    session's parallelism (a Connect client does not know it) and time zone, and `readChangeFeed` for a stream. Writers refuse to save
-    a table in Spark's own catalog, which keeps no options, and `spark.sql` refuses to create one.
+    session's parallelism (a Connect client does not know it) and time zone, and `readChangeFeed` for a stream. Writers
+    refuse to save a table in Spark's own catalog, which keeps no options, and `spark.sql` refuses to create one.
 
     Spark plans a Python source in a separate process without a session, and asks for its schema in one way for batches
     and streams. A stream has change columns, a batch has none, so the source needs `readChangeFeed`. Users can set it

@@ -15,8 +15,8 @@ _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?(?::?(\d{2}))
 def in_session_zone(option: str, text: str, zone: str | None) -> str:
     """Return the time with the offset of the session's time zone, if it has none; any other text as it is.
 
-    zone: None if the source does not know it. In the hour that the clock repeats the time is the earlier one, and in the
-    hour that it skips it is the later one by that hour. Raises InvalidInput for a time without an offset in an unknown
+    zone: None if the source does not know it. In the hour that the clock repeats the time is the earlier one, and in
+    the hour that it skips it is the later one by that hour. Raises InvalidInput for a time without an offset in an unknown
     zone.
     """
     try:
@@ -28,7 +28,9 @@ def in_session_zone(option: str, text: str, zone: str | None) -> str:
     known = None if zone is None else _find_zone(zone)
     if known is None:
         unknown = "does not know the session's time zone" if zone is None else f"does not know the time zone {zone!r}"
-        raise InvalidInput(f"option {option}: {text!r} has no offset, and this read {unknown}: add one, as in {text}+00:00")
+        raise InvalidInput(
+            f"option {option}: {text!r} has no offset, and this read {unknown}: add one, as in {text}+00:00"
+        )
     return moment.replace(tzinfo=known).isoformat()
 
 

@@ -20,8 +20,8 @@ def unknown_condition(label: str, table: TableSchema, condition: str) -> Invalid
 def no_merge(label: str, name: str) -> NotWritable:
     """Return the error of an UPDATE and a MERGE. label: the table's name in the catalog."""
     return NotWritable(
-        f"{name!r} takes neither UPDATE nor MERGE: INSERT INTO {label} SELECT … replaces the rows that have the key of a "
-        "new row, so select all columns, with the new values; DELETE FROM … WHERE … deletes. "
+        f"{name!r} takes neither UPDATE nor MERGE: INSERT INTO {label} SELECT … replaces the rows that have the key of "
+        "a new row, so select all columns, with the new values; DELETE FROM … WHERE … deletes. "
         f"{_in_one_commit(name)}"
     )
 
@@ -29,16 +29,16 @@ def no_merge(label: str, name: str) -> NotWritable:
 def no_replace(label: str, name: str) -> NotWritable:
     """Return the error of an overwrite of those rows that pass a condition, or meet the new ones."""
     return NotWritable(
-        f"{label} replaces rows by their key, or all rows: INSERT INTO {label} SELECT … replaces the rows that have the "
-        f"key of a new row, INSERT OVERWRITE all rows. {_in_one_commit(name)}"
+        f"{label} replaces rows by their key, or all rows: INSERT INTO {label} SELECT … replaces the rows that have "
+        f"the key of a new row, INSERT OVERWRITE all rows. {_in_one_commit(name)}"
     )
 
 
 def no_partitions(label: str) -> NotWritable:
     """Return the error of an overwrite of partitions."""
     return NotWritable(
-        f"{label} has no partitions, so there are none to overwrite: frame.writeTo({label!r}).append() replaces the rows "
-        f"that have the key of a new row, frame.writeTo({label!r}).overwrite(F.lit(True)) all rows, and so does INSERT "
+        f"{label} has no partitions, so there are none to overwrite: frame.writeTo({label!r}).append() replaces the "
+        f"rows that have the key of a new row, frame.writeTo({label!r}).overwrite(F.lit(True)) all rows, and so does INSERT "
         "OVERWRITE with spark.sql.sources.partitionOverwriteMode=static"
     )
 

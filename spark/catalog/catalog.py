@@ -157,7 +157,8 @@ class StoreCatalog(Proxy):
         namespace, name = _path(identifier.namespace()), identifier.name()
         if self.jvm.is_called_by("ReplaceTable"):
             raise NotWritable(
-                f"{name!r} cannot be replaced in one commit: write INSERT OVERWRITE {self._name}.{name}, or DROP it first"
+                f"{name!r} cannot be replaced in one commit: write INSERT OVERWRITE {self._name}.{name}, or DROP it "
+                "first"
             )
         if namespace:
             raise NotWritable(f"{namespace[0]} is a tag: drop {self._name}.{name}")

@@ -31,7 +31,9 @@ installed: WeakValueDictionary[str, StoreCatalog] = WeakValueDictionary()
 _DELETE = re.compile(rf"\bDELETE\s+FROM\s+(?P<table>{NAME})", re.IGNORECASE)
 _SUBQUERY = "Delete by condition with subquery is not supported"
 _UNTRANSLATED = re.compile(r"cannot translate expression to source filter: (?P<condition>.*)\.")
-_UNSUPPORTED = re.compile(rf"Table (?P<table>{NAME}) does not support (?P<operation>MERGE INTO TABLE|INSERT INTO \.\.\.)")
+_UNSUPPORTED = re.compile(
+    rf"Table (?P<table>{NAME}) does not support (?P<operation>MERGE INTO TABLE|INSERT INTO \.\.\.)"
+)
 _ATTRIBUTE_ID = re.compile(r"#\d+L?")
 
 
