@@ -16,8 +16,8 @@ def in_session_zone(option: str, text: str, zone: str | None) -> str:
     """Return the time with the offset of the session's time zone, if it has none; any other text as it is.
 
     zone: None if the source does not know it. In the hour that the clock repeats the time is the earlier one, and in
-    the hour that it skips it is the later one by that hour. Raises InvalidInput for a time without an offset in an unknown
-    zone.
+    the hour that it skips it is the later one by that hour. Raises InvalidInput for a time without an offset in an
+    unknown zone.
     """
     try:
         moment = datetime.fromisoformat(text)

@@ -38,8 +38,8 @@ def no_partitions(label: str) -> NotWritable:
     """Return the error of an overwrite of partitions."""
     return NotWritable(
         f"{label} has no partitions, so there are none to overwrite: frame.writeTo({label!r}).append() replaces the "
-        f"rows that have the key of a new row, frame.writeTo({label!r}).overwrite(F.lit(True)) all rows, and so does INSERT "
-        "OVERWRITE with spark.sql.sources.partitionOverwriteMode=static"
+        f"rows that have the key of a new row, frame.writeTo({label!r}).overwrite(F.lit(True)) all rows, and so does "
+        "INSERT OVERWRITE with spark.sql.sources.partitionOverwriteMode=static"
     )
 
 

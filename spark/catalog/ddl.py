@@ -33,8 +33,8 @@ _CLAUSES = {
 _ORDERS = {"cluster_by": "CLUSTER BY", "bucket": "CLUSTERED BY", "sorted_bucket": "CLUSTERED BY"}
 """Clauses that Spark passes as transforms of the partitions, by the name of the transform."""
 _NO_DEFAULT = (
-    "a column that an INSERT does not name is NULL, also in a row that was there; name it in the INSERT with its value, "
-    "or write the other columns alone with format('epochlog') and partial=true"
+    "a column that an INSERT does not name is NULL, also in a row that was there; name it in the INSERT with its "
+    "value, or write the other columns alone with format('epochlog') and partial=true"
 )
 
 
@@ -204,8 +204,8 @@ def _advice(table: str, kind: str) -> str:
         return f"ALTER TABLE {table}: leave out DEFAULT: {_NO_DEFAULT}"
     if kind in ("AddConstraint", "DropConstraint"):
         return (
-            f"ALTER TABLE {table}: the primary key of a table is that of its creation; its checks are set, all at once, "
-            f"by store.table({table!r}).alter(checks={{'positive': 'n > 0'}})"
+            f"ALTER TABLE {table}: the primary key of a table is that of its creation; its checks are set, all at "
+            f"once, by store.table({table!r}).alter(checks={{'positive': 'n > 0'}})"
         )
     return (
         f"ALTER TABLE {table}: {kind} is not supported; it can add, drop, rename and widen columns, which keep their "
