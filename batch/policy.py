@@ -478,7 +478,7 @@ def _no_epoch(
         instead = f"consistency='aligned', which chooses {show_epoch(aligned_epoch)} now"
     return NoConsistentEpoch(
         f"{policy}: no epoch is valid for {listed(list(read), ', ')}: {listed(reasons)}. "
-        f"Wait for the jobs named, or read with {instead}"
+        f"Wait for the jobs named, or take a snapshot with {instead}"
     )
 
 
