@@ -290,7 +290,7 @@ def _retention_text(retention: Facts) -> str:
     auto = retention["history_auto"]
     if auto is None:
         return f"history {history}, log {log}"
-    sizes = f"replaced rows take {bytes_text(auto['bytes'])}, the others {bytes_text(auto['live_bytes'])}"
+    sizes = f"in its runs replaced rows take {bytes_text(auto['bytes'])}, the others {bytes_text(auto['live_bytes'])}"
     direction = "up to 2 d" if auto["grows"] else "shrinks to 1 h"
     return f"history {history} (auto, {direction}: {sizes}), log {log}"
 

@@ -75,7 +75,7 @@ def test_describe_as_json(run, lake) -> None:
         "history_s": 3600.0, "history_auto": auto, "log_s": 86400.0, "tombstone_s": None,
     }  # fmt: skip
     text = run("describe", lake.root, "orders").out
-    assert "history 1 h (auto, up to 2 d: replaced rows take 0 B, the others 0 B), log 1 d" in text
+    assert "history 1 h (auto, up to 2 d: in its runs replaced rows take 0 B, the others 0 B), log 1 d" in text
     assert (facts["changelog"], facts["full_since"], facts["drop_unchanged"]) == ("upsert", None, None)
     assert (facts["compact_segments"], facts["max_segments"]) == (8, 64)
     view = json.loads(run("describe", lake.root, "revenue", "--json").out)
