@@ -259,7 +259,7 @@ def _policy(options: Options) -> Policy | None:
     token, timestamp = text_option(options, "snapshot"), text_option(options, "timestampAsOf")
     if token is not None:  # a tag is looked up in the store
         return None if is_tag_name(token) else Exact(token)
-    if timestamp is not None:
+    if timestamp is not None and not _reads_changes(options):  # else `_feed_end` refuses it
         return _as_of(timestamp, text_option(options, "sessionTimeZone"))
     name, tables = text_option(options, "consistency"), names_option(options, "tables")
     if name == Aligned.name and tables is None:

@@ -46,7 +46,7 @@ def test_options_of_policies_choose_the_epoch(store: el.Store) -> None:
     assert load(store, consistency="aligned", tables="orders").epoch >= second
     assert load(store, consistency="latest", tables="orders,copy").epoch == second
     assert load(store, consistency="as_of", epoch=common).epoch == common
-    assert load(store, consistency="as_of", timestamp="2999-01-01", tables="orders,copy").epoch == epoch
+    assert load(store, consistency="as_of", timestamp="2999-01-01T00:00:00Z", tables="orders,copy").epoch == epoch
     assert load(store, consistency="at_least", epoch=second, timeout="10s").epoch >= second
     assert load(store, consistency="bounded", maxLag="1h").epoch >= second
     assert load(store, consistency="bounded", maxLag=3600, timeout="500ms").epoch >= second

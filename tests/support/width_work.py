@@ -8,6 +8,7 @@ that a few dozen columns are enough.
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 import threading
 from collections import Counter
@@ -146,7 +147,9 @@ def counted(folders: tuple[str, ...]) -> Iterator[WidthWork]:
             tracers[code] = tracer_of(code)
         return tracers[code]
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.collect()  # no object of another test ends within the count
+    gc.disable()
     _current.append(begun)
     threading.settrace(begun)
     sys.settrace(begun)
@@ -154,6 +157,8 @@ def counted(folders: tuple[str, ...]) -> Iterator[WidthWork]:
         yield work
     finally:
         _current.pop()
+        if collects:
+            gc.enable()
         sys.settrace(before)
         threading.settrace(before)  # pyright: ignore[reportArgumentType]
 
