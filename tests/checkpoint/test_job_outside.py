@@ -281,7 +281,9 @@ def test_a_new_table_beside_a_late_view_is_told_where_it_can_be_read(lab: Lab) -
     lab.put({1: (0, 1)}, "fresh")
     with lab.store.snapshot() as moment:
         assert list(moment.left_out) == ["fresh"] and "fresh was created at" in moment.left_out["fresh"]
-    with pytest.raises(el.NoConsistentEpoch, match=r"take a snapshot with consistency='aligned', which chooses \d+ \(") as refused:
+    with pytest.raises(
+        el.NoConsistentEpoch, match=r"take a snapshot with consistency='aligned', which chooses \d+ \("
+    ) as refused:
         read(lab, "fresh")
     assert str(read(lab, "fresh", consistency="aligned")["fresh"]) in str(refused.value)
     lab.tick(10 * MIN)

@@ -193,15 +193,19 @@ def test_opening_looks_at_a_bounded_number_of_pages_and_verify_at_all(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leaves past the bound lose their page number: what is read by the way is served, and `verify` names the page."""
+    larger = with_catalog(whole, tmp_path / "larger", (whole / "catalog" / "data.mdb").read_bytes())
+    with el.open(larger, durability="os") as store:  # records of tables part the leaves of the store and of outcomes
+        for number in range(30):
+            store.create_table(f"more{number}", SCHEMA, ["id"])
     monkeypatch.setattr(catalog, "PAGES_CHECKED_AT_OPEN", 1)
-    data = (whole / "catalog" / "data.mdb").read_bytes()
+    data = (larger / "catalog" / "data.mdb").read_bytes()
     hurt = bytearray(data)
     for at in range(2 * PAGE, len(data), PAGE):
         page = data[at : at + PAGE]
         is_leaf = page[10] & 0x0F == 2  # a branch may name the key, too, and the walk begins at one
         if is_leaf and b"txn/writer" in page and b"meta/store" not in page:  # used or free, of any version
             hurt[at : at + 8] = (10**6).to_bytes(8, "little")
-    root = with_catalog(whole, tmp_path / "s", bytes(hurt))
+    root = with_catalog(larger, tmp_path / "s", bytes(hurt))
     with el.open(root) as store:
         report = store.verify()
         assert not report.ok
