@@ -31,9 +31,9 @@ from epochlog.store.metadata.lookups import (
     get_runs,
     get_version,
 )
-from epochlog.store.metadata.version import LogEntry, TableVersion
+from epochlog.store.metadata.version import LogEntry, Runs, TableVersion
 from epochlog.store.retention.holds import holds_of
-from epochlog.store.retention.kept_history import HistorySize, read_history
+from epochlog.store.retention.kept_history import HistorySize, KeptHistory, read_history
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import to_unix_ms
@@ -270,6 +270,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
         look = look_at(view, table, epochs)
         job = None if table.job_id is None else get_job(view, table.job_id, "?")
         holds = holds_of(view, table.id, now_ms, handle.leases.live)
+        runs, history = get_runs(view, table.id), read_history(view, table, look.version, now_ms)
         readers = sorted(job.name for job in all_jobs(view) if table.id in job.upstreams)
         upstreams = [view_table.name for view_table in (epochs.tables[up] for up in epochs.tables[table.id].upstreams)]
         extra_facts = {
@@ -280,7 +281,7 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             "sql": None if job is None else present_text(view, job),
             "runner": None if job is None else runner_facts(runner_of(view, handle, job)),
             "read_by": readers,
-            "retention": retention_facts(view, table, look.version, now_ms),
+            "retention": retention_facts(table, runs, history, now_ms),
             "sequence_by": table.schema.sequence_by,
             "checks": dict(table.checks),
             "ttl_s": None if table.options.ttl is None else table.options.ttl.total_seconds(),
@@ -289,10 +290,10 @@ def describe_table(handle: Handle, name: str, counter: RowCounter) -> Facts:
             "max_segments": table.options.max_segments,
             "compaction_check": table.options.compaction_check,
             "schema": list(columns(table)),
-            "run_list": [run_facts(run) for run in get_runs(view, table.id)],
+            "run_list": [run_facts(run) for run in runs],
             "log": log_facts(view, table, look.version),
             "holds": [hold_facts(hold, now_ms) for hold in sorted(holds, key=lambda hold: hold.holder)],
-            "held_back": held_back(table, look.version, holds, read_history(view, table, look.version, now_ms), now_ms),
+            "held_back": held_back(table, look.version, holds, history, now_ms),
             "writers": writers(view, now_ms),
         }
         return look, extra_facts
@@ -309,12 +310,11 @@ def columns(table: TableDef) -> Iterator[Facts]:
         yield {"name": field.name, "type": str(field.type), "nullable": field.nullable, "key": place}
 
 
-def retention_facts(view: ReadTxn, table: TableDef, version: TableVersion, now_ms: int) -> Facts:
+def retention_facts(table: TableDef, runs: Runs, history: KeptHistory | None, now_ms: int) -> Facts:
     """Describe the retention of a table in seconds. history_auto: of a history that chooses its own length, its
     direction and the bytes that decide it; else None.
     """
-    options, history = table.options, read_history(view, table, version, now_ms)
-    size = HistorySize.of(get_runs(view, table.id))
+    options, size = table.options, HistorySize.of(runs)
     auto = None if history is None else {"grows": history.grows, "bytes": size.history, "live_bytes": size.live}
     least_ms = options.least_history // timedelta(milliseconds=1)
     kept_ms = least_ms if history is None else now_ms - history.edge_at(now_ms)

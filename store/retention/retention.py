@@ -184,12 +184,13 @@ def plan_release(handle: Handle, view: ReadTxn, table: TableDef) -> Released | N
     """Decide, by the table's current options, what one transaction can release; None if there is nothing."""
     table = get_table(view, table.id, table.name)
     jobs, before = jobs_of(view, table.id), get_version(view, table.id, table.name)
-    history = read_history(view, table, before, handle.clock_guard.slowest_ms(view))
-    allowed, parked = _current_limits(handle, view, table, jobs, before.safe_epoch, history)
+    now_ms = handle.clock_guard.slowest_ms(view)
+    history = read_history(view, table, before, now_ms)
+    allowed, parked = _current_limits(handle, view, table, jobs, before.safe_epoch, history, now_ms)
     mark = _truncation_epoch(view, table.id, before, allowed.log)
     released = truncated(view, table.id, apply_safe_epoch(before, allowed.states, allowed.single), mark)
     released = replace(released, parked=parked, history=turned(view, table.id, history))
-    released = _release_history(view, table.id, released, handle.clock_guard.slowest_ms(view))
+    released = _release_history(view, table.id, released, now_ms)
     released = _forget_commits(view, table, jobs, released, allowed.commits)
     if table.schema.sequence_by is not None:
         kept = forgettable(view, table.id, released.version, BATCH)
@@ -204,11 +205,11 @@ def _current_limits(
     jobs: Sequence[JobRecord],
     safe_epoch: int,
     history: KeptHistory | None,
+    now_ms: int,
 ) -> tuple[RetentionLimits, tuple[StalledJob, ...]]:
     """Return the table's limits, and the stalled jobs that they park. A stalled job that would lose nothing keeps its
     holds.
     """
-    now_ms = handle.clock_guard.slowest_ms(view)
     holds = holds_of(view, table.id, now_ms, handle.leases.live, jobs=jobs)
     stalled = tuple(stalled_jobs(handle, view, table, jobs, now_ms))
     if stalled:
