@@ -45,6 +45,7 @@ def test_a_long_text_is_no_deep_expression(join: str) -> None:
     assert depth < 20
 
 
+@pytest.mark.medium
 def test_many_values_are_one_term() -> None:
     values = ", ".join(map(str, range(20_000)))
     assert ROWS.filter(parse_predicate(f"id IN ({values}) AND v < 10", SCHEMA)).num_rows == 10

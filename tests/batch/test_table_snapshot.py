@@ -135,6 +135,7 @@ def test_a_door_reads_the_columns_and_blocks_that_are_asked_for(store: el.Store,
                 assert "w" not in read.columns, (door, filter_name)
 
 
+@pytest.mark.medium
 def test_what_lies_beyond_the_rows_wanted_is_not_read(store: el.Store, read: Count) -> None:
     with store.snapshot(["t"], consistency="latest") as snapshot:
         for take in (
@@ -161,6 +162,7 @@ def test_nothing_is_read_before_it_is_asked_for(store: el.Store, read: Count) ->
 SCHEMA_KEPT = pa.schema([SCHEMA.field("k").with_nullable(False), SCHEMA.field("v"), SCHEMA.field("w")])
 
 
+@pytest.mark.medium
 def test_counts_read_keys_alone(store: el.Store, read: Count) -> None:
     with store.snapshot(["t"], consistency="latest") as snapshot:
         dataset = snapshot["t"].dataset()
@@ -229,6 +231,7 @@ def test_decimals_of_many_digits_and_halves_are_shown_in_types_that_duckdb_has(t
 # ---- closed ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_a_door_that_is_open_closes_with_its_snapshot(store: el.Store) -> None:
     snapshot = store.snapshot(["t"], consistency="latest")
     table = snapshot["t"]
@@ -270,6 +273,7 @@ def test_a_table_that_nobody_holds_is_expired_when_its_files_were_vacuumed(tmp_p
 # ---- of a table -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_the_doors_of_a_table_stay_at_their_epoch(store: el.Store) -> None:
     table = store.table("t")
     before = table.info.max_committed_epoch
@@ -343,6 +347,7 @@ def test_arrow_s_own_engine_is_told_and_not_led_astray(store: el.Store) -> None:
             reach()
 
 
+@pytest.mark.medium
 def test_a_dataset_that_nobody_has_any_more_is_gone(store: el.Store) -> None:
     """Arrow once kept the error that it met while a dataset was made, and so the frames of all that made it."""
     with store.snapshot(["t"], consistency="latest") as snapshot:

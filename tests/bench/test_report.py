@@ -68,6 +68,7 @@ def test_why_there_is_no_pypaimon_is_what_its_installation_said(
     assert "does not name" in str(pypaimon_peer.why_absent())
 
 
+@pytest.mark.medium
 def test_figures_are_in_the_file_of_results_as_soon_as_they_are_known_and_what_is_missing_too(tmp_path: Path) -> None:
     book = Book(0.1, tmp_path / "new" / "figures.json")
     book.add(figure("P1", 1, 2))

@@ -470,6 +470,7 @@ def test_c15_two_chains_of_different_length(lab: Lab, restored: bool) -> None:
     assert (len(lab.rows("r_b_out")), len(lab.rows("long_b_out"))) == (20, 100)
 
 
+@pytest.mark.medium
 def test_others_commits_are_the_same_with_and_without_a_drain(tmp_path: Path) -> None:
     """An unconnected job notices nothing."""
     committed = []

@@ -438,6 +438,7 @@ def test_a_large_epoch_comes_in_pieces(lab: Lab, monkeypatch: pytest.MonkeyPatch
     assert [item.data.num_rows for item in read(lab) if isinstance(item, el.Chunk)] == [3, 3, 2, 2]
 
 
+@pytest.mark.medium
 def test_little_is_read_ahead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """One barrier over sixty epochs: at the first chunk no more than a few of them have been opened."""
     for name in ("UNIT_ROWS", "PIECE_ROWS"):

@@ -183,6 +183,7 @@ def test_a_look_finds_work_exactly_where_a_step_does_it(tmp_path: Path) -> None:
 # ---- order and time ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_short_steps_start_before_long_ones(lab: Lab) -> None:
     """A flood of rows in one job began at any place among the steps of the others, and took the processor from them."""
     time, order = VirtualTime(lab), []
@@ -359,6 +360,7 @@ def test_a_drain_of_a_pipeline_that_does_not_run_is_for_its_next_run(lab: Lab) -
     assert set(states(pipe).values()) == {"finished"} and lab.rows("j2_out") == {1: (0, 10), 2: (0, 20)}
 
 
+@pytest.mark.medium
 def test_a_drain_leaves_ended_jobs_and_goes_on_beside_one_that_fails(lab: Lab) -> None:
     pipe, broken = el.Pipeline(lab.store), [True]
 

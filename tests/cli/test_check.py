@@ -27,6 +27,7 @@ def test_equal_is_0(run, lake) -> None:
     assert (facts["job"], facts["epoch"], facts["ok"]) == ("daily", lake.epochs["view"], True)
 
 
+@pytest.mark.medium
 def test_a_difference_is_1_and_is_shown(run, lake, tmp_path: Path) -> None:
     file = tmp_path / "q.sql"
     file.write_text("SELECT CASE day WHEN 'mon' THEN 'mon' ELSE 'sun' END AS day, cents + 1 AS cents FROM orders")
@@ -53,6 +54,7 @@ def test_a_difference_is_1_and_is_shown(run, lake, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.medium
 def test_few_of_many_are_shown(run, tmp_path: Path) -> None:
     with api.open(tmp_path / "lake", durability="os") as store:
         rows = pa.schema([("id", pa.int64())])
@@ -163,6 +165,7 @@ def test_without_a_name_all_views_are_compared(run, views: el.Store) -> None:
     assert document["views"][2]["error"]["type"] == "InvalidInput"
 
 
+@pytest.mark.medium
 def test_a_view_that_gets_a_new_query_during_its_check_is_checked_by_it(
     views: el.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from epochlog import api
 from epochlog.__main__ import main
@@ -163,6 +164,7 @@ def test_plain_ascii_where_the_terminal_knows_no_more(lake, monkeypatch) -> None
     assert "revenue                 *--~~~~~~" in page and "all together            ###" in page
 
 
+@pytest.mark.medium
 def test_a_long_timeline_is_cut_and_says_so(run, lake) -> None:
     with api.open(lake.root) as store:
         epochs = [

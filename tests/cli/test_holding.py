@@ -37,6 +37,7 @@ def worn(tmp_path: Path) -> str:
     return str(root)
 
 
+@pytest.mark.medium
 def test_vacuum_tells_what_it_deletes_and_what_stays(run: Any, worn: str) -> None:
     plan = json.loads(run("vacuum", worn, "--dry-run", "--grace", "0", "--json").out)
     assert plan["dry_run"] and plan["deleted"] and plan["bytes_freed"] == sum(file["bytes"] for file in plan["deleted"])
@@ -117,6 +118,7 @@ def test_describe_says_who_holds_states_and_log_back(run: Any, worn: str) -> Non
     assert "retention: 0 ms" in run("describe", worn, "orders").out
 
 
+@pytest.mark.medium
 def test_status_shows_pressure_compactions_under_way_and_trouble(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

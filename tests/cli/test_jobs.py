@@ -225,6 +225,7 @@ def test_every_table_and_job_is_drawn_once_below_what_it_comes_from(seed: int) -
     assert len(seen) == len(set(seen)), seed
 
 
+@pytest.mark.medium
 def test_a_chain_of_thousands_is_drawn() -> None:
     jobs = [{"name": f"j{at}", "upstreams": [f"t{at}"], "outputs": [f"t{at + 1}"]} for at in range(3000)]
     assert sum(line.kind == "job" for line in graph(jobs)) == 3000

@@ -57,6 +57,7 @@ def test_apply_shows_the_plan_and_then_makes_it(
     assert document["applied"] is False and {change["action"] for change in document["changes"]} == {"unchanged"}
 
 
+@pytest.mark.medium
 def test_the_queries_of_views_are_shown(
     lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_apply_sets_the_interval_and_the_permitted_lag(
     assert {change["action"] for change in json.loads(capsys.readouterr().out)["changes"]} == {"unchanged"}
 
 
+@pytest.mark.medium
 def test_apply_after_a_rename_reads_files_in_present_names(
     lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

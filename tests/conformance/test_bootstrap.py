@@ -169,6 +169,7 @@ def test_a_file_as_root_is_refused(tmp_path: Path, server: RedisProcess) -> None
     assert (tmp_path / "s").read_text() == "mine"
 
 
+@pytest.mark.medium
 def test_a_root_that_was_emptied_becomes_another_store(root: str, server: RedisProcess) -> None:
     first = works(root, server.url())
     remove(root)
@@ -177,6 +178,7 @@ def test_a_root_that_was_emptied_becomes_another_store(root: str, server: RedisP
     assert works(root, server.url()) != first
 
 
+@pytest.mark.medium
 def test_a_marker_that_was_lost_is_written_again(root: str, server: RedisProcess) -> None:
     first = works(root, server.url())
     remove(root, "epochlog.json")

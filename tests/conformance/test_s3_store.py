@@ -39,6 +39,7 @@ def test_requests_of_commits_and_reads(store: el.Store, s3: S3Server) -> None:
         assert sorted(request.split()[0] for request in s3.requests()) == sorted(expected)
 
 
+@pytest.mark.medium
 def test_while_s3_refuses_nothing_lands_and_nothing_is_called_damaged(store: el.Store, s3: S3Server) -> None:
     table = store.table("t")
     first = table.upsert(rows(1))

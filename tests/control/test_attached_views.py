@@ -168,6 +168,7 @@ def test_a_report_that_came_too_late_is_not_repeated_for_the_new_query(
         assert attached.rows() == LARGE_ROWS and not attached.recorded
 
 
+@pytest.mark.medium
 def test_a_rebuild_of_a_job_has_no_rows_of_the_attempt_before_it(tmp_path: Path) -> None:
     """`rebuild` is for new logic: the rows of the old one are gone with its attempt."""
     schema = pa.schema([("id", pa.int64())])

@@ -262,6 +262,7 @@ def test_all_parts_attach_to_a_job_that_has_finished(tmp_path: Path) -> None:
             assert [part.finished for part in parts] == [True, True]
 
 
+@pytest.mark.medium
 def test_a_job_is_drained_through_its_coordinator(tmp_path: Path) -> None:
     """Its parts take in what is there, and the commit of that is the last; what comes later is not its input."""
     with world(tmp_path) as (store, server), open_worker(server, store) as worker:

@@ -589,6 +589,7 @@ def write_until_it_ends(part: Any) -> None:
             wait_until(lambda: False, part)
 
 
+@pytest.mark.medium
 def test_parts_of_one_load_at_two_coordinators_are_told(tmp_path: Path) -> None:
     """Each waits for the other's part and tries no commit, so the fenced one would never hear of it."""
     times = settings(timeout_ms=200)

@@ -251,6 +251,7 @@ line.close()
 """
 
 
+@pytest.mark.medium
 def test_a_shutdown_waits_for_no_frozen_client() -> None:
     import signal
 

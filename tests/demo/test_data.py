@@ -17,6 +17,7 @@ def tables() -> dict[str, pa.Table]:
 ROWS = {"flights": 336_776, "weather": 26_115, "airlines": 16, "airports": 1_458, "planes": 3_322}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", data.KEYS)
 def test_rows_and_keys(tables: dict[str, pa.Table], name: str) -> None:
     rows, key = tables[name], ", ".join(data.KEYS[name])

@@ -95,6 +95,7 @@ def test_what_nobody_would_run_is_refused(text: str, complaint: str) -> None:
         pages.things_to_do(text)
 
 
+@pytest.mark.medium
 def test_what_came_out_is_written_into_the_page(tmp_path: Path) -> None:
     bare = re.sub(rf"{FENCE}text\n.*?{FENCE}\n\n", "", GOOD, count=1, flags=re.DOTALL).replace("here lake and on\n", "")
     assert "another thing" in followed(tmp_path, bare, write=True)

@@ -34,6 +34,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.medium
 def test_the_pictures_are_those_that_would_be_drawn_now(script: ModuleType, tmp_path: Path) -> None:
     drawn = script.drawn(tmp_path / "lake")
     assert {f"{name}.svg" for name in BUILT_IN} == set(drawn)
@@ -41,6 +42,7 @@ def test_the_pictures_are_those_that_would_be_drawn_now(script: ModuleType, tmp_
     assert committed == drawn, "run scripts/draw_policies.py"
 
 
+@pytest.mark.medium
 def test_what_the_pictures_show_is_what_is_read(script: ModuleType, tmp_path: Path) -> None:
     """From the pictures alone, against snapshots taken here: epochs, lags, places and words."""
     story = script.Story(tmp_path / "lake")

@@ -99,6 +99,7 @@ def test_a_snapshot_and_the_changes_are_those_of_the_table(lake: tuple[el.Store,
     wait_until(lambda: not holds(store))
 
 
+@pytest.mark.medium
 def test_rows_arrive_before_the_last_is_read(
     lake: tuple[el.Store, el.Table, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +220,7 @@ def test_a_call_over_a_bad_connection_says_so_and_may_be_made_again(
         assert asked(patient, call) == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("command", [b'{"read": "t"}', b'{"changes": "t", "after": 0}'])
 @pytest.mark.parametrize("trouble", ["cut", "black hole"])
 def test_a_reading_that_breaks_in_the_middle_never_looks_like_an_end(
@@ -241,6 +243,7 @@ def test_a_reading_that_breaks_in_the_middle_never_looks_like_an_end(
         proxy.refuse(True)
 
 
+@pytest.mark.medium
 def test_a_server_that_is_shut_down_in_the_middle_never_looks_like_an_end(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os") as store:
         store.create_table("t", SCHEMA, ["id"]).upsert(many(1_500_000))

@@ -113,6 +113,7 @@ def test_reads_by_policy(store: el.Store, client: flight.FlightClient) -> None:
         assert result.equals(store.table("orders").to_arrow(epoch=epoch))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", ["epochs", "net"])
 @pytest.mark.parametrize("pre_images", [False, True])
 @pytest.mark.parametrize(("columns", "parts"), [(None, 1), (["name"], 3), ([], 100)])

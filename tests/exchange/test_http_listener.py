@@ -74,6 +74,7 @@ def check_gone_requests(gate: Gate, metrics: MetricsPort) -> None:
     wait_until(lambda: threading.active_count() <= threads and open_files() <= files)
 
 
+@pytest.mark.medium
 def test_requests_whose_clients_have_gone_keep_neither_threads_nor_files(gate: Gate, metrics: MetricsPort) -> None:
     """Each kept both until its text was made: 28 s of a closed loop took all files of the process."""
     check_gone_requests(gate, metrics)

@@ -283,6 +283,7 @@ def test_killed_and_started_again_with_its_data(
     assert marks.stage("q") == 0 and marks.losses == 0
 
 
+@pytest.mark.medium
 def test_killed_and_started_empty(books: Books, serve: Callable[[str], RedisStageCounter], own: RedisProcess) -> None:
     marks = serve(own.url())
     end(books, None, "a")

@@ -445,6 +445,7 @@ def test_a_refusal_of_a_push_that_nobody_waits_for_is_told_by_the_next_call(tmp_
             ex.end("a", 1, attempt=2)
 
 
+@pytest.mark.medium
 @local
 def test_a_consumer_that_takes_nothing_is_sent_no_more_than_its_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -35,6 +35,7 @@ def test_plan(after: int, limits: BatchLimits, target: int | None, until: int) -
     assert plan_until(LOG, after, limits, target) == until
 
 
+@pytest.mark.medium
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(1, 9)), max_size=20, unique_by=lambda pair: pair[0]),
     st.integers(1, 20),

@@ -366,6 +366,7 @@ def test_a_reader_that_is_idle_is_not_slow(tmp_path: Path) -> None:
             assert next(sub)["id"].to_pylist() == [2]
 
 
+@pytest.mark.medium
 def test_a_client_that_connects_and_never_reads_is_cut_off(tmp_path: Path) -> None:
     """It takes nothing, answers nothing, and closes nothing; what holds the log for it is let go of."""
     with served(tmp_path, SubscriptionLimits(window=1 << 40, slow_s=0.2, beat_s=0.05)) as (_, table, serving):

@@ -116,6 +116,7 @@ def test_a_view_and_a_job_tell_their_runs_to_a_file(tmp_path: Path) -> None:
     assert "nominalTime" not in sent[2]["run"]["facets"]  # a backfill has no begin
 
 
+@pytest.mark.medium
 def test_a_refresh_that_fails_and_one_that_is_overtaken(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with lake(tmp_path, to_file(path)) as store:
@@ -266,6 +267,7 @@ def counted(store: el.Store) -> dict[str, float]:
     return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
 
 
+@pytest.mark.medium
 @pytest.mark.logs("lineage_failed", "lineage_recovered")
 def test_a_backend_that_is_down_fails_no_commit_and_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -284,6 +286,7 @@ def test_a_backend_that_is_down_fails_no_commit_and_is_told_once(
     assert len(logged(caplog, "lineage_failed", "lineage_recovered")) == 2
 
 
+@pytest.mark.medium
 @pytest.mark.logs("lineage_dropped")
 def test_a_backend_that_hangs_holds_up_no_commit_and_no_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

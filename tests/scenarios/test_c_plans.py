@@ -297,6 +297,7 @@ def test_states_in_which_nobody_finished_early_can_be_restored(
     check_restore(statuses, edges)
 
 
+@pytest.mark.medium
 def test_all_edges_are_never_written_out() -> None:
     """10,000 tasks behind 10,000 others are 100 million pairs: done at once, or not at all."""
     wide = [vertex(f"V{at}", 10_000, 1, 2, 3) for at in range(4)]

@@ -130,6 +130,7 @@ def outcome_of(call: Callable[[], Any]) -> str:
         return f"{type(error).__name__} {error} {error.__cause__!r} {error.__context__!r}"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_no_reader_is_told_a_place(
     store: el.Store, fault: Fault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -52,6 +52,7 @@ def test_a_token_that_can_be_guessed_is_refused_and_not_shown(tmp_path: Path, we
     )
 
 
+@pytest.mark.medium
 def test_what_the_message_says_to_type_makes_a_file_that_is_taken(tmp_path: Path) -> None:
     subprocess.run(tokens.SHELL_COMMAND, shell=True, cwd=tmp_path, check=True)
     made = (tmp_path / "token").read_text()

@@ -81,6 +81,7 @@ NUMBERS = st.one_of(
 )
 
 
+@pytest.mark.medium
 @settings(max_examples=60)
 @given(
     st.lists(st.one_of(NUMBERS, st.none()), min_size=1, max_size=8),

@@ -409,6 +409,7 @@ def test_who_was_taken_over_has_no_effect(
     assert parquet(store) == {part.path.rsplit("/", 1)[-1] for part in (*run.parts, *run.history)}
 
 
+@pytest.mark.medium
 def test_a_compaction_that_fails_is_continued_at_once(
     store: el.Store, large: el.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +431,7 @@ def test_a_compaction_that_fails_is_continued_at_once(
     assert some(store, full=True) is CompactionOutcome.DONE and numbers(large) == expected
 
 
+@pytest.mark.medium
 @pytest.mark.local_only
 def test_a_compaction_without_an_input_is_continued_once_the_file_is_back(store: el.Store, large: el.Table) -> None:
     expected = numbers(large)
@@ -442,6 +444,7 @@ def test_a_compaction_without_an_input_is_continued_once_the_file_is_back(store:
     assert some(store, full=True) is CompactionOutcome.DONE and numbers(large) == expected
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("renewed", [False, True])
 def test_an_interrupted_compaction_is_continued_at_once(
     store: el.Store, large: el.Table, monkeypatch: pytest.MonkeyPatch, renewed: bool
@@ -468,6 +471,7 @@ def test_an_interrupted_compaction_is_continued_at_once(
     assert some(store, full=True) is CompactionOutcome.DONE and numbers(large) == expected
 
 
+@pytest.mark.medium
 def test_a_compaction_whose_write_intent_was_revoked_is_continued_at_once(
     store: el.Store, large: el.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -488,6 +492,7 @@ def test_a_compaction_whose_write_intent_was_revoked_is_continued_at_once(
     assert traces_of(store)[0].pieces == len(work.pieces)
 
 
+@pytest.mark.medium
 def test_the_close_of_a_store_keeps_the_pieces_that_its_compaction_has_done(
     store: el.Store, clock: Clock, large: el.Table
 ) -> None:
@@ -572,6 +577,7 @@ def test_dropping_a_table_ends_its_compaction(store: el.Store, large: el.Table) 
 # ---- commits at the limit ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 @pytest.mark.logs("compaction", "write_stall")
 def test_a_commit_at_the_limit_folds_l0_and_says_so(store: el.Store, caplog: pytest.LogCaptureFixture) -> None:
     table = store.create_table("t", SCHEMA, ["id"], options=el.TableOptions(compact_segments=2, max_segments=4))

@@ -120,6 +120,7 @@ def test_keys_tell_their_first_column(drawn: tuple[list[pa.DataType], list[tuple
     assert alone.encode(pa.table({"k0": column})).equals(alone.encode(table))
 
 
+@pytest.mark.medium
 @settings(max_examples=50, deadline=None, print_blob=True)
 @given(keyed_rows(), st.integers(0, 3), st.integers(0, 5))
 def test_slices_and_chunks_encode_alike(
@@ -135,6 +136,7 @@ def test_slices_and_chunks_encode_alike(
         assert codec.encode(batch).equals(whole.slice(start))
 
 
+@pytest.mark.medium
 @settings(max_examples=50, deadline=None, print_blob=True)
 @given(keyed_rows(), st.integers(1, 4))
 def test_prefix_bounds_hold_exactly_the_keys_that_begin_so(

@@ -256,6 +256,7 @@ def test_a_compaction_whose_inputs_have_gone_leaves_nothing(
     assert store.verify().ok
 
 
+@pytest.mark.medium
 def test_threads_commit_read_and_compact_one_table(store: el.Store) -> None:
     """Each writer moves its own two keys up; a reader must see every key only rise, and every commit whole."""
     table = store.create_table("t", SCHEMA, ["id"])
@@ -318,6 +319,7 @@ def test_a_run_that_has_nothing_above_it_is_read_without_keys_that_nobody_asked_
     assert table.to_arrow(columns=["n"])["n"].to_pylist() == ["1", "4", "3"]
 
 
+@pytest.mark.medium
 def test_a_table_that_was_read_sees_what_others_have_done_since(store: el.Store, tmp_path: Path) -> None:
     """A read plan is reused until any process changes any table."""
     table = store.create_table("t", SCHEMA, ["id"])
@@ -350,6 +352,7 @@ def test_a_table_that_was_read_sees_what_others_have_done_since(store: el.Store,
             table.to_arrow()
 
 
+@pytest.mark.medium
 def test_commits_of_one_block_are_spread_over_what_they_lie_above(
     store: el.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def answers_of_views(texts: Mapping[str, Text]) -> tuple[set[str], dict[str, str
     return refused, differing
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("group", READING)
 def test_a_view_of_each_text_has_the_answer_of_spark(group: str) -> None:
     """Values, types, and columns in order, of the texts that are easily read wrongly."""

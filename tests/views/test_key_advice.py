@@ -113,6 +113,7 @@ def test_what_is_not_warned_of_never_happens() -> None:
     assert list(unwarned(range(80))) == []
 
 
+@pytest.mark.medium
 def test_not_all_queries_are_warned_of() -> None:
     queries = [random_query(random.Random(seed)) for seed in range(60)]
     assert sum(not advice(text, key) for text, key in queries) > 3

@@ -83,6 +83,7 @@ def test_two_views_of_which_one_reads_the_other_change_places(lab: Lab) -> None:
             assert max(snapshot.epochs.values()) == epoch
 
 
+@pytest.mark.medium
 def test_a_view_that_is_ahead_of_a_table_that_its_new_query_reads_can_be_stepped(lab: Lab) -> None:
     lab.store.create_view("slow", query("s"), KEY)
     lab.store.create_view("top", query("r"), KEY)

@@ -204,6 +204,7 @@ def test_replaced_views_change_at_one_epoch(tmp_path: Path) -> None:
         assert len({str(first) for first, _ in seen}) > 3
 
 
+@pytest.mark.medium
 def test_a_replacement_that_does_not_fit_changes_no_view(shop: Shop) -> None:
     shop.step()
     good = REVENUE.replace("SUM(cents)", "SUM(cents) * 2")
@@ -280,6 +281,7 @@ def _stepped(shop: Shop) -> bool:
     return True
 
 
+@pytest.mark.medium
 def test_rows_of_two_groups_with_one_key_are_refused(shop: Shop) -> None:
     view = shop.store.create_view("largest", "SELECT customer, MAX(cents) AS k FROM orders GROUP BY customer", ["k"])
     assert "(customer)" in view.explain()
