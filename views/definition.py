@@ -23,9 +23,8 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
 from . import local_engine
-from .derivation import ViewPlan, derive, tables_of
+from .derivation import ViewPlan, derive, tables_in
 from .expanded_size import require_expandable
-from .key_advice import key_advice
 from .parsing import parse
 from .present_text import has_query, present_text
 
@@ -70,7 +69,7 @@ def create_view(
 
 def _warn_of_key(handle: Handle, name: str, plan: ViewPlan) -> None:
     """Log why steps of a view may fail for its key."""
-    for reason in key_advice(plan.form, plan.primary_key, plan.schemas):
+    for reason in plan.key_advice():
         handle.log(VIEW_KEY, view=name, reason=reason)
 
 
@@ -167,14 +166,15 @@ def _planned(
     schema_of: SchemaPlanner,
     new_tables: Mapping[str, TableSchema],
 ) -> tuple[ViewPlan, pa.Schema, dict[str, int]]:
-    names = tables_of(sql)
+    query = parse(sql)
+    names = tables_in(query)
 
     def schemas(view: ReadTxn) -> dict[str, TableSchema]:
         return {table: new_tables.get(table) or find_table(view, table).schema for table in names}
 
     tables = handle.catalog.read(schemas)
-    require_expandable(parse(sql), tables)
-    plan = derive(sql, tables, primary_key, refresh)
+    require_expandable(query, tables)
+    plan = derive(sql, tables, primary_key, refresh, query=query)
     return plan, schema_of(plan, tables, primary_key), {name: table.version for name, table in tables.items()}
 
 

@@ -19,6 +19,7 @@ from . import syntax
 from .changed_keys import changed_keys
 from .clock_texts import require_no_clock
 from .folding import Fold, fold_of
+from .key_advice import key_advice
 from .normal_form import NormalForm, normal_form
 from .opening import covered, holds, path_of, path_to
 from .parsing import parse
@@ -151,6 +152,10 @@ class ViewPlan:
         query = restricted(self.form.query, scope, self.form.occurrences, self.schemas)
         return with_tables(query, self.form.occurrences, NOW)
 
+    def key_advice(self) -> list[str]:
+        """Return the reasons why steps may fail for the view's key, each with what to write."""
+        return key_advice(self.form, self.primary_key, self.schemas)
+
     def explain(self) -> str:
         """Describe what the refresh recomputes when each of the tables changes."""
         if self.full_reason is not None and self.fold is not None:
@@ -189,13 +194,20 @@ def render(query: exp.Expr, dialect: str, names: Mapping[str, str] | None = None
     return syntax.text_of(query, syntax.DIALECT if dialect == "spark" else dialect, identify=True)
 
 
-def derive(sql: str, tables: Mapping[str, TableSchema], primary_key: Sequence[str], refresh: str = "auto") -> ViewPlan:
+def derive(
+    sql: str,
+    tables: Mapping[str, TableSchema],
+    primary_key: Sequence[str],
+    refresh: str = "auto",
+    *,
+    query: exp.Query | None = None,
+) -> ViewPlan:
     """Derive the plan of a view from its query, in Spark's dialect. refresh: auto | incremental | full.
 
-    Raises InvalidInput with the name of the clause that a view cannot have, or that makes an incremental view
-    impossible; TableNotFound.
+    query: the text as `parse` returns it, if the caller has it. Raises InvalidInput with the name of the clause that a
+    view cannot have, or that makes an incremental view impossible; TableNotFound.
     """
-    form = normal_form(parse(sql), tables)
+    form = normal_form(parse(sql) if query is None else query, tables)
     unknown = [name for name in primary_key if name not in form.outputs]
     if unknown or not primary_key:
         raise InvalidInput(
@@ -258,7 +270,12 @@ def _reason(block: exp.Select) -> str:
 
 def tables_of(sql: str) -> tuple[str, ...]:
     """Return the names of the tables that a query reads, as it spells them, without the names of its CTEs."""
-    return tuple(dict.fromkeys(_tables_in(parse(sql), frozenset())))
+    return tables_in(parse(sql))
+
+
+def tables_in(query: exp.Query) -> tuple[str, ...]:
+    """Return the names of the tables that a parsed query reads. See `tables_of`."""
+    return tuple(dict.fromkeys(_tables_in(query, frozenset())))
 
 
 def _tables_in(node: exp.Expr, ctes: frozenset[str]) -> Iterator[str]:
@@ -285,5 +302,6 @@ __all__ = [
     "ViewPlan",
     "derive",
     "render",
+    "tables_in",
     "tables_of",
 ]

@@ -28,7 +28,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 from epochlog.store_jobs import schema_planner
 from epochlog.views.definition import SchemaPlanner, change_views, naming, plan_view, require_same_columns
-from epochlog.views.derivation import tables_of
+from epochlog.views.derivation import ViewPlan, tables_of
 from epochlog.views.folder import Change, StoredView, ViewFile, plan_changes, read_folder
 from epochlog.views.present_text import has_query
 
@@ -49,14 +49,12 @@ def apply(session: CommandSession) -> None:
     changes = plan_changes(files, stored, reads, rewritten, altered)
     kept = session.handle.catalog.read(lambda view: _drops_that_wait(view, changes, reads))
     spark = session.spark()
-    plans = _explain(session.handle, files, changes, schema_planner(spark))
+    plans = _plan(session.handle, files, changes, schema_planner(spark))
     lines = [f"{change.action:<9}  {change.name}{kept.get(change.name, '')}" for change in changes]
     facts: dict[str, Any] = {
         "applied": False,
         "epoch": None,
-        "changes": [
-            {**_facts(change), "plan": plans.get(change.name), "waits": change.name in kept} for change in changes
-        ],
+        "changes": [{**_facts(change, plans.get(change.name)), "waits": change.name in kept} for change in changes],
     }
     work = [change for change in changes if change.action != "unchanged" and change.name not in kept]
     if session.options.dry_run or not work:
@@ -165,25 +163,24 @@ def _drops_that_wait(view: ReadTxn, changes: list[Change], reads: Mapping[str, C
     return waiting
 
 
-def _explain(
+def _plan(
     handle: Handle, files: Mapping[str, ViewFile], changes: list[Change], schema_of: SchemaPlanner
-) -> dict[str, str]:
+) -> dict[str, ViewPlan]:
     """Derive the plan of every new or replaced view, so that nothing is changed if one of them is refused."""
-    plans: dict[str, str] = {}
+    plans: dict[str, ViewPlan] = {}
     tables: dict[str, TableSchema] = {}
     for change in changes:
         if change.file is None or change.action not in ("create", "replace"):
             continue
         file = change.file
         with naming(file.name):
-            plan, schema, _ = plan_view(
+            plans[file.name], schema, _ = plan_view(
                 handle, file.name, file.sql, file.primary_key, file.refresh, schema_of, new_tables=tables
             )
             tables[file.name] = TableSchema(file.name, schema, file.primary_key)
             if change.action == "replace":
                 current = handle.catalog.read(lambda view, name=file.name: _table(view, name))
                 require_same_columns(file.name, current, tables[file.name])
-        plans[file.name] = plan.explain()
     return plans
 
 
@@ -191,8 +188,9 @@ def _table(view: ReadTxn, name: str) -> TableSchema:
     return get_table(view, find_job(view, name).outputs[0], f"output of {name}").schema
 
 
-def _facts(change: Change) -> dict[str, Any]:
-    return {"name": change.name, "action": change.action}
+def _facts(change: Change, plan: ViewPlan | None) -> dict[str, Any]:
+    explained = {"plan": None, "advice": []} if plan is None else {"plan": plan.explain(), "advice": plan.key_advice()}
+    return {"name": change.name, "action": change.action, **explained}
 
 
 def _show(session: CommandSession, facts: Mapping[str, Any], lines: list[str]) -> None:
@@ -200,9 +198,10 @@ def _show(session: CommandSession, facts: Mapping[str, Any], lines: list[str]) -
         session.out.document(facts)
         return
     plans = [f"{change['name']}: {change['plan']}" for change in facts["changes"] if change["plan"]]
+    advice = [f"warning: view {change['name']}: {line}" for change in facts["changes"] for line in change["advice"]]
     epoch = [f"the replaced views change at epoch {epoch_text(facts['epoch'])}"] if facts["epoch"] else []
     end = [] if facts["applied"] else ["nothing was changed"]
-    session.out.show("\n".join([*lines, *epoch, *end]), *plans)
+    session.out.show("\n".join([*lines, *epoch, *end]), *plans, *(["\n".join(advice)] if advice else []))
 
 
 # ---- run -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def _apply(commands: argparse._SubParsersAction) -> None:
         "Each file NAME.sql is a view: a line `-- primary_key: column, …`, perhaps `-- refresh: auto`, then its query "
         "in Spark's dialect. Views without a file are dropped, and changed ones are replaced together: each is rebuilt "
         "at one epoch, and its old rows stay readable until then. JSON: applied, epoch (of the replaced views), and "
-        "changes: name, action (create, replace, drop, unchanged), plan.",
+        "changes: name, action (create, replace, alter, drop, unchanged), plan, and advice on its key.",
         before_root=("folder", "FOLDER", "the folder with the .sql files"),
     )
     engine_option(command, "the engine that plans the queries")

@@ -326,8 +326,8 @@ def test_a_view_that_was_planned_before_an_alter_is_not_made(lab: Lab, monkeypat
     table = lab.root_table()
     real = definition.derive
 
-    def derive(*args: Any) -> Any:
-        plan = real(*args)
+    def derive(*args: Any, **parsed: Any) -> Any:
+        plan = real(*args, **parsed)
         swap(table)
         return plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,46 @@ def test_apply_replaces_and_drops_after_a_confirmation(
         ("drop", "best"), ("replace", "revenue"),
     ]  # fmt: skip
     assert document["epoch"] and names(store) == ["revenue"] and "* 2" in store.view("revenue").sql
+
+
+KEYS = {
+    "SELECT id, day FROM orders": (("id", False, False), ("day", True, True)),
+    "SELECT day, MAX(id) AS id FROM orders GROUP BY day": (("day", True, False), ("day, id", True, False)),
+    "SELECT day, id FROM orders WHERE day IS NOT NULL": (("day", False, True), ("day, id", False, False)),
+}
+"""Keys by query, each with True where a column of it can be NULL, and where the query does not imply it."""
+
+
+@pytest.mark.parametrize("action", ["create", "replace"])
+@pytest.mark.parametrize("options", [["--dry-run"], ["--yes"]], ids=" ".join)
+def test_apply_prints_the_advice_on_keys(
+    lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str], action: str, options: list[str]
+) -> None:
+    store, root, folder = lake
+    for file in folder.iterdir():
+        file.unlink()
+    wanted = set[tuple[str, str]]()
+    for query, keys in KEYS.items():
+        for key, is_nullable, is_not_implied in keys:
+            name = f"v{len(list(folder.iterdir()))}"
+            (folder / f"{name}.sql").write_text(f"-- primary_key: {key}\n{query}\n")
+            if action == "replace":
+                store.create_view(name, f"SELECT * FROM ({query}) q WHERE id > 0", key.split(", "))
+            wanted |= {(name, "can be NULL")} if is_nullable else set()
+            wanted |= {(name, "does not imply the key")} if is_not_implied else set()
+    assert run(["apply", str(folder), root, "--dry-run", "--json"]) == 0
+    changes = json.loads(capsys.readouterr().out)["changes"]
+    as_json = [(change["name"], line) for change in changes for line in change["advice"]]
+    assert run(["apply", str(folder), root, *options]) == 0
+    shown = capsys.readouterr().out
+    for lines in (
+        [re.split("^warning: view (v[0-9]): ", line)[1:] for line in shown.splitlines() if "warn" in line],
+        as_json,
+    ):
+        assert len(lines) == len(wanted)
+        assert {(name, part) for name, line in lines for _, part in wanted if part in line} == wanted
+    assert run(["apply", str(folder), root]) == 0 or options == ["--dry-run"]
+    assert ("warning" in capsys.readouterr().out) is (options == ["--dry-run"] and action == "create")
 
 
 @pytest.mark.parametrize("name, text, message", [

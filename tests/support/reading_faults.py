@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 from sqlglot import exp
 
-from epochlog.views import derivation
+from epochlog.views import definition, derivation
 
 Change = Callable[[exp.Query], object]
 
@@ -21,7 +21,8 @@ def _read(patch: pytest.MonkeyPatch, text: Callable[[str], str] | None = None, t
             tree(query)
         return query
 
-    patch.setattr(derivation, "parse", parse)
+    for module in (definition, derivation):
+        patch.setattr(module, "parse", parse)
 
 
 def _a_doubled_quote_is_none(patch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,12 @@ import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
+import sqlglot
 
 import epochlog as el
 from epochlog.store.types.schema import TableSchema
@@ -156,6 +158,27 @@ def test_the_warning_is_logged_at_create_and_replace(tmp_path: Path, caplog: pyt
         assert NULL in logged[0] and TWICE in logged[1]
         store.replace_views({"v": "SELECT COALESCE(g, 0) AS g, MAX(k) AS k FROM t GROUP BY COALESCE(g, 0)"})
         assert lines() == logged
+
+
+@pytest.mark.parametrize("call", ["create", "replace"])
+def test_a_text_is_parsed_once(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab, texts, real = Lab(tmp_path / "lake"), list[str](), sqlglot.parse
+    text = "WITH c AS (SELECT k, g FROM t WHERE g IS NOT NULL) SELECT x.k, y.g FROM c x JOIN c y ON x.k = y.k"
+    with lab.store as store:
+        store.create_table("t", T, ["k"])
+        if call == "replace":
+            store.create_view("v", "SELECT k, g FROM t", ["k"])
+
+        def parsed(sql: str, **options: Any) -> Any:
+            texts.append(sql)
+            return real(sql, **options)
+
+        monkeypatch.setattr(sqlglot, "parse", parsed)
+        if call == "create":
+            store.create_view("v", text, ["k"])
+        else:
+            store.replace_views({"v": text})
+    assert texts == [text]
 
 
 def test_a_float_that_fits_no_decimal_is_told_how_to_cast(tmp_path: Path) -> None:
