@@ -19,14 +19,17 @@ class ConfirmationNeeded(EpochlogError):
 def confirm(session: CommandSession, question: str, losses: Iterable[str]) -> None:
     """Ask the question on the terminal; return for the answer yes, or at once with --yes.
 
-    losses: lines about the data that the command removes. Raises ConfirmationNeeded if there is no terminal, and
-    EpochlogError for any other answer.
+    losses: lines about the data that the command removes or replaces. Raises ConfirmationNeeded, with them, if there is
+    no terminal, and EpochlogError for any other answer.
     """
     if session.options.yes:
         return
     session.out.waiting.end()
     if session.out.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfirmationNeeded(f"{question} Nothing was done: there is no terminal to ask on; add --yes to confirm")
+        lost = "; ".join(losses)
+        raise ConfirmationNeeded(
+            f"{question} {lost}. Nothing was done: there is no terminal to ask on; add --yes to confirm"
+        )
     for line in losses:
         print(line, file=sys.stderr)
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -11,20 +11,18 @@ from epochlog.checkpoint.job.job_ddl import refuse_in_use as refuse_job_in_use
 from epochlog.checkpoint.job.pace import boundaries_text
 from epochlog.cli.confirmation import confirm
 from epochlog.cli.facts.chosen_epochs import epoch_of
-from epochlog.cli.facts.store import Facts, RowCounter, TableLook, look_at, table_facts
+from epochlog.cli.facts.losses import describe_tables, loss_lines, outputs_of
 from epochlog.cli.grammar.values import AUTO
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import bytes_text, count_text, epoch_text, listed, safe, unchanged_text
+from epochlog.cli.text import epoch_text, listed, unchanged_text
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.table_ddl import alter_table, refuse_in_use
 from epochlog.store.env.clock import FOR_EVER
-from epochlog.store.epochs.view_reader import read_commits, read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_table
+from epochlog.store.metadata.lookups import find_job, find_table
 from epochlog.store.metadata.table_options import LEAST_HISTORY, LONGEST_HISTORY, TableOptions
 from epochlog.store.metadata.table_settings import Settings, show_option
-from epochlog.store.retention.holds import holds_of
 
 _SPANS = ("history_retention", "log_retention", "tombstone_retention")
 _OPTIONS = (*_SPANS, "compact_segments", "max_segments", "compaction_check", "ttl", "ttl_column")
@@ -143,9 +141,9 @@ def rebuild(session: CommandSession) -> None:
     """Request a rebuild of a job's outputs."""
     name = session.options.job
     job = session.store.job(name)
-    described = _describe_tables(session, lambda view: _outputs(view, name))
+    described = describe_tables(session.handle, lambda view: outputs_of(view, name))
     losses = [
-        *_loss_lines(described),
+        *loss_lines(described),
         "the job's next step rebuilds its tables; the old rows stay readable until then",
     ]
     confirm(session, f"Rebuild job {name} and discard its uncommitted barrier?", losses)
@@ -169,10 +167,10 @@ def drop(session: CommandSession) -> None:
             return [table]
         if not keep:
             refuse_job_in_use(view, find_job(view, name))
-        return _outputs(view, name)
+        return outputs_of(view, name)
 
-    described = _describe_tables(session, droppable)
-    losses = ["its tables stay as root tables"] if keep else [*_loss_lines(described)]
+    described = describe_tables(session.handle, droppable)
+    losses = ["its tables stay as root tables"] if keep else [*loss_lines(described)]
     confirm(session, f"Drop {kind} {name} permanently?", losses)
     if kind == "table":
         store.drop_table(name)
@@ -208,47 +206,3 @@ def adopt(session: CommandSession) -> None:
 
 def _timedelta(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
-
-
-def _outputs(view: ReadTxn, name: str) -> list[TableDef]:
-    return [get_table(view, table, f"output of {name}") for table in find_job(view, name).outputs]
-
-
-def _describe_tables(session: CommandSession, select: Callable[[ReadTxn], list[TableDef]]) -> list[Facts]:
-    """Describe the selected tables: size, newest commit, number of commits, and holders other than jobs."""
-    handle, live = session.handle, session.handle.leases.live
-
-    def body(view: ReadTxn) -> list[tuple[TableLook, Facts]]:
-        # Jobs are left out of held_by: a table that a job reads cannot be dropped.
-        job_holders = {f"job:{job.name}" for job in all_jobs(view)}
-        now_ms = handle.catalog.now_ms()
-        epochs = read_epoch_view(view, handle.memory, now_ms, handle.store_id)
-        return [
-            (
-                look_at(view, table, epochs),
-                {
-                    "commits": len(read_commits(view, table)),
-                    "held_by": sorted({hold.holder for hold in holds_of(view, table.id, now_ms, live)} - job_holders),
-                },
-            )
-            for table in select(view)
-        ]
-
-    counter = RowCounter(handle, enabled=True)
-    keys = ("name", "rows", "bytes", "max_committed_epoch", "max_committed_at")
-    described = []
-    for look, extra_facts in handle.catalog.read(body):
-        facts = table_facts(look, counter.of(look.plan))
-        described.append({**{name: facts[name] for name in keys}, **extra_facts})
-    return described
-
-
-def _loss_lines(tables: Sequence[Facts]) -> Iterator[str]:
-    for table in tables:
-        holders = f"; held by {safe(listed(table['held_by']))}" if table["held_by"] else ""
-        commits = f"{table['commits']:,} commit{'s' * (table['commits'] != 1)}"
-        rows = f"{count_text(table['rows'])} row{'s' * (table['rows'] != 1)}"
-        yield (
-            f"table {table['name']}: {rows}, {bytes_text(table['bytes'])}, {commits}, the newest "
-            f"at {epoch_text(table['max_committed_epoch'])}{holders}"
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from epochlog.checkpoint.job.pace import Pace, make_pace
 from epochlog.cli.confirmation import confirm
+from epochlog.cli.facts.losses import describe_tables, loss_lines, outputs_of
 from epochlog.cli.session import CommandSession
 from epochlog.cli.signals import stop_signals
 from epochlog.cli.text import epoch_text, lag_text, one_line
@@ -62,7 +63,7 @@ def apply(session: CommandSession) -> None:
         return
     destructive = [change for change in work if change.action != "create"]
     if destructive:
-        confirm(session, f"Change {len(work)} view{'s' * (len(work) > 1)} of the store?", lines)
+        confirm(session, f"Change {len(work)} view{'s' * (len(work) > 1)} of the store?", _losses(session.handle, work))
     facts["epoch"], facts["applied"] = _make(session, work, altered, spark), True
     _show(session, facts, lines)
 
@@ -161,6 +162,13 @@ def _drops_that_wait(view: ReadTxn, changes: list[Change], reads: Mapping[str, C
                     else f", after {job.name}"
                 )
     return waiting
+
+
+def _losses(handle: Handle, changes: list[Change]) -> Iterator[str]:
+    """Yield a line about each change, and about the rows of each view that is dropped."""
+    yield from (f"{change.action} {change.name}" for change in changes)
+    dropped = [change.name for change in changes if change.action == "drop"]
+    yield from loss_lines(describe_tables(handle, lambda view: [t for name in dropped for t in outputs_of(view, name)]))
 
 
 def _plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import re
@@ -17,6 +18,7 @@ import pytest
 import epochlog as el
 from epochlog import api
 from epochlog.cli.commands import changing
+from epochlog.cli.grammar.commands import parser
 
 
 class Terminal(io.StringIO):
@@ -42,20 +44,46 @@ def tables_of(root: str) -> list[str]:
         return [info.name for info in store.tables()]
 
 
-DESTROYING = [["drop", "table", "nothing_yet"], ["drop", "job", "daily"], ["rebuild", "daily"]]
+DESTROYING = {
+    "drop table nothing_yet": ["table nothing_yet: 0 rows, 0 B, 0 commits, the newest at -"],
+    "drop job daily": ["table revenue: 2 rows, ", " B, 1 commit, the newest at ", "held by tag:kept"],
+    "drop job daily --keep-outputs": ["its tables stay as root tables"],
+    "rebuild daily": ["table revenue: 2 rows, ", "held by tag:kept", "the job's next step rebuilds its tables"],
+    "alter table orders --log-retention 1h --history-retention 61m": [
+        "history_retention is auto and would be 1 h 1 min; log_retention is 1 d and would be 1 h",
+    ],
+    "alter table orders --ttl 1h --ttl-column at": ["ttl is without an end and would be 1 h"],
+    "alter table orders --tombstone-retention 1h": ["tombstone_retention is 7 d and would be 1 h"],
+}
+"""Commands that want a confirmation, each with what they would lose; test_views.py has apply."""
 
 
 def argv_of(words: list[str], root: str) -> list[str]:
     return [words[0], root, *words[1:]]
 
 
-@pytest.mark.parametrize("words", DESTROYING, ids=" ".join)
+def test_all_commands_that_want_a_confirmation_are_tried() -> None:
+    commands = {
+        name
+        for action in parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, command in action.choices.items()
+        if "--yes" in command.format_help()
+    }
+    assert commands == {words.split()[0] for words in DESTROYING} | {"apply"}
+
+
+@pytest.mark.parametrize("words", DESTROYING)
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["plain", "json"])
 def test_without_a_terminal_nothing_is_destroyed_unless_yes_is_said(run, lake, words, more) -> None:
+    with api.open(lake.root) as store:
+        store.tag("kept", ["revenue"], consistency="latest")
+        store.table("orders").alter(add=[pa.field("at", pa.timestamp("ms"))])
     before = (Path(lake.root) / "catalog" / "data.mdb").read_bytes()
-    done = run(*argv_of(words, lake.root), *more)
+    done = run(*argv_of(words.split(), lake.root), *more)
     assert (done.code, done.out) == (2, "")
-    assert words[-1] in done.err and "--yes" in done.err and done.err.count("\n") == 1
+    assert words.split()[2 - (words[0] == "r")] in done.err and "--yes" in done.err and done.err.count("\n") == 1
+    assert all(part in done.err for part in DESTROYING[words]), done.err
     assert (Path(lake.root) / "catalog" / "data.mdb").read_bytes() == before
 
 

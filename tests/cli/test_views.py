@@ -84,7 +84,13 @@ def test_apply_replaces_and_drops_after_a_confirmation(
     (folder / "revenue.sql").write_text(REVENUE.replace("SUM(cents)", "SUM(cents) * 2"))
     capsys.readouterr()
     assert run(["apply", str(folder), root]) == 2
-    assert "--yes" in capsys.readouterr().err and names(store) == ["best", "revenue"]
+    refusal = capsys.readouterr().err
+    assert re.search(
+        "^epochlog: Change 2 views of the store[?] drop best; replace revenue; table best: 0 rows, 0 B, 0 commits, .*"
+        "Nothing was done: .* --yes",
+        refusal,
+    )
+    assert refusal.count("\n") == 1 and names(store) == ["best", "revenue"]
     assert run(["apply", str(folder), root, "--yes", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [(change["action"], change["name"]) for change in document["changes"]] == [
