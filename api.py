@@ -13,7 +13,7 @@ import pyarrow as pa
 from epochlog.batch.default_policy import named_policy
 from epochlog.batch.epoch_as_of import epoch_as_of
 from epochlog.batch.policy import Exact, Policy
-from epochlog.batch.snapshot import take_snapshot
+from epochlog.batch.snapshot import default_of, take_snapshot
 from epochlog.batch.tags import Tag, drop_tag, find_tag, list_tags
 from epochlog.checkpoint.job.job_ddl import JobInfo
 from epochlog.lineage.client_check import check_client
@@ -290,7 +290,8 @@ class Store(StoreJobs, OneProcess, Closeable):
             if consistency is not None or policy_options:
                 raise InvalidInput("a tag names its epochs: leave out consistency and the options of policies")
             return take_snapshot(self._handle, Exact(find_tag(self._handle, tag).token), tables, Snapshot)
-        return take_snapshot(self._handle, named_policy(consistency, **policy_options), tables, Snapshot)
+        policy = named_policy(consistency, lambda: default_of(self._handle, tables), **policy_options)
+        return take_snapshot(self._handle, policy, tables, Snapshot)
 
     def tag(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from epochlog.batch.default_policy import named_policy
 from epochlog.batch.policy import timeout_of
-from epochlog.batch.snapshot import take_snapshot
+from epochlog.batch.snapshot import default_of, take_snapshot
 from epochlog.checkpoint.control_messages import decode_request
 from epochlog.checkpoint.coordinator.coordinator import Coordinator
 from epochlog.checkpoint.coordinator.state import CoordinatorSettings
@@ -211,7 +211,7 @@ class StoreServer:
     def _choose(
         self, table: str, consistency: str | None, options: Mapping[str, Any], check: Callable[[], None]
     ) -> Chosen:
-        policy = named_policy(consistency, **options)
+        policy = named_policy(consistency, lambda: default_of(self._handle, [table]), **options)
         if timeout_of(policy) > MAX_WAIT_S:
             raise InvalidInput(
                 f"the server waits at most {MAX_WAIT_S:g} s for an epoch of {table!r}; read with a shorter timeout"

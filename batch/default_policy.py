@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 
+from epochlog.errors import InvalidInput
+
 from .policy import Aligned, Exact, Global, Policy
-from .policy_registry import resolve_policy
+from .policy_registry import resolve_policy, takers_of
 
 LONGEST_TEXT = 200
 
@@ -22,14 +24,29 @@ def default_policy(tables: Sequence[str] | None, store_default: str | None) -> P
     return Aligned(bounded=len(set(tables)) > 1)
 
 
-def named_policy(consistency: str | type | Policy | None, /, **options: object) -> Policy | None:
-    """Return the policy that the arguments of a read name; None if they name none. Options alone are those of `global`.
+def named_policy(
+    consistency: str | type | Policy | None, default: Callable[[], Policy], /, **options: object
+) -> Policy | None:
+    """Return the policy that the arguments of a read name; None if they name none. An option of `global` names it.
 
-    Raises InvalidInput.
+    default: returns the policy of the read if none is named. Raises InvalidInput, which names it, for other options.
     """
-    if consistency is None and not options:
-        return None
-    return resolve_policy("global" if consistency is None else consistency, **options)
+    if consistency is not None:
+        return resolve_policy(consistency, **options)
+    takers = {option: takers_of(option) for option in options}
+    foreign = [option for option, names in takers.items() if Global.name not in names]
+    if not foreign:
+        return resolve_policy(Global.name, **options) if options else None
+    advice = [
+        f"{option} belongs to {' or '.join(f'consistency={name!r}' for name in takers[option])}"
+        if takers[option]
+        else f"no built-in policy has {option}"
+        for option in foreign
+    ]
+    raise InvalidInput(
+        f"this read names no policy, and its default, {policy_text(default())}, takes no {', '.join(foreign)}: name "
+        f"the policy; {'; '.join(advice)}"
+    )
 
 
 def policy_text(policy: Policy) -> str:

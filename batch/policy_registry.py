@@ -63,6 +63,11 @@ def options_of(name: str) -> dict[str, PolicyOption]:
     return {option.name: option for option in getattr(BUILT_IN.get(name), "options", ())}
 
 
+def takers_of(argument: str) -> list[str]:
+    """Return the built-in policies that take this keyword argument."""
+    return [name for name, policy in BUILT_IN.items() if argument in inspect.signature(policy).parameters]
+
+
 def declared_options() -> dict[str, dict[str, PolicyOption]]:
     """Return all declared options, each with the policies that declare it."""
     options: dict[str, dict[str, PolicyOption]] = {}

@@ -178,17 +178,27 @@ def take_snapshot(
     A policy with a timeout is asked again when the catalog changes, until the timeout has passed. check: called during
     that wait; it raises an error to end the wait.
     """
+    _require_names(tables)
+    if handle.leases.count("snapshot") >= MAX_OPEN_SNAPSHOTS:
+        raise LimitExceeded(
+            f"{MAX_OPEN_SNAPSHOTS} snapshots of this store are open; close some of them (or use `with`)"
+        )
+    return until_chosen(handle, policy, lambda: _choose_and_pin(handle, policy, tables, kind), check)
+
+
+def default_of(handle: Handle, tables: Sequence[str] | None) -> Policy:
+    """Return the policy of a snapshot of these tables that names none. Raises InvalidInput for a wrong list."""
+    _require_names(tables)
+    return default_policy(tables, handle.catalog.read(read_default))
+
+
+def _require_names(tables: Sequence[str] | None) -> None:
     if isinstance(tables, str):
         raise InvalidInput(f"tables must be a list of table names: write [{tables!r}]")
     if tables is not None and not (isinstance(tables, Sequence) and all(isinstance(name, str) for name in tables)):
         raise InvalidInput(f"tables must be a list of table names, not {tables!r}")
     if tables is not None and not tables:
         raise InvalidInput("a snapshot needs at least one table; leave tables out for all that the policy covers")
-    if handle.leases.count("snapshot") >= MAX_OPEN_SNAPSHOTS:
-        raise LimitExceeded(
-            f"{MAX_OPEN_SNAPSHOTS} snapshots of this store are open; close some of them (or use `with`)"
-        )
-    return until_chosen(handle, policy, lambda: _choose_and_pin(handle, policy, tables, kind), check)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from epochlog.store.metadata.read_default import AUTO
 from epochlog.store.types.epoch import show_span, to_unix_ms
 from epochlog.store.types.epoch import show_time as iso
 
@@ -43,6 +45,13 @@ def count_text(count: int | None) -> str:
 def unchanged_text(dropped: bool | None) -> str:
     """Return a clause about an output's unchanged rows, to append to other text; empty for a root table (None)."""
     return {None: "", True: "; unchanged rows are left out", False: "; unchanged rows are kept"}[dropped]
+
+
+def settings_text(facts: Mapping[str, Any]) -> str:
+    """Describe the settings of a store, from its facts."""
+    own = facts["default_consistency"]
+    taken = "the policy for their tables (auto)" if own == AUTO else own
+    return f"reads that name no policy take {taken}; global_max_lag {show_span(facts['global_max_lag_ms'])}"
 
 
 def listed(parts: Sequence[str], limit: int = 5) -> str:

@@ -12,9 +12,10 @@ from epochlog.checkpoint.job.pace import boundaries_text
 from epochlog.cli.confirmation import confirm
 from epochlog.cli.facts.chosen_epochs import epoch_of
 from epochlog.cli.facts.losses import describe_tables, loss_lines, outputs_of
+from epochlog.cli.facts.store import settings_facts
 from epochlog.cli.grammar.values import AUTO
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import epoch_text, listed, unchanged_text
+from epochlog.cli.text import epoch_text, listed, settings_text, unchanged_text
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.table_ddl import alter_table, refuse_in_use
@@ -29,11 +30,18 @@ _OPTIONS = (*_SPANS, "compact_segments", "max_segments", "compaction_check", "tt
 
 
 def alter(session: CommandSession) -> None:
-    """Change a job's interval and max_lag, or a table's options and changelog."""
-    if session.options.kind == "job":
-        _alter_job(session)
+    """Change a job's interval and max_lag, a table's options and changelog, or the store's settings."""
+    {"job": _alter_job, "table": _alter_table, "store": _alter_store}[session.options.kind](session)
+
+
+def _alter_store(session: CommandSession) -> None:
+    options, store = session.options, session.store
+    store.alter(global_max_lag=options.global_max_lag, default_consistency=options.default_consistency)
+    facts = settings_facts(session.handle)
+    if session.out.as_json:
+        session.out.document(facts)
     else:
-        _alter_table(session)
+        session.out.show(settings_text(facts))
 
 
 def _alter_job(session: CommandSession) -> None:

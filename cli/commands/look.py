@@ -16,6 +16,7 @@ from epochlog.cli.facts.store import (
     jobs_facts,
     loads_facts,
     look,
+    settings_facts,
     status_facts,
     table_facts,
 )
@@ -122,7 +123,8 @@ def _table_list(session: CommandSession, tables: Sequence[TableLook], counter: R
 def _status_facts(session: CommandSession, counter: RowCounter) -> Facts:
     state = look(session.handle)
     tables = _table_list(session, state.tables, counter)
-    return status_facts(session.handle.files.place, state, tables, list_tags(session.handle))
+    facts = status_facts(session.handle.files.place, state, tables, list_tags(session.handle))
+    return {**facts, **settings_facts(session.handle)}
 
 
 def _show_status(session: CommandSession, counter: RowCounter, *, on_one_line: bool = False) -> None:

@@ -29,8 +29,10 @@ from epochlog.store.metadata.lookups import (
     get_entries,
     get_job,
     get_runs,
+    get_store,
     get_version,
 )
+from epochlog.store.metadata.read_default import shown_default
 from epochlog.store.metadata.version import LogEntry, Runs, TableVersion
 from epochlog.store.retention.holds import holds_of
 from epochlog.store.retention.kept_history import HistorySize, KeptHistory, read_history
@@ -189,6 +191,16 @@ def status_facts(root: str, look: StoreLook, tables: Sequence[Facts], tags: Iter
         "loads": loads_facts(look),
         "tags": [tag_facts(tag, look.now_ms) for tag in tags],
     }
+
+
+def settings_facts(handle: Handle) -> Facts:
+    """Describe the settings of the store that `store.alter` changes."""
+    return handle.catalog.read(
+        lambda view: {
+            "default_consistency": shown_default(view),
+            "global_max_lag_ms": get_store(view).max_lag_ms,
+        }
+    )
 
 
 def jobs_facts(look: StoreLook) -> list[Facts]:

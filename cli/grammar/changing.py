@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from epochlog.store.metadata.read_default import AUTO, POLICIES
+
 from .common import add_command
 from .values import moment, positive, seconds, seconds_or_auto
 
@@ -66,13 +68,23 @@ def _alter(commands: argparse._SubParsersAction) -> None:
     command = add_command(
         commands,
         "alter",
-        "change a table's retention, ttl and changelog, or a job's commit interval and permitted lag",
+        "change a table's retention, ttl and changelog, a job's commit interval and permitted lag, or the store's own "
+        "settings",
         "Readers and writers continue. A shorter retention or ttl needs a confirmation, because the next compaction "
         "removes older states or rows. JSON: for a job the fields of JobInfo; for a table name, changelog and options "
-        "(in seconds).",
+        "(in seconds); for the store default_consistency and global_max_lag_ms, which status shows too.",
     )
-    command.add_argument("kind", metavar="table|job", choices=("table", "job"))
-    command.add_argument("name", metavar="NAME")
+    command.add_argument("kind", metavar="table|job|store", choices=("table", "job", "store"))
+    command.add_argument("name", metavar="NAME", nargs="?", help="of the table or job")
+    store = command.add_argument_group("of the store")
+    store.add_argument(
+        "--default-consistency",
+        choices=(AUTO, *POLICIES),
+        help="the policy of reads that name none, by any door; auto: their tables decide",
+    )
+    store.add_argument(
+        "--global-max-lag", type=seconds, metavar="TIME", help="a view with a larger lag takes no part in global"
+    )
     job = command.add_argument_group("of a job")
     job.add_argument(
         "--interval", type=seconds, metavar="TIME", help="time between commits: a whole number of boundaries"
@@ -110,6 +122,7 @@ def _alter(commands: argparse._SubParsersAction) -> None:
 
 
 ALTER_OPTIONS = {
+    "store": ("default_consistency", "global_max_lag"),
     "job": ("interval", "max_lag"),
     "table": (
         *("history_retention", "log_retention", "tombstone_retention", "compact_segments", "max_segments"),
@@ -123,9 +136,11 @@ def _alter_usage_error(options: argparse.Namespace) -> str | None:
     set_options = {
         kind: [name for name in names if getattr(options, name) is not None] for kind, names in ALTER_OPTIONS.items()
     }
-    foreign = set_options["table" if options.kind == "job" else "job"]
+    foreign = [name for kind, names in set_options.items() if kind != options.kind for name in names]
     if foreign:
         return f"alter: --{foreign[0].replace('_', '-')} is not an option of a {options.kind}"
+    if (options.name is None) != (options.kind == "store"):
+        return "alter: a store takes no NAME" if options.name else f"alter: name the {options.kind}"
     if not set_options[options.kind]:
         flags = ", ".join("--" + option.replace("_", "-") for option in ALTER_OPTIONS[options.kind])
         return f"alter: name an option to change: {flags}"

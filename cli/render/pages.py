@@ -10,7 +10,18 @@ from rich.table import Table
 from rich.text import Text
 
 from epochlog.cli.facts.store import Facts
-from epochlog.cli.text import NONE, bytes_text, count_text, epoch_text, lag_text, listed, one_line, safe, unchanged_text
+from epochlog.cli.text import (
+    NONE,
+    bytes_text,
+    count_text,
+    epoch_text,
+    lag_text,
+    listed,
+    one_line,
+    safe,
+    settings_text,
+    unchanged_text,
+)
 from epochlog.store.types.epoch import show_span
 
 from .graph import graph
@@ -88,7 +99,7 @@ def status_page(facts: Facts) -> list[Table | str]:
     )
     leads = f", which leads the clock by {show_span(facts['leads_ms'])}" if facts["leads_ms"] else ""
     head = f"{facts['root']} at {facts['at']}, last epoch {epoch_text(facts['last_epoch'])}{leads}"
-    parts: list[Table | str] = [head, grid(headers, rows), *_maintenance(facts["tables"])]
+    parts: list[Table | str] = [f"{head}\n{settings_text(facts)}", grid(headers, rows), *_maintenance(facts["tables"])]
     if facts["jobs"]:
         headers = ("job", "state", "committed epoch", ">lag", "waits for")
         parts.append(grid(headers, ((job["name"], *_progress_cells(job)) for job in facts["jobs"])))

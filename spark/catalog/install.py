@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from epochlog.batch.default_policy import named_policy
 from epochlog.batch.policy import Policy
+from epochlog.batch.snapshot import default_of
 from epochlog.errors import InvalidInput
 from epochlog.spark.create_guard import SPARK_CATALOG
 from epochlog.spark.live_session import require_live
@@ -51,8 +52,8 @@ def catalog(
         raise InvalidInput(f"{name} is Spark's own catalog; choose another name, such as lake")
     if isinstance(tables, str) or (tables is not None and not tables):
         raise InvalidInput(f"tables must be a list of table names, not {tables!r}")
-    policy = named_policy(consistency, **policy_options)
     names = None if tables is None else tuple(tables)
+    policy = named_policy(consistency, lambda: default_of(_open(store), names), **policy_options)
     require_suitable(policy, names)
     catalog_tables = CatalogTables(_open(store), policy, names)
     catalog_tables.require_tables()

@@ -28,6 +28,12 @@ def read_default(view: ReadTxn) -> str | None:
     return record["consistency"]
 
 
+def shown_default(view: ReadTxn) -> str:
+    """Return the name of the store's default policy, also of a later release's; AUTO for none."""
+    record = view.get(READS)
+    return AUTO if record is None else str(record.get("consistency"))
+
+
 def check_default(policy: str) -> None:
     """Raise InvalidInput for a policy that cannot be the store's default."""
     if policy != AUTO and policy not in POLICIES:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from epochlog.batch import default_policy, default_read, policy, snapshot
 from epochlog.batch.default_policy import policy_text
 from epochlog.batch.default_read import plan_default_read
 from epochlog.batch.policy import Aligned, Global, Latest
-from epochlog.batch.policy_registry import resolve_policy
+from epochlog.batch.policy_registry import BUILT_IN, resolve_policy
 from epochlog.batch.token import decode_token, encode_token
 from epochlog.errors import InvalidInput, TableNotReadable, UnsupportedFormat
 from epochlog.store.catalog.keys import READS
@@ -165,6 +168,38 @@ def test_only_policies_without_options_can_be_the_default(world: DefaultWorld) -
     assert world.store.default_consistency == "auto"
 
 
+OPTIONS = ("timeout", "epoch", "timestamp", "max_lag", "bounded", "epochs_or_token", "lag", "include_creating")
+
+
+@pytest.mark.rule("3.70", "3.72")
+def test_an_option_without_a_policy_is_refused_by_the_name_of_the_default(world: DefaultWorld) -> None:
+    store = world.store
+    with pytest.raises(InvalidInput) as refused:
+        store.snapshot(["revenue"], timeout=3)
+    assert str(refused.value) == (
+        "this read names no policy, and its default, aligned, takes no timeout: name the policy; timeout belongs to "
+        "consistency='at_least' or consistency='bounded'"
+    )
+    for own in ("auto", "global", "aligned", "latest"):
+        store.alter(default_consistency=own)
+        for tables in (None, ["orders"], ["orders", "revenue"]):
+            with store.snapshot(tables) as moment:
+                default = policy_text(moment.policy)
+            for option in OPTIONS[:-1]:
+                for call in (partial(store.snapshot, tables), partial(store.tag, "t", tables)):
+                    with pytest.raises(InvalidInput) as refused:
+                        call(**{option: 1})
+                    assert f"its default, {default}, takes no {option}: " in str(refused.value)
+                    advised = re.findall("consistency='([a-z_]+)'", str(refused.value))
+                    taking = [name for name, kind in BUILT_IN.items() if option in inspect.signature(kind).parameters]
+                    assert advised == taking and bool(taking) is (option != "lag")
+    with store.snapshot(["orders", "revenue"], include_creating=True) as moment:
+        assert moment.policy == Global(include_creating=True)
+    for wrong in ("orders", 5, []):
+        with pytest.raises(InvalidInput, match="tables must be a list|at least one table"):
+            store.snapshot(wrong, timeout=3)  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.rule("3.72")
 def test_a_default_of_a_later_release_is_refused_by_name(world: DefaultWorld) -> None:
     world.store._handle.catalog.transact(lambda tx: tx.put(READS, {"consistency": "tidal"}))
@@ -239,7 +274,7 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 def flight_reads_the_newest_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "epochlog.serving.named_policy", lambda name, **options: resolve_policy(name or "latest", **options)
+        "epochlog.serving.named_policy", lambda name, default, **options: resolve_policy(name or "latest", **options)
     )
 
 

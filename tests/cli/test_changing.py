@@ -19,6 +19,7 @@ import epochlog as el
 from epochlog import api
 from epochlog.cli.commands import changing
 from epochlog.cli.grammar.commands import parser
+from epochlog.store.catalog.keys import READS
 
 
 class Terminal(io.StringIO):
@@ -301,3 +302,46 @@ def test_alter_of_a_ttl_asks_before_rows_expire(run, lake) -> None:
         assert run("alter", lake.root, "table", *wrong, "--yes").code == 1
     refused = run("alter", lake.root, "table", "revenue", "--ttl", "1d", "--ttl-column", "day", "--yes")
     assert refused.code == 1 and "root tables" in refused.err
+
+
+@pytest.mark.rule("3.72")
+def test_the_settings_of_the_store_are_altered_and_shown(run, lake) -> None:
+    def status() -> tuple[str, int]:
+        facts = json.loads(run("status", lake.root, "--json").out)
+        return facts["default_consistency"], facts["global_max_lag_ms"]
+
+    assert status() == ("auto", 600_000)
+    assert "reads that name no policy take the policy for their tables (auto); global_max_lag 10 min\n" in (
+        run("status", lake.root).out
+    )
+    for name in ("global", "aligned", "latest", "auto", "latest"):
+        facts = json.loads(run("alter", lake.root, "store", "--default-consistency", name, "--json").out)
+        assert facts == {"default_consistency": name, "global_max_lag_ms": 600_000}
+        with api.open(lake.root) as store:
+            assert store.default_consistency == name
+    done = run("alter", lake.root, "store", "--global-max-lag", "3m")
+    assert done.out == "reads that name no policy take latest; global_max_lag 3 min\n"
+    assert status() == ("latest", 180_000)
+    assert f"\n{done.out}" in run("status", lake.root).out
+
+
+@pytest.mark.parametrize("words, message", [
+    (["store", "lake", "--default-consistency", "global"], "a store takes no NAME"),
+    (["store"], "name an option to change: --default-consistency, --global-max-lag"),
+    (["store", "--changelog", "full"], "--changelog is not an option of a store"),
+    (["store", "--default-consistency", "bounded"], "invalid choice"),
+    (["table", "orders", "--default-consistency", "global"], "--default-consistency is not an option of a table"),
+    (["job", "--interval", "2s"], "alter: name the job"),
+])  # fmt: skip
+def test_alter_of_the_store_takes_its_own_options(run, lake, words: list[str], message: str) -> None:
+    done = run("alter", lake.root, *words)
+    assert done.code == 2 and message in done.err
+    assert run("alter", lake.root, "store", "--global-max-lag", "1ms").code == 1
+
+
+def test_a_default_of_a_later_release_is_shown_and_can_be_taken_back(run, lake) -> None:
+    with api.open(lake.root) as store:
+        store._handle.catalog.transact(lambda tx: tx.put(READS, {"consistency": "tidal"}))
+    assert json.loads(run("status", lake.root, "--json").out)["default_consistency"] == "tidal"
+    assert run("alter", lake.root, "store", "--default-consistency", "auto").code == 0
+    assert run("read", lake.root, "orders").code == 0
