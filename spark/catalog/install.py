@@ -32,6 +32,7 @@ def catalog(
     consistency: str | type | Policy | None = None,
     *,
     tables: Sequence[str] | None = None,
+    read_only: bool = False,
     **policy_options: object,
 ) -> None:
     """Install the store as a catalog of Spark SQL: `SELECT … FROM lake.orders`. A query reads all tables at one epoch.
@@ -39,7 +40,8 @@ def catalog(
     store: an open store, or the root of one, which is opened for the life of the process. name: of the catalog; a
     second call replaces it. consistency and policy_options: the policy that chooses the epoch of each query, as those
     of `store.snapshot`; None: the default of a read of these tables. tables: the tables that the catalog has, and that
-    the policy aligns; None for all that take part in `global`. Each session needs a call of its own, also
+    the policy aligns; None for all that take part in `global`. read_only: open the root for reads alone, where nothing
+    may be written; statements that write raise StoreReadOnly. Each session needs a call of its own, also
     `spark.newSession()`.
     Raises InvalidInput for a session of Spark Connect or without pinned threads, and for wrong arguments; TableNotFound
     for a table that the store does not have; StoreClosed for a closed store; SparkLost for a session that was stopped.
@@ -53,9 +55,9 @@ def catalog(
     if isinstance(tables, str) or (tables is not None and not tables):
         raise InvalidInput(f"tables must be a list of table names, not {tables!r}")
     names = None if tables is None else tuple(tables)
-    policy = named_policy(consistency, lambda: default_of(_open(store), names), **policy_options)
+    policy = named_policy(consistency, lambda: default_of(_open(store, read_only), names), **policy_options)
     require_suitable(policy, names)
-    catalog_tables = CatalogTables(_open(store), policy, names)
+    catalog_tables = CatalogTables(_open(store, read_only), policy, names)
     catalog_tables.require_tables()
     _install(spark, name, catalog_tables)
     patch_sessions(lambda session, name, like: _install(session, name, like.tables))
@@ -71,17 +73,22 @@ def _install(session: SparkSession, name: str, tables: CatalogTables) -> None:
     installed[proxy.identity()] = proxy
 
 
-_opened: dict[str, Handle] = {}
-"""Stores that calls with a root have opened, by root."""
+_opened: dict[tuple[str, bool], Handle] = {}
+"""Stores that calls with a root have opened, by root and read_only."""
 
 
-def _open(store: HasHandle | str | Path) -> Handle:
+def _open(store: HasHandle | str | Path, read_only: bool) -> Handle:
     if not isinstance(store, str | Path):
         handle: Any = getattr(store, "_handle", None)
         if not isinstance(handle, Handle):
             raise InvalidInput(f"a catalog needs an open store or the root of one, not {store!r}")
+        if read_only and not handle.read_only:
+            raise InvalidInput(
+                "read_only is for a catalog that opens its store: pass the root, or a store of "
+                "epochlog.open(root, read_only=True)"
+            )
         return handle
-    root = str(store)
-    if root not in _opened:
-        _opened[root] = open_handle(root, create=False)
-    return _opened[root]
+    key = str(store), bool(read_only)
+    if key not in _opened:
+        _opened[key] = open_handle(key[0], create=False, read_only=key[1])
+    return _opened[key]

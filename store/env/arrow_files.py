@@ -12,7 +12,7 @@ import pyarrow.fs as pafs
 
 from epochlog.errors import ReadFailed, WriteFailed
 
-from .files import FileInfo, inside_root, reading, write_failed
+from .files import FileInfo, delete_failed, inside_root, reading, write_failed
 from .paths import has_unique_name
 from .read_only import refuse_write
 
@@ -91,7 +91,7 @@ class ArrowFiles:
         except OSError as error:
             if self._is_missing(path):
                 return  # some file systems report a missing file as another error
-            raise WriteFailed(f"{full} was not deleted: {error}") from error
+            raise delete_failed(full, error) from error
 
     def _full(self, path: str) -> str:
         return f"{self.base}/{inside_root(path)}" if self.base else inside_root(path)

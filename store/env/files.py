@@ -12,7 +12,9 @@ import pyarrow as pa
 
 from epochlog.errors import InvalidInput, WriteFailed
 
-from .os_refusals import is_missing, read_failed
+from .os_refusals import is_forbidden, is_missing, read_failed
+
+_TO_READ = "To read a store where nothing may be written, open it with epochlog.open(root, read_only=True)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,19 @@ def inside_root(path: str) -> str:
 
 
 def write_failed(path: str, error: Exception) -> WriteFailed:
+    """Return the error for a file that was not written, with what to do."""
     reason = getattr(error, "strerror", None) or str(error)
+    if is_forbidden(error):
+        return WriteFailed(f"{path} was not written: {reason}; no reader sees any of it. {_TO_READ}")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return WriteFailed(f"{path} was not written: the disk is full ({reason}); free some space and write again")
     return WriteFailed(f"{path} was not written: {reason}; no reader sees any of it. Fix the cause and write again")
+
+
+def delete_failed(path: str, error: Exception) -> WriteFailed:
+    """Return the error for a file that was not deleted."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return WriteFailed(f"{path} was not deleted: {reason}" + f". {_TO_READ}" * is_forbidden(error))
 
 
 @contextmanager

@@ -13,10 +13,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from epochlog.errors import WriteFailed
-
 from .failpoints import hit, is_armed
-from .files import FileInfo, inside_root, reading, write_failed
+from .files import FileInfo, delete_failed, inside_root, reading, write_failed
 from .os_refusals import is_missing, read_failed
 from .read_only import refuse_write
 
@@ -170,7 +168,7 @@ class LocalFiles:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise WriteFailed(f"{full} was not deleted: {error.strerror}") from error
+            raise delete_failed(full, error) from error
         hit("delete:done")
 
     def _full(self, path: str) -> str:

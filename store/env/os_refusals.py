@@ -15,6 +15,8 @@ from epochlog.errors import Corrupt, ReadFailed
 _IN_TEXT = re.compile(r"\[errno (\d+)\]", re.IGNORECASE)
 _CODE_OF_TEXT = {os.strerror(code): code for code in sorted(errno.errorcode, reverse=True)}
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
+_DENIED = ("ACCESS_DENIED", "AccessDenied", "PERMISSION_DENIED", "HTTP status 403")
+"""Words for a refused right in the errors of object stores, which have no errno."""
 _ADVICE = {
     errno.EMFILE: "Raise the limit of open files of this process (ulimit -n), or close some",
     errno.ENFILE: "Close some open files on this machine, or raise its limit (fs.file-max)",
@@ -35,6 +37,12 @@ def errno_of(error: BaseException) -> int | None:
     text = str(error)
     match = _IN_TEXT.search(text)
     return int(match[1]) if match else _CODE_OF_TEXT.get(text.rpartition(": ")[2])
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Return True if the error means that this user, or this mount, may not write."""
+    denied = isinstance(error, OSError) and any(word in str(error) for word in _DENIED)
+    return denied or errno_of(error) in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def is_missing(error: OSError) -> bool:

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import NoReturn
 
 import pyarrow.fs as pafs
 import pytest
@@ -167,3 +168,58 @@ def test_private_dirs(tmp_path: Path) -> None:
     make_private_dir(tmp_path / "a" / "b")
     make_private_dir(tmp_path / "a" / "b")
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
+
+
+DENIED = {
+    "of the user": OSError(errno.EACCES, "Permission denied"),
+    "of root": OSError(errno.EPERM, "Operation not permitted"),
+    "of the mount": OSError(errno.EROFS, "Read-only file system"),
+    "in Arrow's text": OSError("Failed to open local file. Detail: [errno 30] Read-only file system"),
+    "S3": OSError("When uploading key 'k' in bucket 'b': AWS Error ACCESS_DENIED during PutObject operation: "),
+    "S3 without a code": OSError("AWS Error UNKNOWN (HTTP status 403) during PutObject operation: "),
+    "GCS": OSError("google::cloud::Status(PERMISSION_DENIED: caller has no storage.objects.create access)"),
+}
+FAILED = {
+    "full": OSError(errno.ENOSPC, "No space left on device"),
+    "broken": OSError(errno.EIO, "Input/output error"),
+    "busy": OSError("AWS Error SLOW_DOWN during PutObject operation: Please reduce your request rate"),
+    "unknown user": OSError("AWS Error INVALID_ACCESS_KEY_ID during PutObject operation: "),
+}
+
+
+class RefusedFiles(pafs.LocalFileSystem):
+    """A file system of pyarrow whose writes and deletions fail."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self._error = error
+
+    def open_output_stream(self, *_: object, **__: object) -> NoReturn:
+        raise self._error
+
+    delete_file = open_output_stream
+
+
+@pytest.mark.rule("1.74")
+@pytest.mark.parametrize("kind", [*DENIED, *FAILED])
+def test_only_a_refused_right_to_write_names_read_only(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = {**DENIED, **FAILED}[kind]
+    (tmp_path / "there").write_bytes(b"x")
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(files_module.os, "unlink", refuse)
+    monkeypatch.setattr(files_module, "_write_all", refuse)
+    for files in (LocalFiles(str(tmp_path), "os"), ArrowFiles(RefusedFiles(error), str(tmp_path))):
+        for call in (
+            lambda files=files: files.write(type(files).__name__, b"x"),
+            lambda files=files: files.delete("there"),
+        ):
+            with pytest.raises(WriteFailed) as refused:
+                call()
+            text = str(refused.value)
+            assert ("epochlog.open(root, read_only=True)" in text) is (kind in DENIED), text
+            assert (error.strerror or str(error)) in text

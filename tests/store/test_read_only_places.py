@@ -84,19 +84,23 @@ def test_a_user_of_redis_who_may_only_read(tmp_path: Path) -> None:
 @pytest.mark.redis
 @pytest.mark.local_only
 @pytest.mark.rule("1.70")
+@pytest.mark.rule("1.74")
 def test_credentials_of_s3_that_may_only_read(s3: S3Server) -> None:
     """The server answers 403 to each request that writes, and counts none while the store is opened read-only."""
     root, url = s3.uri(f"{s3.new_bucket()}/lake"), servers.redis.url()
     with el.open(root, url) as store:
         table = store.create_table("t", SCHEMA, ["id"])
         table.upsert(ROWS)
+        files = store._handle.files
+        written = files.list()[-1].path
         s3.refuse_writes(True)
         try:
             s3.requests()
             _require_reads(root, url)
             assert {request.split()[0] for request in s3.requests()} <= {"GET", "HEAD"}
-            with pytest.raises(el.WriteFailed):
-                table.upsert(ROWS)
+            for write in (lambda: table.upsert(ROWS), lambda: store.compact(full=True), lambda: files.delete(written)):
+                with pytest.raises(el.WriteFailed, match="ACCESS_DENIED.*read_only=True"):
+                    write()
         finally:
             s3.refuse_writes(False)
 
