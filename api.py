@@ -333,9 +333,9 @@ class Store(StoreJobs, OneProcess, Closeable):
         """Return the metrics of this open store, as Prometheus text: the phases of each barrier that its jobs, queries
         and pipelines have committed (epochlog_barrier_phase_seconds), and the epochs and lag of each table.
         """
-        from epochlog.checkpoint.coordinator.metrics import store_metrics
+        from epochlog.checkpoint.coordinator.metrics import as_text, store_lines
 
-        return store_metrics(self._handle)
+        return as_text(store_lines(self._handle))
 
     def compact(self, table: str | None = None, full: bool = False, *, spark: SparkSession | None = None) -> None:
         """Delete the rows whose ttl has passed, and compact the L0 log into sorted runs: of one table (None: of all).

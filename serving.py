@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,6 +11,7 @@ from epochlog.batch.policy import timeout_of
 from epochlog.batch.snapshot import default_of, take_snapshot
 from epochlog.checkpoint.control_messages import decode_request
 from epochlog.checkpoint.coordinator.coordinator import Coordinator
+from epochlog.checkpoint.coordinator.metrics import as_text
 from epochlog.checkpoint.coordinator.state import CoordinatorSettings
 from epochlog.checkpoint.worker.worker import CONTROL
 from epochlog.exchange.flight.planner import Chosen
@@ -101,7 +102,7 @@ class StoreServer:
         subscriptions = Subscriptions(store._handle, self._flights.admission)
         try:
             if metrics is not None:
-                self._metrics = MetricsPort(metrics, self.metrics)
+                self._metrics = MetricsPort(metrics, self._metrics_lines)
             if ui is not None:
                 self._page = PagePort(
                     store._handle,
@@ -154,8 +155,11 @@ class StoreServer:
 
     def metrics(self) -> str:
         """Return the Prometheus text of the server and of the store's tables."""
+        return as_text(self._metrics_lines())
+
+    def _metrics_lines(self) -> Iterator[str]:
         coordinator = self.coordinator
-        return coordinator.metrics.text(self._handle, coordinator.status(), coordinator.workers, SystemClock()())
+        return coordinator.metrics.lines(self._handle, coordinator.status(), coordinator.workers, SystemClock()())
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
         """End all calls and threads within about `timeout` seconds, streams and waits for epochs at once; a second call

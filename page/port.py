@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import suppress
 from importlib.resources import files
+from itertools import chain
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -18,7 +19,7 @@ from epochlog.errors import EpochlogError, InsecureServer, InvalidInput, TableNo
 from epochlog.exchange.transport.duplex import check_token, is_loopback
 from epochlog.exchange.transport.http_port import HttpHandler, HttpPort, host_and_port
 from epochlog.exchange.transport.refusals import Refusals
-from epochlog.exchange.transport.shared_answers import SharedAnswers
+from epochlog.exchange.transport.shared_answers import SharedAnswers, in_pieces
 from epochlog.exchange.transport.tokens import check_strength
 from epochlog.store.env.whole_number import whole_number
 from epochlog.store.session.handle import Handle
@@ -44,6 +45,8 @@ MAX_READING = 2
 """Documents that are made at a time; further requests wait. One document serves all who ask for it within a second."""
 BEAT_S = 5.0
 """Time after which a stream without a change sends a comment, so that a closed connection is noticed."""
+BATCH = 100
+"""Items of a list that are encoded at a time."""
 MAX_FORM = 1024
 """Bytes of the form to sign in."""
 JSON = "application/json; charset=utf-8"
@@ -135,8 +138,12 @@ class _Site:
 
     def encoded(self, document: Any) -> bytes:
         """Encode a document; browsers that had to sign in see no paths of the server in it."""
-        content = encoded(document)
-        return content if self.sessions is None else self.paths.hidden(content)
+        return b"".join(self.pieces(document))
+
+    def pieces(self, document: Any) -> Iterator[bytes]:
+        """Yield the pieces of an encoded document. No text of it is in two of them."""
+        pieces = in_pieces(encoded_parts(document))
+        return pieces if self.sessions is None else map(self.paths.hidden, pieces)
 
     def error(self, error: Document) -> Document:
         """Return an error as browsers may see it."""
@@ -207,7 +214,7 @@ class _PageHandler(HttpHandler):
         try:
             names = parse_qs(query, max_num_fields=64)
             key = site.document_key(path, names)
-            content = self.made(site.answers, key, lambda: site.encoded(site.document(path, names)))
+            pieces = self.made(site.answers, key, lambda: site.pieces(site.document(path, names)))
         except TableNotFound as error:
             self._send_json({"error": self.site.error(error_facts(error))}, 404)
         except (InvalidInput, ValueError) as error:
@@ -216,7 +223,7 @@ class _PageHandler(HttpHandler):
         except EpochlogError as error:
             self._send_json({"error": self.site.error(error_facts(error))}, 503)
         else:
-            self.send_page(content, JSON)
+            self.send_pieces(pieces, JSON)
 
     def _send_json(self, document: Any, status: int) -> None:
         self.send_page(self.site.encoded(document), JSON, status)
@@ -249,7 +256,12 @@ class _PageHandler(HttpHandler):
             feed.document()
         while not feed.closed:
             newest = feed.wait(seen, BEAT_S)
-            self.wfile.write(b"".join(self._events(seen, newest)) or b":\n\n")
+            is_silent = True
+            for piece in self._events(seen, newest):
+                self.wfile.write(piece)
+                is_silent = False
+            if is_silent:
+                self.wfile.write(b":\n\n")
             self.wfile.flush()
             seen = newest
 
@@ -257,22 +269,22 @@ class _PageHandler(HttpHandler):
         """Yield the events for a listener that has seen one state: `trouble`, `status` or `change`, `sample`."""
         site = self.site
         if newest.trouble != seen.trouble:
-            yield self._event("trouble", newest.trouble and site.error(newest.trouble))
+            yield from self._event("trouble", newest.trouble and site.error(newest.trouble))
         if newest.number != seen.number:
             states = seen.number, newest.number
-            yield site.events.get(states, lambda: self._document_event(seen.document, newest.document), lambda: False)
+            yield from site.events.get(
+                states, lambda: self._document_event(seen.document, newest.document), lambda: False
+            )
         if newest.samples != seen.samples:
-            yield self._event("sample", site.feed.curves.newest())
+            yield from self._event("sample", site.feed.curves.newest())
 
-    def _document_event(self, before: Document, after: Document) -> bytes:
-        """Return the event that turns a document into another: first `status`, then `change`; b"" if both are equal."""
-        if not before:
-            return self._event("status", after) if after else b""
-        event = difference(before, after)
-        return self._event("change", event) if event else b""
+    def _document_event(self, before: Document, after: Document) -> Iterator[bytes]:
+        """Return the event that turns a document into another: `status`, then `change`; none if both are equal."""
+        event = difference(before, after) if before else after
+        return self._event("change" if before else "status", event) if event else iter(())
 
-    def _event(self, kind: str, data: Any) -> bytes:
-        return b"event: " + kind.encode() + b"\ndata: " + self.site.encoded(data) + b"\n\n"
+    def _event(self, kind: str, data: Any) -> Iterator[bytes]:
+        return chain((b"event: " + kind.encode() + b"\ndata: ",), self.site.pieces(data), (b"\n\n",))
 
     # ---- sessions --------------------------------------------------------------------------------------------------
 
@@ -338,6 +350,21 @@ def _fields(form: str) -> dict[str, str]:
 def encoded(document: Any) -> bytes:
     """Encode a document as JSON in one line of ASCII, in which no character of a name ends an event or a line."""
     return json.dumps(document, separators=(",", ":"), default=_as_plain).encode("ascii")
+
+
+def encoded_parts(value: Any, depth: int = 2) -> Iterator[bytes]:
+    """Yield the parts of an encoded document: its entries, and BATCH items of a list at a time."""
+    if depth and isinstance(value, dict):
+        for number, (key, item) in enumerate(value.items()):
+            yield (b"," if number else b"{") + encoded(str(key)) + b":"
+            yield from encoded_parts(item, depth - 1)
+        yield b"}" if value else b"{}"
+    elif depth and isinstance(value, list) and len(value) > BATCH:
+        for begin in range(0, len(value), BATCH):
+            yield (b"," if begin else b"[") + encoded(value[begin : begin + BATCH])[1:-1]
+        yield b"]"
+    else:
+        yield encoded(value)
 
 
 def _as_plain(value: Any) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from epochlog.checkpoint.job.barrier import BARRIER_PHASES
 from epochlog.checkpoint.manager import commands
@@ -57,9 +58,11 @@ class Metrics:
         with self._lock:
             self._stale[job] += 1
 
-    def text(self, handle: Handle, statuses: Iterable[commands.CheckpointStatus], workers: int, now_ms: int) -> str:
-        """Return all metrics as of now, as Prometheus text."""
-        statuses = list(statuses)
+    def lines(
+        self, handle: Handle, statuses: Iterable[commands.CheckpointStatus], workers: int, now_ms: int
+    ) -> Iterator[str]:
+        """Yield the lines of all metrics as of now. The catalog is read before the first one."""
+        of_store, statuses = store_lines(handle), list(statuses)
         with self._lock:
             stale = dict(self._stale)
         values: dict[Metric, dict[Labels, float]] = {
@@ -72,10 +75,10 @@ class Metrics:
             JOB_EPOCH: {(s.job,): s.epoch for s in statuses},
             WORKERS: {(): workers},
         }
-        lines = [*BARRIER_LATENCY.histogram_lines(self._latency.items())]
+        yield from BARRIER_LATENCY.histogram_lines(self._latency.items())
         for metric, by_labels in values.items():
-            lines += metric.lines(by_labels)
-        return "\n".join(lines) + "\n" + store_metrics(handle)
+            yield from metric.lines(by_labels)
+        yield from of_store
 
 
 BARRIER_LATENCY = Metric("epochlog_barrier_latency_seconds", "histogram", "From inject to commit.", ("job_name",))
@@ -140,42 +143,61 @@ ALL = (*OF_COORDINATOR, BARRIER_PHASE, *RECORDED, *OF_TABLES, *OF_JOBS, *OF_CONS
 """Every metric that epochlog serves."""
 
 
-def store_metrics(handle: Handle) -> str:
-    """Return metrics of this process's work, and of the tables, jobs and consumers of the store, as Prometheus text."""
-    lines = [
-        *BARRIER_PHASE.histogram_lines(handle.barrier_phases.items()),
-        *handle.recorder.lines(RECORDED),
-        *handle.catalog.read(lambda view: [*_tables(view, handle), *_jobs(view, handle), *_consumers(view, handle)]),
-    ]
-    return "\n".join(lines) + "\n"
+def as_text(lines: Iterable[str]) -> str:
+    """Return the text of lines."""
+    return "".join(f"{line}\n" for line in lines)
+
+
+def store_lines(handle: Handle) -> Iterator[str]:
+    """Read the catalog, and return the lines of metrics of this process's work, and of the tables, jobs and consumers
+    of the store, in Prometheus' form. The lines are made as they are taken.
+    """
+    read: list[Values] = handle.catalog.read(
+        lambda view: [_tables(view, handle), _jobs(view, handle), _consumers(view, handle)]
+    )
+    process = (BARRIER_PHASE.histogram_lines(handle.barrier_phases.items()), handle.recorder.lines(RECORDED))
+    of = zip((OF_TABLES, OF_JOBS, OF_CONSUMERS), read, strict=True)
+    return chain(*process, chain.from_iterable(_lines(metrics, values) for metrics, values in of))
+
+
+Values = Mapping[Labels, Sequence[float]]
+"""Values of several metrics by labels, in the order of the metrics."""
+
+
+def _lines(metrics: Sequence[Metric], values: Values) -> Iterator[str]:
+    rows = sorted(values.items())
+    for place, metric in enumerate(metrics):
+        yield from metric.ordered_lines((labels, row[place]) for labels, row in rows)
 
 
 def _age_s(status: commands.CheckpointStatus, now_ms: int) -> float:
     return 0.0 if status.since_ms is None else max(0, now_ms - status.since_ms) / 1000
 
 
-def _tables(view: ReadTxn, handle: Handle) -> Iterator[str]:
-    """Yield the lines with each table's epochs, lag and sizes."""
+def _tables(view: ReadTxn, handle: Handle) -> Values:
+    """Return each table's epochs, lag and sizes."""
     epochs, records = read_epochs_and_records(view, handle.memory, handle.catalog.now_ms(), above=None)
     values: dict[Labels, tuple[float, ...]] = {}
     for table, _, version in records.values():
         lag_s = epochs.lag_ms(table.id) / 1000
         sizes = version.l0_segments, version.l0_bytes, version.log_bytes, version.run_bytes
         values[table.name,] = version.max_committed_epoch, version.safe_epoch, lag_s, *sizes
-    for place, metric in enumerate(OF_TABLES):
-        yield from metric.lines({labels: row[place] for labels, row in values.items()})
+    return values
 
 
-def _jobs(view: ReadTxn, handle: Handle) -> Iterator[str]:
-    """Yield the lines with each job's failure and parking, whichever process runs it."""
-    now_ms, jobs = handle.catalog.now_ms(), list(all_jobs(view))
-    failing = {job.name: 0 if job.failed_ms is None else max(0, now_ms - job.failed_ms) / 1000 for job in jobs}
-    yield from JOB_FAILING.lines({(name,): since_s for name, since_s in failing.items()})
-    yield from JOB_PARKED.lines({(job.name,): int(job.state == "parked") for job in jobs})
+def _jobs(view: ReadTxn, handle: Handle) -> Values:
+    """Return each job's failure and parking, whichever process runs it."""
+    now_ms = handle.catalog.now_ms()
+    return {
+        (job.name,): (
+            0 if job.failed_ms is None else max(0, now_ms - job.failed_ms) / 1000,
+            int(job.state == "parked"),
+        )
+        for job in all_jobs(view)
+    }
 
 
-def _consumers(view: ReadTxn, handle: Handle) -> Iterator[str]:
-    """Yield the lines with each consumer's lag; a consumer without a position has none."""
-    positioned = [(info.name, info) for info in consumers_within(view, handle) if info.lag_ms is not None]
-    yield from CONSUMER_LAG.lines({(name,): (info.lag_ms or 0) / 1000 for name, info in positioned})
-    yield from CONSUMER_COMMITS.lines({(name,): info.lag_commits or 0 for name, info in positioned})
+def _consumers(view: ReadTxn, handle: Handle) -> Values:
+    """Return each consumer's lag; a consumer without a position has none."""
+    positioned = [info for info in consumers_within(view, handle) if info.lag_ms is not None]
+    return {(info.name,): ((info.lag_ms or 0) / 1000, info.lag_commits or 0) for info in positioned}

@@ -10,8 +10,9 @@ import os
 import select
 import socket
 import ssl
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from http.server import BaseHTTPRequestHandler
+from itertools import chain, islice
 from typing import ClassVar
 from urllib.parse import urlsplit
 
@@ -136,9 +137,33 @@ class HttpHandler(BaseHTTPRequestHandler):
             DEFECT.log(what=f"serving {self.purpose}", error=error)
             self.send_error(500)
 
-    def made(self, answers: SharedAnswers, key: Hashable, make: Callable[[], bytes]) -> bytes:
-        """Return the shared answer of the key."""
+    def made(self, answers: SharedAnswers, key: Hashable, make: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+        """Return the pieces of the shared answer of the key; the first one is made."""
         return answers.get(key, make, self.accepted.is_gone)
+
+    def send_pieces(self, pieces: Iterator[bytes], kind: str) -> None:
+        """Send an answer whose pieces are made on the way, in chunks; as a whole if it has one piece, or goes to a
+        client of HTTP 1.0. If a piece cannot be made, the answer ends without its last chunk.
+        """
+        begun = list(islice(pieces, 2))
+        if len(begun) < 2 or self.request_version < "HTTP/1.1":
+            self.send_page(b"".join([*begun, *pieces]), kind)
+            return
+        self.send_head(kind, headers={"Transfer-Encoding": "chunked"})
+        if self.command == "HEAD":
+            return
+        try:
+            for piece in chain(begun, pieces):
+                self.accepted.await_client(select.POLLOUT)
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                self.accepted.await_client(None)
+        except OSError:
+            raise
+        except Exception as error:  # a defect; the client sees that the answer is not whole
+            DEFECT.log(what=f"serving {self.purpose}", error=error)
+            raise ConnectionAbortedError("the rest of the answer cannot be made") from error
+        self.accepted.await_client(select.POLLOUT)
+        self.wfile.write(b"0\r\n\r\n")
 
     def send_page(self, body: bytes, kind: str, status: int = 200, headers: dict[str, str] | None = None) -> None:
         """Send a whole answer."""

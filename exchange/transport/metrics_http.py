@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from epochlog.errors import InsecureServer
 
 from .duplex import is_loopback
 from .http_port import HttpHandler, HttpPort, host_and_port
-from .shared_answers import SharedAnswers
+from .shared_answers import SharedAnswers, in_pieces
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsPort:
-    """HTTP server of the text that `render` returns, until `close`. One text answers all requests within a second."""
+    """HTTP server of the text whose lines `render` yields, until `close`. One text answers all requests within a
+    second, and leaves as it is made.
+    """
 
-    def __init__(self, address: str, render: Callable[[], str]) -> None:
+    def __init__(self, address: str, render: Callable[[], Iterable[str]]) -> None:
         """Listen at `address`: host:port, port 0 for a free one. Raises InsecureServer, InvalidInput, WriteFailed."""
         host, _ = host_and_port(address, "metrics")
         if not is_loopback(host):
@@ -36,7 +38,7 @@ class MetricsPort:
 
 
 class _Handler(HttpHandler):
-    render_page: ClassVar[Callable[..., str]]
+    render_page: ClassVar[Callable[..., Iterable[str]]]
     texts: ClassVar[SharedAnswers]
 
     def answer(self, path: str, query: str) -> None:
@@ -44,4 +46,5 @@ class _Handler(HttpHandler):
             self.send_error(404)
         else:
             render = type(self).render_page
-            self.send_page(self.made(self.texts, path, lambda: render().encode()), PLAIN)
+            pieces = self.made(self.texts, path, lambda: in_pieces(f"{line}\n".encode() for line in render()))
+            self.send_pieces(pieces, PLAIN)

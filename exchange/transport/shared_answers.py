@@ -1,10 +1,12 @@
-"""Answers that requests share: one is made for all who ask within a second, by a bounded number of threads."""
+"""Answers that requests share: one is made for all who ask within a second, piece by piece as its readers come to them,
+by a bounded number of threads.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from epochlog.store.env.clock import monotonic_s
 
@@ -12,52 +14,129 @@ FRESH_S = 1.0
 """Age up to which an answer serves further requests; longer if the answer takes longer to make, so that making takes at
 most half of the time.
 """
+PIECE_BYTES = 1 << 16
+"""Least size of a piece but the last."""
 _POLL_S = 0.1
 """Time between two checks that the client of a waiting request is still connected."""
 
 
-@dataclass(frozen=True, slots=True)
+def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small parts of an answer into pieces of PIECE_BYTES or more."""
+    waiting, size = list[bytes](), 0
+    for part in parts:
+        waiting.append(part)
+        size += len(part)
+        if size >= PIECE_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+@dataclass(slots=True, eq=False)
 class _Answer:
-    content: bytes
-    stale_s: float  # when it serves no further request
+    """Pieces that are made, and the source of the others. born_s: begin of the first piece; took_s: time of making all
+    that are made.
+    """
+
+    make: Callable[[], Iterator[bytes]]
+    source: Iterator[bytes] | None = None
+    pieces: list[bytes] = field(default_factory=list[bytes])
+    born_s: float = 0.0
+    took_s: float = 0.0
+    is_being_made: bool = True
+    is_whole: bool = False
+    has_failed: bool = False
+
+    @property
+    def is_born(self) -> bool:
+        return bool(self.pieces) or self.is_whole
+
+    def is_fresh(self, now_s: float) -> bool:
+        """Return True while the answer serves further requests, or while its first piece is made."""
+        return not self.is_born or now_s < self.born_s + self.took_s + max(FRESH_S, self.took_s)
 
 
 class SharedAnswers:
-    """Newest answers by key. At most `makers` are made at a time, one for each key. Safe for several threads."""
+    """Newest answers by key. At most `makers` threads make pieces at a time, one for each answer. Safe for several
+    threads.
+    """
 
     def __init__(self, makers: int, clock: Callable[[], float] = monotonic_s) -> None:
         self._makers = makers
         self._clock = clock
         self._changed = threading.Condition()
-        self._making: set[Hashable] = set()
+        self._making = 0
         self._answers: dict[Hashable, _Answer] = {}
 
-    def get(self, key: Hashable, make: Callable[[], bytes], is_gone: Callable[[], bool]) -> bytes:
-        """Return the answer of the key, made here if there is none. An error of `make` is this request's alone.
+    def get(self, key: Hashable, make: Callable[[], Iterator[bytes]], is_gone: Callable[[], bool]) -> Iterator[bytes]:
+        """Return the pieces of the key's answer, when the first is made: here, if there is none. A request that comes
+        to a further piece before all others makes it. An error of a first piece is this request's alone.
 
-        is_gone: returns True if nobody waits for the answer any more. Raises ConnectionAbortedError then, unless `make`
-        has begun.
+        is_gone: returns True if nobody waits for the answer any more. Raises ConnectionAbortedError then, unless this
+        request makes a piece. The iterator raises it too, and where another request has failed to make a piece.
         """
         with self._changed:
             while True:
                 answer = self._answers.get(key)
-                if answer is not None and self._clock() < answer.stale_s:
-                    return answer.content
-                if key not in self._making and len(self._making) < self._makers:
+                if answer is not None and answer.is_fresh(self._clock()):
+                    if answer.is_born:
+                        return self._pieces(answer, is_gone)
+                elif self._making < self._makers:
+                    answer = self._answers[key] = _Answer(make)
+                    self._making += 1
                     break
-                if is_gone():
-                    raise ConnectionAbortedError("the client has gone")
-                self._changed.wait(_POLL_S)
-            self._making.add(key)
+                self._wait(is_gone)
+        self._make_piece(answer)
+        return self._pieces(answer, is_gone)
+
+    def _wait(self, is_gone: Callable[[], bool]) -> None:
+        """Wait for a change, or for a while. The caller has the lock."""
+        if is_gone():
+            raise ConnectionAbortedError("the client has gone")
+        self._changed.wait(_POLL_S)
+
+    def _pieces(self, answer: _Answer, is_gone: Callable[[], bool]) -> Iterator[bytes]:
+        at = 0
+        while True:
+            with self._changed:
+                while at == len(answer.pieces):
+                    if answer.is_whole:
+                        return
+                    if answer.has_failed:
+                        raise ConnectionAbortedError("another request has failed to make the rest of the answer")
+                    if not answer.is_being_made and self._making < self._makers:
+                        answer.is_being_made = True
+                        self._making += 1
+                        break
+                    self._wait(is_gone)
+                piece = answer.pieces[at] if at < len(answer.pieces) else None
+            if piece is None:
+                self._make_piece(answer)
+            else:
+                yield piece
+                at += 1
+
+    def _make_piece(self, answer: _Answer) -> None:
+        """Make the next piece, which this thread has taken, and forget old answers."""
+        piece, has_failed, began_s = None, True, self._clock()
         try:
-            began_s = self._clock()
-            content = make()
+            if answer.source is None:
+                answer.source = answer.make()
+            piece = next(answer.source, None)
+            has_failed = False
+        finally:
             made_s = self._clock()
             with self._changed:
-                self._answers = {name: old for name, old in self._answers.items() if made_s < old.stale_s}
-                self._answers[key] = _Answer(content, made_s + max(FRESH_S, made_s - began_s))
-            return content
-        finally:
-            with self._changed:
-                self._making.discard(key)
+                self._making -= 1
+                if not answer.is_born:
+                    answer.born_s = began_s
+                answer.took_s += made_s - began_s
+                answer.is_being_made, answer.has_failed = False, has_failed
+                answer.is_whole = piece is None and not has_failed
+                if piece is not None:
+                    answer.pieces.append(piece)
+                self._answers = {
+                    key: kept for key, kept in self._answers.items() if not kept.has_failed and kept.is_fresh(made_s)
+                }
                 self._changed.notify_all()

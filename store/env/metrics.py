@@ -32,8 +32,12 @@ class Metric:
 
     def lines(self, values: Mapping[Labels, float]) -> Iterator[str]:
         """Yield the lines of a counter or a gauge, sorted by the labels."""
+        yield from self.ordered_lines(sorted(values.items()))
+
+    def ordered_lines(self, values: Iterable[tuple[Labels, float]]) -> Iterator[str]:
+        """Yield the lines of a counter or a gauge whose values come in the order of their labels."""
         yield from self.head()
-        for labels, value in sorted(values.items()):
+        for labels, value in values:
             yield f"{self.name}{self._shown(labels)} {value}"
 
     def histogram_lines(self, histograms: Iterable[tuple[Labels, Histogram]]) -> Iterator[str]:

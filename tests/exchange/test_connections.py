@@ -219,7 +219,7 @@ def test_calls_are_bounded_by_who_may_write_and_by_connection() -> None:
 @pytest.fixture
 def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsPort]:
     monkeypatch.setattr(http_listener, "REQUEST_S", 0.5)
-    port = MetricsPort("127.0.0.1:0", lambda: "x 1\n")
+    port = MetricsPort("127.0.0.1:0", lambda: ["x 1"])
     yield port
     port.close()
 

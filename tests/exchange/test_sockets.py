@@ -272,7 +272,7 @@ from http_flood import ask_and_go, get, opened, rest_of
 from epochlog.exchange.transport.metrics_http import MetricsPort
 
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-port = MetricsPort("127.0.0.1:0", lambda: "x 1\\n")
+port = MetricsPort("127.0.0.1:0", lambda: ["x 1"])
 for _ in range(20):
     ask_and_go(port.location, get("/metrics"))
 assert rest_of(opened(port.location, get("/metrics"))).endswith(b"x 1\\n")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint.coordinator.metrics import store_metrics
+from epochlog.checkpoint.coordinator.metrics import as_text, store_lines
 from epochlog.page import summary
 from epochlog.page.changes import difference
 from epochlog.page.curves import Curves
@@ -121,7 +121,7 @@ def world(root: Path, shape: Callable[[Lab, int], None], count: int, meter: Mete
     with lab.store as store:
         shape(lab, count)
         handle, curves = store._handle, Curves(store._handle)
-        meter("metrics", lambda: store_metrics(handle))
+        meter("metrics", lambda: as_text(store_lines(handle)))
         before = status_document("here", look_at_store(handle))
         lab.tick()
         look = meter("look", lambda: look_at_store(handle))

@@ -49,6 +49,22 @@ def rest_of(connection: socket.socket) -> bytes:
     return b"".join(chunks)
 
 
+def body_of(answer: bytes) -> bytes:
+    """Return the body of an answer. Raises AssertionError for one in chunks whose last one is missing."""
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" not in head.lower():
+        return rest
+    body = list[bytes]()
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        assert size, "the answer ends without its last chunk"
+        body.append(rest[: int(size, 16)])
+        assert rest[int(size, 16) :][:2] == b"\r\n", "a chunk is cut"
+        rest = rest[int(size, 16) + 2 :]
+        if size == b"0":
+            return b"".join(body)
+
+
 @dataclass
 class Crowd:
     """Clients who come in a closed loop and stay, each thread's up to a number. kept: connections by thread."""
