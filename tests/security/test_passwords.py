@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import socket
 import string
 import threading
@@ -22,6 +23,7 @@ import epochlog as el
 from epochlog.__main__ import main
 from epochlog.store.catalog.redis import client as redis_client
 from epochlog.store.catalog.redis.client import RedisServer
+from epochlog.store.env import redact
 from epochlog.store.env.redact import redact_url, without_secrets
 from epochlog.store.session.handle import as_place, open_handle
 
@@ -62,18 +64,62 @@ NAMES = [
 ]
 
 
+URLS = [
+    *(f"s3://bucket/x?region=eu&{name}=hunter2hunter2" for name in NAMES),
+    *(f"redis:/{slashes}user:hunter2hunter2@redis.test:1/0" for slashes in ("", "/", "//")),
+    "s3:/access:hunter2hunter2@bucket/lake",
+    "s3://bucket/x?p%61ss=hunter2hunter2",
+    "s3://bucket/x?a=1;pwd=hunter2hunter2",
+    "s3://bucket/x#session=hunter2hunter2",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_secrets_under_any_name_and_in_mistyped_urls_are_masked(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "RECONNECT_S", 0.05)
+    check_masked(url, tmp_path)
+
+
+def names_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "_SECRET_NAMES", ("secret", "token", "password", "key", "cred"))
+
+
+def urls_with_two_slashes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = redact._PASSWORD.pattern.replace(":/{1,3}", "://")
+    monkeypatch.setattr(redact, "_PASSWORD", re.compile(pattern, re.IGNORECASE | re.DOTALL))
+
+
+def names_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "unquote_plus", lambda text: text)
+
+
+def parameters_behind_one_sign_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "_PARAMETER", re.compile(redact._PARAMETER.pattern.replace("[?&;#](?P", "[?&](?P")))
+
+
+@pytest.mark.planted
 @pytest.mark.parametrize(
-    "url",
-    [
-        *(f"s3://bucket/x?region=eu&{name}=hunter2hunter2" for name in NAMES),
-        *(f"redis:/{slashes}user:hunter2hunter2@redis.test:1/0" for slashes in ("", "/", "//")),
-        "s3:/access:hunter2hunter2@bucket/lake",
-        "s3://bucket/x?p%61ss=hunter2hunter2",
-        "s3://bucket/x?a=1;pwd=hunter2hunter2",
-        "s3://bucket/x#session=hunter2hunter2",
-    ],
+    "plant",
+    [names_of_before, urls_with_two_slashes_alone, names_as_they_are_written, parameters_behind_one_sign_alone],
+    ids=lambda plant: plant.__name__,
 )
-def test_secrets_under_any_name_and_in_mistyped_urls_are_masked(url: str, tmp_path: Path) -> None:
+def test_a_secret_that_is_shown_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "RECONNECT_S", 0.05)
+    plant(monkeypatch)
+    shown = list[str]()
+    for url in URLS:
+        try:
+            check_masked(url, tmp_path)
+        except AssertionError:
+            shown.append(url)
+    assert 0 < len(shown) < len(URLS)
+
+
+def check_masked(url: str, tmp_path: Path) -> None:
     assert "hunter2" not in redact_url(url) and "***" in redact_url(url)
     assert "hunter2" not in without_secrets(f"no route for hunter2hunter2 of {url}", url)
     for opens in (lambda: el.open(url), lambda: el.open(tmp_path, url))[0 if "://" in url else 1 :]:

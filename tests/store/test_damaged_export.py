@@ -7,6 +7,7 @@ import random
 import shutil
 import tracemalloc
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import zstandard
 
 import epochlog as el
+from epochlog.store.backup import restore
 from epochlog.store.catalog import export_format
 from epochlog.store.catalog.export_format import MAGIC, Header, decode_dump, encode_dump
 from epochlog.store.catalog.keys import HEAD, RUNS_PREFIX, TABLE_PREFIX, head_key
@@ -60,11 +62,36 @@ def other_runs(records: Records) -> None:
     records[key] = pack(key, {"runs": [{"parts": 7}]})
 
 
-@pytest.mark.parametrize("damage", [without_head, other_head, other_runs], ids=lambda damage: damage.__name__)
+DAMAGES = [without_head, other_head, other_runs]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_records_that_do_not_belong_together_are_damage(
     damage: Callable[[Records], None], export: tuple[Path, Path]
 ) -> None:
     """A table without its head raised KeyError."""
+    check_damage(damage, export)
+
+
+@pytest.mark.planted
+@pytest.mark.damages_store
+@pytest.mark.parametrize("planted", ["raw errors", "a table without its head"])
+def test_a_restore_of_what_does_not_belong_together_is_found(
+    planted: str, export: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if planted == "raw errors":
+        monkeypatch.setattr(restore, "_as_damage", lambda path: nullcontext())
+    else:
+        monkeypatch.setattr(restore, "_make_report", report_of_no_table)
+    with pytest.raises((pytest.fail.Exception, AssertionError, TypeError, KeyError)):
+        check_damage(other_head if planted == "raw errors" else without_head, export)
+
+
+def report_of_no_table(state: Any) -> el.RestoreReport:
+    return el.RestoreReport(state.header.store_id, state.header.version, 0, 0, {})
+
+
+def check_damage(damage: Callable[[Records], None], export: tuple[Path, Path]) -> None:
     root, path = export
     whole = path.read_bytes()
     header, records = opened(path)
@@ -127,7 +154,7 @@ def claims_a_map() -> bytes:
 
 
 def grows() -> bytes:
-    return msgpack.packb([b"k", bytes(1 << 20)]) * 200  # type: ignore[operator]
+    return b"".join(msgpack.packb([b"k%d" % number, bytes(1 << 20)]) for number in range(200))  # type: ignore[misc]
 
 
 @pytest.mark.medium
@@ -137,8 +164,21 @@ def test_a_small_file_takes_little_memory(
     body: Callable[[], bytes], export: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five bytes that claim an array took eight gigabytes."""
-    root, path = export
     monkeypatch.setattr(export_format, "_MOST_DECODED", 8 << 20)
+    check_memory(body, export)
+
+
+@pytest.mark.medium
+@pytest.mark.planted
+@pytest.mark.damages_store
+def test_a_text_that_grows_without_a_bound_is_found(export: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_format, "_MOST_DECODED", 1 << 30)
+    with pytest.raises(AssertionError, match="bytes for a file of"):
+        check_memory(grows, export)
+
+
+def check_memory(body: Callable[[], bytes], export: tuple[Path, Path]) -> None:
+    root, path = export
     header, _ = opened(path)
     data = zstandard.ZstdCompressor().compress(msgpack.packb(_fields(header)) + body())  # type: ignore[operator]
     path.write_bytes(MAGIC + hashlib.sha256(data).digest() + data)
@@ -146,6 +186,7 @@ def test_a_small_file_takes_little_memory(
     try:
         with pytest.raises(el.Corrupt, match=WAY_OUT):
             el.restore_catalog(root, path)
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        peak, size = tracemalloc.get_traced_memory()[1], path.stat().st_size
+        assert peak < 64 << 20, f"{peak:,} bytes for a file of {size:,}"
     finally:
         tracemalloc.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import epochlog as el
 from epochlog.store.env.clock import FOR_EVER
+from epochlog.views import folder
 from epochlog.views.folder import Change, StoredView, ViewFile, parse_file, plan_changes, read_folder
 
 QUERY = "SELECT day, SUM(cents) AS cents\nFROM orders GROUP BY day"
@@ -104,18 +106,40 @@ def stored(name: str, *upstreams: str) -> StoredView:
     return StoredView(name, ("day",), "auto", upstreams)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "link to a device"])
+def check_kind(kind: str, folder_of_views: Path) -> None:
+    place = folder_of_views / "revenue.sql"
+    if kind == "folder":
+        place.mkdir()
+    elif kind.startswith("link"):
+        place.symlink_to(kind.removeprefix("link to "))
+    else:
+        os.mkfifo(place)
+    text = f"-- primary_key: day\n{QUERY}"
+    writer = threading.Thread(target=place.write_text, args=(text,)) if "writer" in kind else None
+    if writer is not None:
+        writer.start()
+    try:
+        with pytest.raises(el.ReadFailed, match=r"revenue\.sql"):
+            read_folder(folder_of_views)
+    finally:
+        if writer is not None:
+            reader = os.open(place, os.O_RDONLY | os.O_NONBLOCK)  # lets it go on, if nobody has read
+            writer.join()
+            os.close(reader)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "pipe with a writer", "folder", "link to /dev/zero", "link to /dev/null"])
 def test_what_is_no_regular_file_is_named(kind: str, tmp_path: Path) -> None:
     """`apply` waited for ever for the other end of a pipe."""
-    place = tmp_path / "revenue.sql"
-    if kind == "pipe":
-        os.mkfifo(place)
-    elif kind == "folder":
-        place.mkdir()
-    else:
-        place.symlink_to("/dev/zero")
-    with pytest.raises(el.ReadFailed, match=r"revenue\.sql"):
-        read_folder(tmp_path)
+    check_kind(kind, tmp_path)
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("kind", ["pipe with a writer", "link to /dev/null"])
+def test_a_read_of_what_is_no_regular_file_is_found(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "_text_of", lambda path: path.read_text("utf-8-sig"))
+    with pytest.raises((pytest.fail.Exception, el.InvalidInput)):
+        check_kind(kind, tmp_path)
 
 
 def test_numbers_and_times_beyond_all_bounds_are_refused_or_bounded() -> None:
