@@ -168,6 +168,15 @@ def test_only_policies_without_options_can_be_the_default(world: DefaultWorld) -
     assert world.store.default_consistency == "auto"
 
 
+@pytest.mark.planted
+def test_an_error_that_blames_global_is_found(world: DefaultWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "epochlog.api.named_policy", lambda name, default, **options: resolve_policy("global", **options)
+    )
+    with pytest.raises(AssertionError, match="the policy 'global' takes no timeout"):
+        test_an_option_without_a_policy_is_refused_by_the_name_of_the_default(world)
+
+
 OPTIONS = ("timeout", "epoch", "timestamp", "max_lag", "bounded", "epochs_or_token", "lag", "include_creating")
 
 

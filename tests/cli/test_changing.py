@@ -88,6 +88,15 @@ def test_without_a_terminal_nothing_is_destroyed_unless_yes_is_said(run, lake, w
     assert (Path(lake.root) / "catalog" / "data.mdb").read_bytes() == before
 
 
+@pytest.mark.planted
+@pytest.mark.parametrize("words", DESTROYING)
+def test_a_refusal_that_names_no_loss_is_found(run, lake, words, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = changing.confirm
+    monkeypatch.setattr(changing, "confirm", lambda session, question, losses: real(session, question, ()))
+    with pytest.raises(AssertionError, match="Nothing was done"):
+        test_without_a_terminal_nothing_is_destroyed_unless_yes_is_said(run, lake, words, [])
+
+
 @pytest.mark.parametrize("answer", ["", "n", "no", "yess", "q"])
 def test_any_answer_but_yes_leaves_it(run, lake, person, answer) -> None:
     person(answer)
