@@ -6,6 +6,7 @@ A flight that ends while parts are being read keeps its holds until the last rea
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,16 +42,22 @@ class LeasedFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class _Caller:
+class Caller:
+    """Client of a flight. peer: its connection, `host:port`."""
+
     peer: str
     may_write: bool
+
+    @property
+    def host(self) -> str:
+        return self.peer.rpartition(":")[0]
 
 
 @dataclass(slots=True)
 class _Flight:
     content: LeasedFlight
     expires_ms: int
-    caller: _Caller
+    caller: Caller
     readers: int = 0
     ended: bool = False
     finished_parts: set[int] = field(default_factory=set)  # indexes of the parts that a client has read to their end
@@ -61,11 +68,33 @@ class _Flight:
         return not self.readers and len(self.finished_parts) == len(self.content.parts)
 
 
+@dataclass(slots=True, eq=False)
+class _Plan:
+    """Flight that is being planned. waits: it waits for an epoch; displaced: another flight has its place."""
+
+    caller: Caller
+    waits: bool = False
+    displaced: bool = False
+
+    def keep_waiting(self) -> None:
+        """Record that the plan waits. Raises LimitExceeded when another flight has its place."""
+        self.waits = True
+        if self.displaced:
+            raise self.refusal()
+
+    def refusal(self) -> LimitExceeded:
+        return LimitExceeded(
+            "this wait for an epoch has ended: this server has too many open flights, and another connection that has "
+            "fewer of them needed the place; wait for fewer epochs at a time, or try later"
+        )
+
+
 class FlightLeases:
     """Registry of at most `limit` flights, and `share` of each connection; clients that may only read get 3/4 of all.
     `now_ms` returns Unix milliseconds.
 
-    A flight that was read to its end stays readable until it expires or a new flight needs its place.
+    A flight that was read to its end stays readable until it expires or a new flight needs its place. If all places are
+    taken, a wait for an epoch gives its place to a connection that has fewer flights.
     """
 
     def __init__(self, limit: int, now_ms: Clock, share: int | None = None) -> None:
@@ -74,7 +103,7 @@ class FlightLeases:
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._flights: dict[bytes, _Flight] = {}
-        self._planning: list[_Caller] = []  # of each flight that is being planned
+        self._planning: list[_Plan] = []  # the oldest first
 
     def __len__(self) -> int:
         """Count the flights with a lease."""
@@ -83,36 +112,40 @@ class FlightLeases:
     def add(
         self,
         flight: bytes,
-        plan: Callable[[], LeasedFlight],
+        plan: Callable[[Callable[[], None]], LeasedFlight],
         duration_ms: int,
         *,
         may_write: bool = True,
         peer: str = "",
     ) -> tuple[LeasedFlight, int]:
         """Plan a new flight and lease it for `duration_ms`; return it and its expiry in Unix milliseconds. peer: the
-        connection. Raises LimitExceeded when there are too many flights.
+        connection, `host:port`. plan: gets a function to call again and again while it waits for an epoch, which raises
+        LimitExceeded when the wait must end. Raises LimitExceeded when there are too many flights.
         """
         self.sweep()
-        caller = _Caller(peer, may_write)
-        self._reserve(caller)
+        planned = self._reserve(Caller(peer, may_write))
         try:
-            content = plan()
+            content = plan(planned.keep_waiting)
             with self._lock:
-                expires_ms = self._now_ms() + duration_ms
-                self._flights[flight] = _Flight(content, expires_ms, caller)
-            return content, expires_ms
+                if not planned.displaced:
+                    expires_ms = self._now_ms() + duration_ms
+                    self._flights[flight] = _Flight(content, expires_ms, planned.caller)
+                    return content, expires_ms
+            content.release()
+            raise planned.refusal()
         finally:
             with self._lock:
-                self._planning.remove(caller)
+                if not planned.displaced:
+                    self._planning.remove(planned)
 
-    def _reserve(self, caller: _Caller) -> None:
-        """Reserve a place for one flight; end flights that were read to their end if it needs theirs."""
+    def _reserve(self, caller: Caller) -> _Plan:
+        """Reserve a place for one flight; end a flight that was read to its end, or a wait, if it needs its place."""
         while True:
             with self._lock:
                 rivals = self._rivals(caller)
-                if rivals is None:
-                    self._planning.append(caller)
-                    return
+                if rivals is None or self._displaces_wait(caller, rivals):
+                    self._planning.append(_Plan(caller))
+                    return self._planning[-1]
                 evictable = next(
                     (
                         name
@@ -130,7 +163,7 @@ class FlightLeases:
                 )
             self.cancel(evictable)
 
-    def _rivals(self, caller: _Caller) -> set[_Caller] | None:
+    def _rivals(self, caller: Caller) -> set[Caller] | None:
         """Return the callers whose flights take the place that the caller needs; None if a place is free. A quarter of
         all places is reserved for callers that may write. The caller of this function has the lock.
         """
@@ -142,9 +175,32 @@ class FlightLeases:
             return set(readers)
         return set(callers) if len(callers) >= self._limit else None
 
-    def _callers(self) -> list[_Caller]:
+    def _displaces_wait(self, caller: Caller, rivals: set[Caller]) -> bool:
+        """End the wait that gives its place to the caller: the oldest one of the connection that has most flights, of
+        the host that has most. Return False if that is the caller's, or has as few. The caller of this function has the
+        lock.
+        """
+        callers = self._callers()
+        of_host, of_peer = Counter(other.host for other in callers), Counter(other.peer for other in callers)
+
+        def places(of: Caller) -> tuple[int, int]:
+            return of_host[of.host], of_peer[of.peer]
+
+        waits = [
+            planned
+            for planned in self._planning
+            if planned.waits and planned.caller in rivals and planned.caller.may_write <= caller.may_write
+        ]
+        chosen = max(waits, key=lambda planned: places(planned.caller), default=None)
+        if chosen is None or places(chosen.caller) <= places(caller):
+            return False
+        chosen.displaced = True
+        self._planning.remove(chosen)
+        return True
+
+    def _callers(self) -> list[Caller]:
         """List the caller of each flight that is open or planned."""
-        return [entry.caller for entry in self._flights.values()] + self._planning
+        return [entry.caller for entry in self._flights.values()] + [planned.caller for planned in self._planning]
 
     def renew(self, flight: bytes, duration_ms: int) -> int:
         """Extend a flight's lease to `duration_ms` from now, if that is later than its expiry; return the expiry in

@@ -31,7 +31,7 @@ from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 
 from .descriptors import Read, parse_reading, parse_writing
-from .leases import FlightLeases
+from .leases import FlightLeases, LeasedFlight
 from .planner import Choose, FlightPlanner, plan_flight_changes
 from .put import put
 from .tickets import Ticket, Tickets, new_flight, new_key
@@ -110,9 +110,16 @@ class FlightDesk:
                     raise ServerUnavailable("this server is shutting down; call again when it is back")
                 slot.check()
 
+            def plan(keep_waiting: Callable[[], None]) -> LeasedFlight:
+                def check_wait() -> None:
+                    check()
+                    keep_waiting()
+
+                return self._planner.plan(command, check_wait)
+
             content, expires_ms = self.leases.add(
                 name,
-                lambda: self._planner.plan(command, check),
+                plan,
                 self._lease_ms,
                 may_write=call.may_write,
                 peer=call.peer,

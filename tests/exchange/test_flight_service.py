@@ -294,11 +294,11 @@ def test_readers_leave_flights_to_those_who_may_write(store: el.Store) -> None:
     pins, plan = FlightLeases(4, HandClock()), LeasedFlight(SCHEMA, (), lambda: None, 1, None)
 
     def add(name: str, *, may_write: bool) -> None:
-        pins.add(name.encode(), lambda: plan, 1_000, may_write=may_write)
+        pins.add(name.encode(), lambda _: plan, 1_000, may_write=may_write)
 
     waiting = replace(plan, parts=(FlightPart(lambda: iter(()), Footprint(1, 1)),))  # nobody has read it
     for name in "abc":
-        pins.add(name.encode(), lambda: waiting, 1_000, may_write=False)
+        pins.add(name.encode(), lambda _: waiting, 1_000, may_write=False)
     with pytest.raises(el.LimitExceeded):
         add("d", may_write=False)
     add("owner", may_write=True)

@@ -7,8 +7,10 @@ import random
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from endpoints import ERRORS, READ_TOKEN, ROWS, TOKEN, bearer
 from epochlog import serving
 from epochlog.batch import snapshot, waiting
 from epochlog.errors import InvalidInput, LimitExceeded
-from epochlog.exchange.flight.leases import FlightLeases, FlightPart, LeasedFlight
+from epochlog.exchange.flight.leases import Caller, FlightLeases, FlightPart, LeasedFlight
 from epochlog.exchange.flight.service import FlightDesk
 from epochlog.exchange.transport.admission import AdmissionLimits
 from epochlog.store.changelog.footprint import Footprint
@@ -237,13 +239,35 @@ def test_waits_of_one_reader_leave_flights_to_the_others(store: el.Store) -> Non
         assert len(other.ended[0].endpoints) == 1
 
 
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("connections", [3, 24])
+def test_waits_over_many_connections_leave_flights_to_the_others(store: el.Store, connections: int) -> None:
+    """192 of them refused the flights of all other readers, over three connections with their shares."""
+    with ExitStack() as stack:
+        server = stack.enter_context(el.serve(store, token=TOKEN, read_token=READ_TOKEN))
+        greedy = [stack.enter_context(closing(Reader(server.location))) for _ in range(connections)]
+        for reader in greedy * (192 // connections):
+            reader.wait(at_least(timeout=NEVER))
+        wait_until(lambda: waits_of(server) == 192)
+        other = stack.enter_context(closing(Reader(server.location)))
+        for about in (flight.FlightDescriptor.for_path("orders"), at_least(store.last_epoch + 1, NEVER)):
+            other.wait(about)
+        other.threads[0].join()
+        assert len(other.ended[0].endpoints) == 1, other.ended
+        wait_until(lambda: sum(len(reader.ended) for reader in greedy) == 2)
+        assert all("this wait for an epoch has ended" in str(error) for reader in greedy for error in reader.ended)
+        store.table("orders").upsert(ROWS)
+        other.threads[1].join()
+        assert len(other.ended[1].endpoints) == 1, other.ended
+
+
 def test_a_connection_has_its_share_of_flights_and_gives_up_its_own_first() -> None:
     unread = LeasedFlight(ROWS.schema, (FlightPart(lambda: iter(()), Footprint(1, 1)),), lambda: None, 1, None)
     leases, names = FlightLeases(8, lambda: 0, 2), iter(range(100))
 
     def add(peer: str, *, may_write: bool = False) -> bytes:
         name = b"%d" % next(names)
-        leases.add(name, lambda: unread, 1_000, may_write=may_write, peer=peer)
+        leases.add(name, lambda keep_waiting: unread, 1_000, may_write=may_write, peer=peer)
         return name
 
     def read(name: bytes) -> None:
@@ -268,7 +292,102 @@ def test_a_connection_has_its_share_of_flights_and_gives_up_its_own_first() -> N
     with pytest.raises(LimitExceeded):
         add("owner", may_write=True)
     with pytest.raises(InvalidInput):
-        leases.add(b"x", lambda: el.CoordinatorSettings(wrong=1), 1, peer="f")  # pyright: ignore[reportCallIssue]
+        leases.add(b"x", lambda _: el.CoordinatorSettings(wrong=1), 1, peer="f")  # pyright: ignore[reportCallIssue]
+    leases.close()
+
+
+def check_places_are_shared(seed: int) -> None:
+    """Let connections of a few hosts wait in any order, and end waits. A reader without a place is refused by its own
+    share alone, or because nobody has more places than it; no more places are taken than there are.
+    """
+    rng, leases = random.Random(seed), FlightLeases(12, lambda: 0, 6)
+    waits: list[tuple[str, Any]] = []  # peer and plan, the oldest first
+    for _ in range(100):
+        if waits and rng.random() < 0.1:
+            _, plan = waits.pop(rng.randrange(len(waits)))
+            leases._planning.remove(plan)
+        host = rng.choice((1, 1, 1, 1, 2, 3))
+        peer = f"10.0.0.{host}:{rng.randrange(6)}"
+        places = {of: (sum(host_of(wait) == host_of(of) for wait, _ in waits), by_peer(waits)[of]) for of, _ in waits}
+        own = (sum(host_of(wait) == host_of(peer) for wait, _ in waits), by_peer(waits)[peer])
+        most = max(places.values(), default=(0, 0))
+        displaced: list[tuple[str, Any]] = []
+        if own[1] >= 6 or (len(waits) == 9 and most <= own):
+            with pytest.raises(LimitExceeded):
+                leases._reserve(Caller(peer, False))
+        else:
+            displaced = [next(wait for wait in waits if places[wait[0]] == most)] if len(waits) == 9 else []
+            plan = leases._reserve(Caller(peer, False))
+            plan.keep_waiting()
+            waits = [wait for wait in waits if wait not in displaced] + [(peer, plan)]
+        assert [plan for _, plan in waits] == leases._planning
+        for _, plan in displaced:
+            with pytest.raises(LimitExceeded, match="needed the place"):
+                plan.keep_waiting()
+        for _, plan in waits:
+            plan.keep_waiting()
+    for count in range(3):
+        leases._reserve(Caller(f"10.0.0.9:{count}", True))
+
+
+def host_of(peer: str) -> str:
+    return peer.partition(":")[0]
+
+
+def by_peer(waits: list[tuple[str, Any]]) -> Counter[str]:
+    return Counter(peer for peer, _ in waits)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_of_waits_are_shared_by_hosts_and_connections(seed: int) -> None:
+    check_places_are_shared(seed)
+
+
+def any_wait_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def displace(leases: Any, caller: Any, rivals: set[Any]) -> bool:
+        leases._planning.pop(0).displaced = True
+        return True
+
+    monkeypatch.setattr(FlightLeases, "_displaces_wait", displace)
+
+
+def no_wait_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FlightLeases, "_displaces_wait", lambda leases, caller, rivals: False)
+
+
+def hosts_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Caller, "host", "")
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("plant", [any_wait_makes_way, no_wait_makes_way, hosts_are_one])
+def test_places_that_are_not_shared_are_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_seeds() -> None:
+        for seed in range(20):
+            check_places_are_shared(seed)
+
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, LimitExceeded, pytest.fail.Exception)):
+        check_seeds()
+
+
+def test_a_wait_that_ends_well_when_it_is_displaced_releases_its_epochs() -> None:
+    """Its epoch came between its last check and the other one's call."""
+    released: list[str] = []
+    leases = FlightLeases(4, lambda: 0)
+    content = LeasedFlight(ROWS.schema, (), lambda: released.append("x"), 1, None)
+
+    def plan(keep_waiting: Callable[[], None]) -> LeasedFlight:
+        keep_waiting()
+        for peer in ("b:1", "b:2", "c:1"):
+            leases.add(peer.encode(), lambda _: replace(content, release=list), 1, may_write=False, peer=peer)
+        return content
+
+    with pytest.raises(LimitExceeded, match="needed the place"):
+        leases.add(b"a", plan, 1, may_write=False, peer="b:0")
+    assert released == ["x"] and len(leases) == 3
     leases.close()
 
 
