@@ -10,7 +10,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -25,15 +25,20 @@ count.
 ANSWER_S = 120.0
 """Seconds after which a connection ends whose answer is not made."""
 MAX_ARRIVING = 32
-"""Connections whose requests have not come, and as many of known hosts; a further one ends the oldest."""
+"""Connections whose requests have not come, and as many of known hosts; a further one ends the oldest of the host that
+has most.
+"""
 MAX_KNOWN_HOSTS = 256
 """Hosts that are remembered as known; a further one takes the place of that which has not come for longest."""
 MAX_WAITING = 32
-"""Requests that wait for a thread, and as many of known clients; a further one gets 503."""
+"""Requests that wait for a thread, and as many of known clients; beyond, the newest of the host that has most gets 503.
+"""
 MAX_HANDLERS = 16
 """Threads that answer requests."""
 GRACE_S = 0.2
 """Seconds that a thread waits for its client while requests wait for a thread."""
+KNOWN_HOST_GRACE_S = 1.0
+"""Seconds that it waits for a client of a known host over TLS: handshake and request cross the network three times."""
 MAX_PEEK = 1 << 14
 """Bytes of a request that are awaited before a thread reads it."""
 BACKLOG = 1024
@@ -67,7 +72,9 @@ class HttpConnection:
         self.ends_s = monotonic_s() + REQUEST_S
         self._awaited: int | None = select.POLLIN  # what a handler needs of the client to go on
         self._awaited_since_s = 0.0
+        self.goes_first = False  # before those that do not
         self.keeps_thread = False  # for a known client: no other request takes its thread
+        self.grace_s = GRACE_S
         self.released = False
         self.aborted = False
         self._ending = threading.Lock()  # an abort never meets a descriptor that is another socket's by then
@@ -108,7 +115,10 @@ class HttpConnection:
         self._listener.release(self)
 
     def note_known(self) -> None:
-        """Note that a request of this connection is a known client's: over TLS, its host goes before others then."""
+        """Note that a request of this connection is a known client's: it keeps its thread, and over TLS, its host goes
+        before others then.
+        """
+        self.keeps_thread = True
         self._listener.note_known(self.address[0])
 
     def start_tls(self, context: ssl.SSLContext) -> None:
@@ -274,8 +284,10 @@ class HttpListener:
         elif descriptor not in self._arriving:
             others = [each for each in self._arriving.values() if each.has_known_host == connection.has_known_host]
             if len(others) >= MAX_ARRIVING:
-                self._forget(others[0])
-                others[0].close()
+                of_host = Counter(each.address[0] for each in others)
+                oldest = max(others, key=lambda each: of_host[each.address[0]])
+                self._forget(oldest)
+                _end_unanswered(oldest)
             self._arriving[descriptor] = connection
             self._poller.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
 
@@ -284,40 +296,48 @@ class HttpListener:
             self._poller.unregister(connection.socket)
 
     def _let_wait(self, connection: HttpConnection, head: bytes) -> None:
-        known = connection.keeps_thread = connection.has_known_host if self._tls else self._is_known(head)
+        if self._tls:
+            connection.goes_first = connection.has_known_host
+            connection.grace_s = KNOWN_HOST_GRACE_S if connection.has_known_host else GRACE_S
+        else:
+            connection.goes_first = connection.keeps_thread = self._is_known(head)
         if len(self._handled) < MAX_HANDLERS and not any(self._waiting.values()):
             self._start(connection)
             return
         with self._lock:
-            waiting = self._waiting[known]
+            waiting = self._waiting[connection.goes_first]
             waiting.append(connection)
             if len(waiting) > MAX_WAITING:
                 for gone in [other for other in waiting if other.is_gone()]:
                     waiting.remove(gone)
                     gone.close()
-            refused = waiting.pop() if len(waiting) > MAX_WAITING else None
+            refused = None
+            if len(waiting) > MAX_WAITING:
+                of_host = Counter(other.address[0] for other in waiting)
+                refused = max(reversed(waiting), key=lambda other: of_host[other.address[0]])
+                waiting.remove(refused)
         if refused is not None:
             self._refuse(refused)
 
     def _refuse(self, connection: HttpConnection) -> None:
-        """Answer 503 without a thread, and read the request: the system resets a connection that is closed unread."""
-        if not self._tls:
-            with suppress(OSError):
-                connection.socket.setblocking(False)
+        """Answer 503 without a thread. Over TLS, only end the connection: an answer takes a handshake, which takes a
+        thread.
+        """
+        with suppress(OSError):
+            connection.socket.setblocking(False)
+            if not self._tls:
                 connection.socket.send(_BUSY, socket.MSG_NOSIGNAL)
-                connection.socket.shutdown(socket.SHUT_WR)
-                connection.socket.recv(1 << 16)
-        connection.close()
+        _end_unanswered(connection)
 
     def _end_late(self) -> None:
         now_s = monotonic_s()
         for connection in [late for late in self._arriving.values() if late.is_late(now_s)]:
             self._forget(connection)
-            connection.close()
+            _end_unanswered(connection)
         with self._lock:
             refused = [late for late in self._all_waiting() if late.is_late(now_s)]
             for connection in refused:
-                self._waiting[connection.keeps_thread].remove(connection)
+                self._waiting[connection.goes_first].remove(connection)
             aborted = [late for late in self._handled if late.is_late(now_s) and not late.aborted]
         for connection in refused:
             self._refuse(connection)
@@ -333,9 +353,9 @@ class HttpListener:
         with self._lock:
             handled = list(self._handled)
         idle = [(each.idle_s(), each) for each in handled if not each.keeps_thread and not each.aborted]
-        idle_s, oldest = max(idle, key=lambda pair: pair[0], default=(0.0, None))
-        if oldest is not None and idle_s >= GRACE_S and not any(each.is_ending() for each in handled):
-            oldest.abort()
+        overdue = [(idle_s, each) for idle_s, each in idle if idle_s >= each.grace_s]
+        if overdue and not any(each.is_ending() for each in handled):
+            max(overdue, key=lambda pair: pair[0])[1].abort()
 
     def _start_handlers(self) -> None:
         """Start threads for waiting requests, as far as handlers are free: a released connection has left its own."""
@@ -382,10 +402,15 @@ class HttpListener:
                     self._handled.add(connection)
 
     def _next_waiting(self) -> HttpConnection | None:
-        """Remove and return the next waiting request whose client has not gone. The caller has the lock."""
-        for known in (True, False):
-            while self._waiting[known]:
-                connection = self._waiting[known].popleft()
+        """Remove and return the next waiting request whose client has not gone: the oldest of the host that has fewest
+        threads. The caller has the lock.
+        """
+        of_host = Counter(handled.address[0] for handled in self._handled)
+        for goes_first in (True, False):
+            waiting = self._waiting[goes_first]
+            while waiting:
+                connection = min(waiting, key=lambda other: of_host[other.address[0]])
+                waiting.remove(connection)
                 if not connection.is_gone():
                     return connection
                 connection.close()
@@ -404,6 +429,16 @@ def _has_come(head: bytes, tls: bool) -> bool:
     if head[0] != _HANDSHAKE:
         return True
     return len(head) >= _RECORD_HEAD and len(head) >= _RECORD_HEAD + int.from_bytes(head[3:_RECORD_HEAD], "big")
+
+
+def _end_unanswered(connection: HttpConnection) -> None:
+    """Close a connection whose request has no answer, after reading what has come of it: the system resets a connection
+    that is closed unread, and the client may lose what was sent to it.
+    """
+    with suppress(OSError):
+        connection.socket.shutdown(socket.SHUT_WR)
+        connection.socket.recv(1 << 16)
+    connection.close()
 
 
 def _peek(connection: socket.socket) -> bytes | None:

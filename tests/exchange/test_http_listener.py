@@ -340,10 +340,10 @@ def check_known_host_goes_first(secure: HttpPort, folder: Path, monkeypatch: pyt
     monkeypatch.setattr(http_listener, "REQUEST_S", 3600.0)
     for name, most in (("MAX_HANDLERS", 1), ("MAX_WAITING", 3), ("MAX_ARRIVING", 4)):
         monkeypatch.setattr(http_listener, name, most)
-    known, stranger = (TlsClient(secure.port, folder / "cert.pem", host) for host in ("127.0.0.1", "127.0.0.2"))
+    known, *strangers = (TlsClient(secure.port, folder / "cert.pem", f"127.0.0.{host}") for host in range(1, 42))
     assert rest_of(known.opened(get("/a"))).endswith(b"/a")
     hello, arriving = known.hello(), known.connect(b"\x16")
-    crowd = [stranger.connect(sent) for sent in [hello, b""] * 20]
+    crowd = [stranger.connect(sent) for stranger, sent in zip(strangers, [hello, b""] * 20, strict=True)]
     assert rest_of(known.opened(get("/b"))).endswith(b"/b")
     arriving.sendall(hello[1:])
     assert arriving.recv(1) == hello[:1], "no stranger has ended it"
