@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -56,6 +57,7 @@ def main(root: str) -> None:
         outcomes["step"] = error_of(lambda: job.step(spark, lambda context: None))
         outcomes["compact"] = error_of(lambda: store.compact("orders", spark=spark))
         outcomes["catalog"] = error_of(lambda: el.catalog(spark, store))
+    outcomes["sink"] = sunk(spark, root)
     outcomes["saveAsTable"] = error_of(lambda: orders.write.format("epochlog").saveAsTable("t"))
     outcomes["create"] = error_of(lambda: spark.sql("CREATE TABLE t (id BIGINT) USING epochlog"))
     outcomes["newSession"] = newer_session(spark, root)
@@ -77,6 +79,33 @@ def exchanged(spark: Any, store: el.Store) -> int:
         writer = spark.range(1000).write.format("epochlog.exchange").options(**options, stage=0)
         writer.mode("append").save()
         return spark.read.format("epochlog.exchange").schema("id BIGINT").options(**options).load().distinct().count()
+
+
+def sunk(spark: Any, root: str) -> list[Any]:
+    """Write two batches by `el.sink`, and the second again; return the error of a new checkpoint, and the epochs."""
+    with el.open(root, create=False) as store:
+        sunk = store.create_table("sunk", store.table("copy").schema, ["id"])
+        sink = el.sink({"sunk": None}, app_id="app", path=root)
+
+        def run(checkpoint: str) -> None:
+            rows = load_stream(spark, root)
+            writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", f"{root}-{checkpoint}")
+            writer.trigger(availableNow=True).start().awaitTermination()
+
+        run("sunk")
+        store.table("orders").upsert([{"id": 7, "cents": 70}])
+        run("sunk")
+        for name in ("1", ".1.crc"):
+            Path(f"{root}-sunk", "commits", name).unlink(missing_ok=True)
+        run("sunk")
+        error = error_of(lambda: run("new"))
+        store.table("orders").delete([{"id": 7}])
+        return [error, sunk.history().num_rows, sunk.count()]
+
+
+def load_stream(spark: Any, root: str) -> Any:
+    stream = spark.readStream.format("epochlog").option("path", root).option("table", "orders").load()
+    return stream.selectExpr("id", "cents", "_change_type")
 
 
 def error_of(call: Any) -> str:

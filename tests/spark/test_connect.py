@@ -38,6 +38,9 @@ def test_a_client_reads_writes_and_streams(tmp_path: Path) -> None:
             assert "spark must be a classic SparkSession" in outcomes.pop(refused)
         assert "does not support format('epochlog')" in outcomes.pop("saveAsTable")
         assert "InvalidInput: CREATE TABLE t USING epochlog does not work" in outcomes.pop("create")
+        error, epochs, count = outcomes.pop("sink")
+        assert "its batch 0 comes after another batch 1 has landed" in error, error
+        assert (epochs, count) == (2, 2)
         assert outcomes == {
             "sql": [[2, 30]],
             "written": [[1, 110], [2, 20]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -139,6 +140,36 @@ def test_outcomes_that_are_forgotten_name_the_option(tmp_path: Path) -> None:
                 land(store, StreamBatch("app", number, "q"), 2)
         assert land(store, StreamBatch("app", 6, "q"), 2)
         assert land(store, StreamBatch("app", 0, "new", new_checkpoint=True), 3)
+
+
+@pytest.mark.medium
+@pytest.mark.rule("1.25", "1.26")
+@pytest.mark.parametrize("chosen", [False, True], ids=["number of the batch", "number of the user's"])
+@pytest.mark.parametrize("kept", [1, 2])
+def test_no_batch_whose_outcome_is_dropped_lands_again_or_is_lost(
+    kept: int, chosen: bool, store: el.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches 0 to 3 have landed; each comes again: of the query, of another, or of one that is not told."""
+    monkeypatch.setattr(idempotency, "KEPT_OUTCOMES", kept)
+    replays: dict[tuple[str | None, str | None], set[int]] = {}
+    for landed, asking, number in itertools.product(("q", None, "before"), ("q", "other", None), range(4)):
+        app = f"{landed}/{asking}/{number}"
+        for earlier in range(4):
+            if landed == "before":
+                assert land_before(store, (app, earlier), earlier)
+            else:
+                assert land(store, StreamBatch(app, earlier, landed, batch=100 + earlier if chosen else None), earlier)
+        before = store.last_epoch
+        try:
+            lands = land(store, StreamBatch(app, number, asking, batch=100 + number if chosen else None), 9)
+        except (el.CheckpointMismatch, el.TxnOutcomeForgotten):
+            assert store.last_epoch == before
+            continue
+        assert not lands, "it landed twice, or beside another batch with its number"
+        replays.setdefault((landed, asking), set()).add(number)
+    known = set(range(4 - kept, 4)) if chosen else {3}
+    pairs = (("q", "q"), (None, None), ("before", None), ("before", "q"), ("before", "other"))
+    assert replays == dict.fromkeys(pairs, known)
 
 
 def test_a_stream_without_a_query_id_takes_another_name(store: el.Store) -> None:
