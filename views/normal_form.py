@@ -71,7 +71,8 @@ def normal_form(query: exp.Query, tables: Mapping[str, TableSchema]) -> NormalFo
     if len(named) < len(outputs):
         twice = dict.fromkeys(name for name in outputs if named[name.casefold()] > 1)
         raise InvalidInput(
-            f"the query has two columns of one name: {', '.join(twice)}; write … AS name for one of them"
+            f"the query has two columns of one name: {', '.join(twice)}; write … AS name for one of them. Columns of "
+            "one table whose names differ by case alone are renamed there: store.table('…').alter(rename={…})"
         )
     for number, name in enumerate(outputs):
         if name == unnamed(number):
@@ -238,7 +239,9 @@ class _Resolver:
         self.occurrences[alias] = name
         if not renamed:
             return syntax.table(name, alias), FromSource(node.alias or node.name, alias, columns, table.primary_key)
-        inner = syntax.select(syntax.named(syntax.column(alias, column), column) for column in columns)
+        of_table = FromSource(name, alias, columns, table.primary_key)
+        named = [(of_table.column(column), column) for column in columns]
+        inner = syntax.select(syntax.named(value, column) for value, column in named if value is not None)
         syntax.put_from(inner, syntax.table(name, alias))
         outer, columns = self._alias(), _renamed(inner, columns, renamed)
         return syntax.derived(inner, outer), FromSource(node.alias or node.name, outer, columns, columns)

@@ -20,15 +20,21 @@ class FromSource:
     alias: str
     columns: Sequence[str]
     key: Sequence[str]
-    by_lower_case: dict[str, str] = field(init=False)
-    """Columns by their names without case; of several, the first."""
+    by_lower_case: dict[str, list[str]] = field(init=False)
+    """Columns by their names without case."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "by_lower_case", {name.casefold(): name for name in reversed(self.columns)})
+        by_lower_case: dict[str, list[str]] = {}
+        for name in self.columns:
+            by_lower_case.setdefault(name.casefold(), []).append(name)
+        object.__setattr__(self, "by_lower_case", by_lower_case)
 
     def column(self, name: str) -> exp.Column | None:
-        match = self.by_lower_case.get(name.casefold())
-        return None if match is None else syntax.column(self.alias, match)
+        """Return the column of this name; None if there is none. Raises InvalidInput for a name that several have."""
+        matches = self.by_lower_case.get(name.casefold(), [])
+        if len(matches) > 1:
+            raise case_twins(self.name, matches)
+        return syntax.column(self.alias, matches[0]) if matches else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,8 @@ class Scope:
         """Return the column of this name. Raises InvalidInput for a name that several columns have."""
         matches = self.by_lower_case.get(name.casefold(), [])
         if len(matches) > 1:
+            if len({match.alias for match in matches}) == 1:
+                raise case_twins(matches[0].source, [match.name for match in matches])
             raise InvalidInput(f"the column {name!r} is ambiguous: write the table's name before it")
         return matches[0] if matches else None
 
@@ -129,6 +137,10 @@ class Scope:
                 raise InvalidInput(f"{node.sql(syntax.DIALECT)} names no source of its block")
             columns = [c for c in [*self.hidden, *self.columns] if c.source.casefold() == node.table.casefold()]
         left_out = {column.name.casefold() for column in star.args.get("except_") or []}
+        for name in left_out:
+            twins = [column for column in columns if column.name.casefold() == name]
+            if len(twins) > 1 and len({column.alias for column in twins}) == 1:
+                raise case_twins(twins[0].source, [column.name for column in twins])
         # A stored view does not read the columns that it leaves out: its tables need not have them any more.
         return [syntax.named(c.value, c.name) for c in columns if c.name.casefold() not in left_out]
 
@@ -141,3 +153,12 @@ def sources_in(scope: Scope) -> dict[str, Sequence[str]]:
 
 def _columns_of(source: FromSource) -> list[FromColumn]:
     return [FromColumn(name, source.name, source.alias) for name in source.columns]
+
+
+def case_twins(table: str, names: Sequence[str]) -> InvalidInput:
+    """Return the error of a name that several columns of one source have, in upper and lower case."""
+    listed = " and ".join(map(repr, dict.fromkeys(names)))
+    return InvalidInput(
+        f"{table!r} has the columns {listed}, which a query takes for one name: rename all but one of them, those of a "
+        f"table by store.table('…').alter(rename={{{names[-1]!r}: '…'}})"
+    )

@@ -43,6 +43,20 @@ def no_partitions(label: str) -> NotWritable:
     )
 
 
+def case_twins(label: str, table: TableSchema, name: str) -> InvalidInput | None:
+    """Return the error of a statement that names a column for which another one differs by case alone; None if there is
+    none. label: the table's name in the catalog.
+    """
+    twins = [column for column in table.schema.names if column.lower() == name.lower()]
+    if len(twins) < 2:
+        return None
+    return InvalidInput(
+        f"{label} has the columns {' and '.join(map(repr, twins))}, which Spark takes for one name. Set "
+        "spark.sql.caseSensitive to true in this session (spark.conf.set('spark.sql.caseSensitive', 'true')), or "
+        f"rename all but one of them: store.table({table.name!r}).alter(rename={{{twins[-1]!r}: '…'}})"
+    )
+
+
 def _in_one_commit(name: str) -> str:
     return (
         "To replace some rows and delete others in one commit, write a frame with the column _change_type, 'delete' or "

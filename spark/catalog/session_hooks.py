@@ -16,10 +16,11 @@ from pyspark.sql.session import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from epochlog.errors import EpochlogError
+from epochlog.spark.column_names import quoted
 from epochlog.spark.create_guard import NAME, name_parts, without_texts
 from epochlog.store.metadata.lookups import find_table
 
-from .advice import no_merge, no_replace, unknown_condition
+from .advice import case_twins, no_merge, no_replace, unknown_condition
 from .catalog import StoreCatalog
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ _UNTRANSLATED = re.compile(r"cannot translate expression to source filter: (?P<c
 _UNSUPPORTED = re.compile(
     rf"Table (?P<table>{NAME}) does not support (?P<operation>MERGE INTO TABLE|INSERT INTO \.\.\.)"
 )
+_AMBIGUOUS = re.compile(rf"\[AMBIGUOUS_REFERENCE\] .* could be: \[(?P<column>{NAME})")
+_INSERTED = re.compile(rf"\bINSERT\s+(INTO|OVERWRITE)\s+(TABLE\s+)?(?P<table>{NAME})", re.IGNORECASE)
+_TWICE = re.compile(r"\[COLUMN_ALREADY_EXISTS\] The column `(?P<column>.+?)` already exists")
 _ATTRIBUTE_ID = re.compile(r"#\d+L?")
 
 
@@ -123,6 +127,9 @@ def _find_advice(session: SparkSession, statement: str, text: str) -> EpochlogEr
             return None
         label, name = table[0], table[1].name
         return no_merge(label, name) if unsupported["operation"].startswith("MERGE") else no_replace(label, name)
+    twins = _find_case_twins(session, statement, text)
+    if twins is not None:
+        return twins
     deleted = _DELETE.search(without_texts(statement))
     if deleted is None or not (untranslated or _SUBQUERY in text):
         return None
@@ -131,6 +138,19 @@ def _find_advice(session: SparkSession, statement: str, text: str) -> EpochlogEr
         return None
     condition = "a subquery" if untranslated is None else _ATTRIBUTE_ID.sub("", untranslated["condition"])
     return unknown_condition(table[0], table[1], condition)
+
+
+def _find_case_twins(session: SparkSession, statement: str, text: str) -> EpochlogError | None:
+    """Return the error of a statement that names a column for which another one differs by case alone."""
+    ambiguous, twice = _AMBIGUOUS.search(text), _TWICE.search(text)
+    if ambiguous is not None:
+        *path, column = name_parts(ambiguous["column"])
+    elif twice is not None and (inserted := _INSERTED.search(without_texts(statement))) is not None:
+        path, column = name_parts(inserted["table"]), twice["column"]
+    else:
+        return None
+    table = _find_table(session, ".".join(map(quoted, path))) if path else None
+    return None if table is None else case_twins(table[0], table[1], column)
 
 
 def _find_table(session: SparkSession, table: str) -> tuple[str, Any] | None:
