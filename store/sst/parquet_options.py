@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +23,8 @@ def column_options(table: pa.Table, codec: KeyCodec, codec_name: str) -> dict[st
 
     Parquet names its columns by paths, so `a.b` may be a column or a field of the column `a`: then it has no option.
     """
-    nested = [field.name for field in table.schema if _T.is_nested(field.type)]
-    fields = [field for field in table.schema if not any(field.name.startswith(f"{name}.") for name in nested)]
+    nested = {field.name for field in table.schema if _T.is_nested(field.type)}
+    fields = [field for field in table.schema if not _is_below(field.name, nested)]
     encodings = {field.name: _choose_encoding(table, codec, field, packed=codec_name == "zstd") for field in fields}
     return {
         "use_dictionary": [field.name for field in fields if _has_few_values(table, field)],
@@ -31,6 +32,11 @@ def column_options(table: pa.Table, codec: KeyCodec, codec_name: str) -> dict[st
         "compression": codec_name if nested else _choose_compression(table, codec, codec_name),
         "write_statistics": [field.name for field in fields if not _may_hold_nan(field.type)],
     }
+
+
+def _is_below(name: str, columns: Collection[str]) -> bool:
+    """Return True if the name is that of one of the columns, a dot, and more."""
+    return any(mark == "." and name[:place] in columns for place, mark in enumerate(name))
 
 
 def flat_columns(schema: pa.Schema) -> dict[str, int]:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.store.commit import merged_updates
+from epochlog.store.commit import merged_updates, type_trial
 from lab import Lab
 from width_work import Meter, superlinear
 
@@ -169,3 +169,30 @@ def test_names_that_are_made_anew_for_each_column_are_found(tmp_path: Path, monk
     (growing,) = superlinear(lambda columns, meter: updates(tmp_path, columns, meter), also=[__file__])
     assert "columns in" in growing
     assert Path(__file__).name in growing
+
+
+def nested_columns(root: Path, columns: int, meter: Meter) -> None:
+    """Half of the columns are structs, each of a shape of its own."""
+    type_trial._returned.clear()
+    shapes = [pa.struct([(f"f{at}", KINDS[at % 3]), ("g", pa.list_(KINDS[at % 2]))]) for at in range(columns // 2)]
+    texts = [(f"t{at}", pa.string()) for at in range(columns // 2)]
+    schema = pa.schema([("id", pa.int64()), *((f"s{at}", shape) for at, shape in enumerate(shapes)), *texts])
+    values = {f"s{at}": {f"f{at}": VALUES[at % 3], "g": [VALUES[at % 2]]} for at in range(columns // 2)}
+    rows = pa.Table.from_pylist([{"id": key, **values, "t0": "x"} for key in range(5)], schema=schema)
+    with Lab(root / f"{columns}-{len(list(root.iterdir()))}").store as store:
+        table = meter("create", lambda: store.create_table("t", schema, ["id"]))
+        meter("upsert", lambda: table.upsert(rows))
+        meter("update", lambda: table.update(rows.select(schema.names[: columns // 2])))
+        meter("compact", lambda: store.compact("t", full=True))
+        meter("to_arrow", table.to_arrow)
+        meter("filter", lambda: table.to_arrow(filter=pc.field("t0") == "x"))
+        late = store.create_table("late", pa.schema([("id", pa.int64())]), ["id"])
+        type_trial._returned.clear()
+        meter("add", lambda: late.alter(add=list(schema)[1:]))
+
+
+@pytest.mark.local_only
+@pytest.mark.slow
+def test_nested_columns_take_work_like_their_number(tmp_path: Path) -> None:
+    """A run file asked of each column if its name is below each nested one."""
+    assert superlinear(lambda columns, meter: nested_columns(tmp_path, columns, meter)) == []
