@@ -69,11 +69,18 @@ def diagnose(handle: Handle) -> Diagnosis:
 def _of_clock(handle: Handle, known: KnownClocks, now: ClockReading, last_epoch: int) -> Iterator[Symptom]:
     """Yield the symptoms of this machine's clock."""
     before, name = known.of(now.boot), handle.clock_guard.name
-    trust = f"epochlog doctor {handle.files.place} --trust-clock"
+    trust = handle.clock_guard.trust_command
     if before is not None and (jump_ms := before.jumped_ms(now, last_epoch)):
         yield Symptom(
             f"{name} has jumped {show_span(jump_ms)} ahead since the last commit of {now.host}, which may not commit",
             f"set the clock right; if it is right now, run `{trust}` on {now.host}",
+        )
+    own_lead_ms = handle.clock_guard.lead_ms(now.wall_ms)
+    if own_lead_ms > LEAST_LEAD_MS:
+        yield Symptom(
+            f"{name} leads the clock of {now.host} by {show_span(own_lead_ms)}: retention, vacuum and ttl of "
+            f"{now.host} wait for its own clock",
+            "set the wrong one of both clocks right",
         )
     noted = known.noted(now).clocks[-1]
     for other in known.clocks:

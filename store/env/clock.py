@@ -31,6 +31,10 @@ class BootTime:
 class HasBootTime(Protocol):
     """Protocol of a Clock whose machine has a boot clock, by which a jump of the Clock is detected."""
 
+    def __call__(self) -> int:
+        """Return Unix milliseconds."""
+        ...
+
     def boot_time(self) -> BootTime | None:
         """Return the reading of the boot clock now; None if the machine has none."""
         ...

@@ -16,16 +16,16 @@ from epochlog.store.types.epoch import show_span, show_time
 
 
 class ClockGuard:
-    """Comparison of the catalog's clock with a boot clock (None: not compared). name: the clock's, for messages.
-    place: the store's.
+    """Comparison of the catalog's clock with the machine's clocks (None: not compared). name: that of the catalog's
+    clock, for messages. trust_command: the command that notes it as right.
     """
 
-    def __init__(self, catalog: Catalog, boot_clock: HasBootTime | None, name: str, place: str) -> None:
+    def __init__(self, catalog: Catalog, boot_clock: HasBootTime | None, name: str, trust_command: str) -> None:
         self.name = name
+        self.trust_command = trust_command
         self.host = os.uname().nodename
         self._catalog = catalog
         self._boot_clock = boot_clock
-        self._place = place
         self._note: KnownClock | None = None  # as it was read from the catalog
 
     def reading(self) -> ClockReading | None:
@@ -49,7 +49,7 @@ class ClockGuard:
             raise ClockSkew(
                 f"{self.name} shows {show_time(now.wall_ms)}, {show_span(jump_ms)} more than the time since the last "
                 f"commit of {now.host} allows; nothing was written. Set the clock right. If it is right now, run "
-                f"`epochlog doctor {self._place} --trust-clock` on {now.host}"
+                f"`{self.trust_command}` on {now.host}"
             )
         if before is not None and before.is_fresh(now):
             self._note = before
@@ -59,10 +59,15 @@ class ClockGuard:
 
     def slowest_ms(self, view: ReadTxn) -> int:
         """Return the time by which to delete, and by which leases end: that of the slowest clock that the catalog
-        knows. After a jump it is counted by the boot clock.
+        knows, or of this machine if that is earlier. After a jump it is counted by the boot clock.
         """
         now = self.reading()
-        return self._catalog.now_ms() if now is None else read_clocks(view).slowest_ms(now)
+        known_ms = self._catalog.now_ms() if now is None else read_clocks(view).slowest_ms(now)
+        return known_ms - self.lead_ms(known_ms)
+
+    def lead_ms(self, wall_ms: int) -> int:
+        """Return by how much a time of the catalog's clock leads the clock of this machine; 0 where they are one."""
+        return 0 if self._boot_clock is None else max(0, wall_ms - self._boot_clock())
 
     def trust(self) -> ClockReading | None:
         """Note the clock as right, whatever it showed before; return its reading, None without a boot clock."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,7 +78,12 @@ class Handle(OneProcess):
         self.read_only = read_only
         self.intact_backups: set[str] = set()  # backup files that this process wrote, or read and found complete
         self.memory = EpochMemory()
-        self.clock_guard = ClockGuard(catalog, _boot_clock(clock), _clock_name(clock, catalog_url), files.place)
+        self.clock_guard = ClockGuard(
+            catalog,
+            _boot_clock(clock),
+            _clock_name(clock, catalog_url),
+            _trust_command(files.place, catalog_url, volatile=volatile),
+        )
         self.leases = Leases(catalog, read_only=read_only)
         self.runners = Leases(catalog, RUNNER_MS, read_only=read_only)
         self.intents = Intents(catalog, self.leases)
@@ -225,6 +231,13 @@ def _clock_name(clock: Clock | None, catalog_url: str | None) -> str:
     kind = kind_of_url(catalog_url)
     owner = os.uname().nodename if kind is EMBEDDED else f"the catalog's {kind.name} server"
     return f"the clock of {owner}"
+
+
+def _trust_command(place: str, catalog_url: str | None, *, volatile: bool) -> str:
+    """Return the command that notes a store's clock as right."""
+    catalog = [] if catalog_url is None else ["--catalog", redact_url(catalog_url)]
+    options = [*catalog, *(["--volatile"] if volatile else []), "--trust-clock"]
+    return shlex.join(["epochlog", "doctor", place, *options])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ import pytest
 import epochlog as el
 from epochlog.__main__ import main
 from epochlog.store.env.clock import BootTime, SystemClock
+from redis_time import KEY, served_time
+from stores import servers
 from virtual_machines import DAY_MS, HOUR_MS, Machine, TrueTime
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -69,6 +71,41 @@ def test_a_jump_is_told_and_the_advice_works(
                 assert "nothing to do: ok" in capsys.readouterr().out
             table.upsert([{"id": 3}])
             assert doctor()[0] == 0
+
+
+@pytest.mark.redis
+@pytest.mark.local_only
+@pytest.mark.rule("1.60", "1.61")
+def test_a_server_that_leads_is_told_and_the_command_names_the_catalog(
+    machine: Machine, tmp_path: Path, doctor: Callable[..., tuple[int, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, url = Machine(machine.world, "server"), servers.redis.url()
+
+    def show() -> None:
+        with servers.redis.client() as connection:
+            connection.set(KEY, server())
+
+    show()
+    with served_time(), el.open(tmp_path / "s", url, volatile=True) as store:
+        table = store.create_table("t", SCHEMA, ["id"])
+        table.upsert([{"id": 1}])
+        server.jump(DAY_MS)
+        show()
+        with pytest.raises(el.ClockSkew, match="1 d more") as refusal:
+            table.upsert([{"id": 2}])
+        command = re.search(r"`epochlog (.*)`", str(refusal.value))
+        assert command is not None
+        assert main(shlex.split(command[1])) == 1, "the clocks still differ"
+        assert "redis server leads the clock of" in " ".join(capsys.readouterr().out.split())
+        table.upsert([{"id": 2}])
+        machine.jump(DAY_MS)  # the server's clock is right
+        assert doctor("--catalog", url, "--volatile")[1]["symptoms"] == []
+        machine.reboot()
+        machine.jump(-DAY_MS)  # the advice on a machine that has not committed yet
+        code, facts = doctor("--catalog", url, "--volatile")
+        assert code == 1 and [symptom["advice"] for symptom in facts["symptoms"]] == [
+            "set the wrong one of both clocks right"
+        ]
 
 
 @pytest.mark.local_only

@@ -15,12 +15,15 @@ import epochlog as el
 from epochlog.store.catalog.redis.client import RedisServer
 from epochlog.store.commit import root_commit
 from epochlog.store.commit.expiry import expire_rows
+from epochlog.store.env.clock import SystemClock
+from epochlog.store.maintenance.vacuum import vacuum
 from epochlog.store.metadata import known_clocks
 from epochlog.store.metadata.known_clocks import ClockReading, KnownClocks, read_clocks
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.retention.holds import Hold, holds_of
 from epochlog.store.session import clock_guard
 from epochlog.store.types.epoch import from_unix_ms, to_unix_ms
+from redis_time import KEY, served_time
 from stores import servers
 from virtual_machines import DAY_MS, HOUR_MS, Machine, TrueTime
 
@@ -234,6 +237,67 @@ def test_a_lease_of_a_clock_that_is_behind_lives(fleet: Callable[..., Fleet]) ->
         assert snapshot["t"].to_arrow().num_rows == 1
 
 
+class Served:
+    """A store on Redis whose server has a clock of its own, and the machine of this process."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.world = TrueTime()
+        self.server, self.machine = Machine(self.world, "server"), Machine(self.world, "here")
+        patch.setattr(SystemClock, "__call__", lambda _: self.machine())
+        patch.setattr(SystemClock, "boot_time", lambda _: self.machine.boot_time())
+        self.show()
+        self.store = el.open(root, servers.redis.url(), volatile=True)
+        self.table = self.store.create_table("t", SCHEMA, ["id"], options=OPTIONS)
+
+    def show(self) -> None:
+        with servers.redis.client() as connection:
+            connection.set(KEY, self.server())
+
+    def put(self, value: int) -> int:
+        self.show()
+        at = datetime.fromtimestamp(self.world.now_ms / 1000, UTC)
+        epoch = self.table.upsert([{"id": 1, "v": value, "at": at}])
+        self.world.now_ms += 1000
+        return epoch
+
+
+def _server_ahead_deletes_nothing(root: Path) -> None:
+    """The server's clock jumps a day ahead; then a machine that the catalog does not know maintains the store."""
+    with pytest.MonkeyPatch.context() as patch, served_time():
+        served = Served(root, patch)
+        with served.store as store:
+            first, newest = served.put(1), served.put(2)
+            with store.snapshot(["t"], consistency=el.AsOf(epoch=first)) as snapshot:
+                served.server.jump(DAY_MS)
+                for committed in (False, True):
+                    served.machine.reboot()
+                    if committed:
+                        assert served.put(3) > newest, "the first commit after a boot is taken"
+                        served.world.now_ms += 61_000
+                    served.show()
+                    with el.open(root, servers.redis.url(), volatile=True) as other:
+                        other.compact("t", full=True)
+                        other.compact()
+                        vacuum(other._handle, grace=timedelta(0))
+                    assert served.table.count() == 1, "the ttl deleted a row early"
+                    try:
+                        assert served.table.to_arrow(epoch=first)["v"].to_pylist() == [1]
+                        assert snapshot["t"].to_arrow()["v"].to_pylist() == [1]
+                    except (el.EpochExpired, el.SnapshotExpired) as error:
+                        raise AssertionError("history was deleted early") from error
+            served.world.now_ms += 2 * DAY_MS
+            served.show()
+            store.compact()
+            assert served.table.count() == 0, "the clocks have passed the ttl"
+
+
+@pytest.mark.redis
+@pytest.mark.local_only
+@pytest.mark.rule("1.61", "1.65", "1.66")
+def test_a_server_ahead_of_a_machine_deletes_by_the_machines_clock(tmp_path: Path) -> None:
+    _server_ahead_deletes_nothing(tmp_path / "s")
+
+
 @pytest.mark.redis
 @pytest.mark.local_only
 @pytest.mark.rule("1.60", "1.61")
@@ -371,12 +435,17 @@ def _wall_clock_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(root_commit, "max", lambda *values: values[0] if len(values) == 2 else max(values), raising=False)
 
 
+def _own_clock_is_overlooked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(clock_guard.ClockGuard, "lead_ms", lambda self, wall_ms: 0)
+
+
 PLANTS = {
     "jumps are not compared": (_no_jump, _jump_is_taken),
     "notes are not read": (_never_noted, _jump_is_taken),
     "slower clocks are overlooked": (_lead_is_none, _slowest_is_kept),
     "epochs go by the wall clock alone": (_wall_clock_only, _writers_go_on),
 }
+SERVED_PLANTS = {"the machine's own clock is overlooked": (_own_clock_is_overlooked, _server_ahead_deletes_nothing)}
 
 
 @pytest.mark.parametrize("plant", PLANTS)
@@ -384,6 +453,17 @@ PLANTS = {
 def test_a_planted_bug_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
     apply, check = PLANTS[plant]
     check(tmp_path / "whole")
+    apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        check(tmp_path / "broken")
+
+
+@pytest.mark.redis
+@pytest.mark.local_only
+@pytest.mark.parametrize("plant", SERVED_PLANTS)
+@pytest.mark.planted
+def test_a_planted_bug_beside_a_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
+    apply, check = SERVED_PLANTS[plant]
     apply(monkeypatch)
     with pytest.raises(AssertionError):
         check(tmp_path / "broken")
