@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from epochlog.batch.default_policy import default_policy
-from epochlog.batch.policy import AsOf, Exact, Global, Latest, Policy, choose_epochs, left_out_of
+from epochlog.batch.policy import Aligned, AsOf, Exact, Global, Latest, Policy, choose_epochs, left_out_of
 from epochlog.batch.tags import list_tags
 from epochlog.batch.waiting import until_chosen
 from epochlog.errors import (
@@ -195,14 +195,22 @@ def _loaded(view: ReadTxn, table: TableDef, epoch: int, chosen: QueryEpochs | No
 
 def choose_query_epochs(policy: Policy, view: EpochView, names: Sequence[str] | None) -> QueryEpochs:
     """Return the epochs that the policy chooses for these tables; None: for all that it covers, or all that take part
-    in `global`. Tables without history there have none. Pure.
+    in `global`; `aligned`, as the default of a store, takes all that have a valid epoch. Tables without history there
+    have none. Pure.
     """
     if names is not None:
         known = [name for name in names if name in view.ids]
         return QueryEpochs(choose_epochs(policy, view, known), view.ids)
+    if isinstance(policy, Global):
+        return QueryEpochs(choose_epochs(policy, view), view.ids, _outside(policy, view))
     if hasattr(policy, "covers") or isinstance(policy, Latest):
         return QueryEpochs(choose_epochs(policy, view), view.ids, left_out_of(policy, view))
-    left_out = left_out_of(Global(), view)
+    if isinstance(policy, Aligned):
+        without = [name for name in view.ids if view.largest_valid_at_most([name]) is None]
+        covered = [name for name in view.ids if name not in without]
+        reasons = {name: f"{name} cannot be read: it has no valid epoch" for name in without}
+        return QueryEpochs(choose_epochs(policy, view, covered), view.ids, reasons)
+    left_out = _outside(Global(), view)
     covered = [name for name in Global().covers(view) if name not in left_out]
     try:
         return QueryEpochs(choose_epochs(policy, view, covered), view.ids, left_out)
@@ -212,6 +220,15 @@ def choose_query_epochs(policy: Policy, view: EpochView, names: Sequence[str] | 
         if not readable:
             raise
         return QueryEpochs(choose_epochs(policy, view, readable), view.ids, {**left_out, **reasons})
+
+
+def _outside(policy: Global, view: EpochView) -> dict[str, str]:
+    """Return the reason for each table that takes no part in `global`, with what to write."""
+    return {
+        name: f"{reason}; to read it at that epoch write el.catalog(spark, store, name='…', consistency='aligned', "
+        f"tables=['{name}'])"
+        for name, reason in left_out_of(policy, view).items()
+    }
 
 
 def _unreadable(policy: Policy, view: EpochView, name: str) -> str | None:

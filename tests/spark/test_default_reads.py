@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import epochlog as el
-from default_doors import ROOTS, VIEWS, DefaultWorld, Doors, Seen, State, error_name
+from default_doors import BOUND_MS, ROOTS, ROWS, VIEWS, DefaultWorld, Doors, Seen, State, as_state, error_name
 from epochlog.store.env.clock import SystemClock
 
 pytestmark = pytest.mark.spark
@@ -53,6 +53,43 @@ def seen_in_spark(doors: SparkDoors, door: str, tables: Sequence[str] | None) ->
         return error_name(error)
 
 
+def leave_late_behind(world: DefaultWorld) -> None:
+    for view in VIEWS:
+        world.store.checkpoint()
+        world.step(view)
+    world.now_ms += 1_000
+    for name in ROOTS:
+        world.commit(name)
+    world.now_ms += BOUND_MS + 1_000
+    for view in ("revenue", "margin"):
+        world.commit("prices")
+        world.store.checkpoint()
+        world.step(view)
+
+
+@pytest.mark.medium
+@pytest.mark.rule("3.72")
+def test_a_catalog_keeps_the_default_aligned_and_tells_how_to_read_a_late_table(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    world = DefaultWorld(tmp_path / "lake", 3, SystemClock()() - 3_600_000)
+    doors = SparkDoors(world, spark)
+    leave_late_behind(world)
+    el.catalog(spark, world.store, "doors")
+    with pytest.raises(PySparkException, match="late cannot be read: it lags 1 min") as refused:
+        spark.sql("SELECT * FROM doors.late").collect()
+    advice = "write el.catalog(spark, store, name='…', consistency='aligned', tables=['late'])"
+    assert advice in str(refused.value)
+    el.catalog(spark, world.store, name="late_one", consistency="aligned", tables=["late"])
+    assert states(spark.sql("SELECT * FROM late_one.late").collect()) == as_state(world.store.table("late").to_arrow())
+    world.store.alter(default_consistency="aligned")
+    world.store.create_job("job_new", ["orders"], {"new": (ROWS, ["id"])})
+    every = {**world.states}
+    with world.store.snapshot(list(every)) as moment:
+        assert seen_in_spark(doors, "catalog", None) == {name: as_state(moment[name].to_arrow()) for name in every}
+    world.store.close()
+
+
 @pytest.mark.slow
 @pytest.mark.rule("3.70", "3.71", "3.72")
 def test_each_door_of_spark_shows_what_the_definition_says(tmp_path: Path, spark: SparkSession) -> None:
@@ -74,9 +111,10 @@ def test_each_door_of_spark_shows_what_the_definition_says(tmp_path: Path, spark
             then_ms = world.now_ms
             if door == "load":  # a process of Spark resolves it, on the clock of the machine
                 world.now_ms = SystemClock()()
-            # A catalog of all tables aligns those that take part in `global`.
-            policy = "global" if (tables, own) == (None, "aligned") else own
-            wanted, seen = world.wanted(tables, policy), seen_in_spark(doors, door, tables)
+            asked = tables
+            if (tables, own) == (None, "aligned"):  # a catalog leaves out what has no valid epoch by itself
+                asked = [name for name in names if not isinstance(world.wanted([name], own), str)]
+            wanted, seen = world.wanted(asked, own), seen_in_spark(doors, door, tables)
             world.now_ms = then_ms
             assert seen == wanted, ("differs", door, own, tables, seen, wanted)
             outcomes.add(seen if isinstance(seen, str) else "rows")
