@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import uuid
 from collections.abc import Callable
@@ -259,5 +260,10 @@ def as_place(root: object) -> StorePlace:
         text = unquote(urlsplit(text).path)
     if "://" in text:
         return StorePlace(text, None)
+    if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:(?=/)", text):
+        raise InvalidInput(
+            f"root {redact_url(text)!r} has one slash behind {scheme[0]}, and a URI has two: {scheme[0]}//…. For a "
+            "folder of this name write ./ before it"
+        )
     folder = Path(text).expanduser().absolute()
     return StorePlace(str(folder), folder)

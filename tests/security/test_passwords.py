@@ -122,7 +122,7 @@ def test_a_secret_that_is_shown_is_found(
 def check_masked(url: str, tmp_path: Path) -> None:
     assert "hunter2" not in redact_url(url) and "***" in redact_url(url)
     assert "hunter2" not in without_secrets(f"no route for hunter2hunter2 of {url}", url)
-    for opens in (lambda: el.open(url), lambda: el.open(tmp_path, url))[0 if "://" in url else 1 :]:
+    for opens in (lambda: el.open(url), lambda: el.open(tmp_path, url)):
         with pytest.raises(el.EpochlogError) as raised:
             opens()
         assert "hunter2" not in str(raised.value)
@@ -136,6 +136,19 @@ def test_a_secret_is_masked_however_its_name_is_written(name: str, password: str
     separator, other = data.draw(st.sampled_from("&;#")), data.draw(st.sampled_from(["", "region=eu&", "a=b;"]))
     url = f"s3://bucket/x?{other}y=1{separator}{written}={secret}"
     assert redact_url(url) == f"s3://bucket/x?{other}y=1{separator}{written}=***"
+
+
+@pytest.mark.parametrize("root", ["redis:/user:not-shown@h/0", "s3:/user:not-shown@bucket/lake", "s3:/b?pwd=not-shown"])
+def test_a_root_of_one_slash_is_refused_without_its_password(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(el.InvalidInput, match="a URI has two") as refused:
+        el.open(root)
+    assert "not-shown" not in str(refused.value) and not list(tmp_path.iterdir())
+    assert main(["ls", root]) == 1
+    assert "not-shown" not in capsys.readouterr().err
+    el.open(f"./{root}").close()
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/x?region=eu-1&scheme=http", "redis://redis.test:1/0", "/srv/a:b@c"])
