@@ -15,7 +15,7 @@ from epochlog.checkpoint.job.pace import Interval, MaxLag
 from epochlog.checkpoint.job.view_ddl import Replacement, replace_views, require_view
 from epochlog.errors import InvalidInput, InvalidSchema, SchemaMismatch, TableNotFound
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.env.log_events import VIEW_KEY
+from epochlog.store.env.log_events import VIEW_KEY, VIEW_KEY_NULLABLE
 from epochlog.store.metadata.definitions import DERIVATION, JobRecord, ViewDefinition
 from epochlog.store.metadata.lookups import find_job, find_table, get_table
 from epochlog.store.metadata.table_options import TableOptions
@@ -69,8 +69,10 @@ def create_view(
 
 def _warn_of_key(handle: Handle, name: str, plan: ViewPlan) -> None:
     """Log why steps of a view may fail for its key."""
-    for reason in plan.key_advice():
-        handle.log(VIEW_KEY, view=name, reason=reason)
+    advice = plan.key_advice()
+    for event, reason in ((VIEW_KEY_NULLABLE, advice.nullable), (VIEW_KEY, advice.repeated)):
+        if reason:
+            handle.log(event, view=name, reason=reason)
 
 
 def _view_difference(view: ReadTxn, job: JobRecord, sql: str, refresh: str) -> str | None:

@@ -19,7 +19,7 @@ from . import syntax
 from .changed_keys import changed_keys
 from .clock_texts import require_no_clock
 from .folding import Fold, fold_of
-from .key_advice import key_advice
+from .key_advice import KeyAdvice, key_advice
 from .normal_form import NormalForm, normal_form
 from .opening import covered, holds, path_of, path_to
 from .parsing import parse
@@ -152,7 +152,7 @@ class ViewPlan:
         query = restricted(self.form.query, scope, self.form.occurrences, self.schemas)
         return with_tables(query, self.form.occurrences, NOW)
 
-    def key_advice(self) -> list[str]:
+    def key_advice(self) -> KeyAdvice:
         """Return the reasons why steps may fail for the view's key, each with what to write."""
         return key_advice(self.form, self.primary_key, self.schemas)
 

@@ -7,6 +7,7 @@ query may keep its key by what its tables happen to have, and then its steps go 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlglot import exp
 
@@ -23,24 +24,34 @@ _NEVER_NULL = (exp.Count, exp.CountIf, exp.RowNumber, exp.Rank, exp.DenseRank, e
 _OF_PARTS = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Paren, exp.Upper, exp.Lower, exp.Trim, exp.Length, exp.DPipe)
 
 
-def key_advice(form: NormalForm, primary_key: Sequence[str], schemas: Mapping[str, TableSchema]) -> list[str]:
-    """Return a sentence for the columns of the key that can be NULL, and one if the query does not imply the key."""
+@dataclass(frozen=True, slots=True)
+class KeyAdvice:
+    """Sentences about a key: on its columns that can be NULL, and on a query that does not imply it. "": nothing."""
+
+    nullable: str = ""
+    repeated: str = ""
+
+    @property
+    def sentences(self) -> list[str]:
+        return [sentence for sentence in (self.nullable, self.repeated) if sentence]
+
+
+def key_advice(form: NormalForm, primary_key: Sequence[str], schemas: Mapping[str, TableSchema]) -> KeyAdvice:
+    """Return the advice on the key of a view."""
     reader = _Reader(form, schemas)
-    nullable = [name for name in primary_key if reader.can_be_null(form.query, name)]
-    advice = []
-    if nullable:
-        names = ", ".join(nullable)
-        advice.append(
+    nullable, repeated = "", ""
+    if names := ", ".join(name for name in primary_key if reader.can_be_null(form.query, name)):
+        nullable = (
             f"{names} of its key can be NULL, and a step with such a row fails: leave these rows out (WHERE … IS NOT "
             "NULL), or give them a value (COALESCE)"
         )
     if not reader.implies(form.query, frozenset(primary_key)):
-        advice.append(
+        repeated = (
             f"its query does not imply the key ({', '.join(primary_key)}), and a step with two rows of one key fails: "
             "group by these columns, number the rows with ROW_NUMBER and take the first, or add the columns that tell "
             "the rows apart to the key"
         )
-    return advice
+    return KeyAdvice(nullable, repeated)
 
 
 class _Reader:

@@ -174,9 +174,16 @@ REFRESH_RESTARTED = LogEvent(
 VIEW_KEY = LogEvent(
     "view_key",
     "view",
+    WARNING,
+    "store view reason",
+    "A view was made whose steps may fail: its query does not imply its key.",
+)
+VIEW_KEY_NULLABLE = LogEvent(
+    "view_key_nullable",
+    "view",
     INFO,
     "store view reason",
-    "A view was made whose steps may fail: its key can be NULL, or its query does not imply the key.",
+    "A view was made whose steps fail once its key is NULL, which a column of it can be.",
 )
 VIEW_RECOMPUTED = LogEvent(
     "view_recomputed",

@@ -53,7 +53,8 @@ CASES = [
 
 
 def advice(text: str, key: list[str]) -> list[str]:
-    return key_advice.key_advice(normal_form(parse(text), TABLES), key, TABLES)
+    found = key_advice.key_advice(normal_form(parse(text), TABLES), key, TABLES)
+    return [sentence for sentence in (found.nullable, found.repeated) if sentence]
 
 
 @pytest.mark.parametrize(("text", "key", "expected"), CASES)
@@ -141,6 +142,18 @@ def test_advice_that_forgets_outer_joins_is_found(planted: str, monkeypatch: pyt
 
 
 @pytest.mark.logs("view_key")
+def test_a_key_that_is_not_implied_is_warned_of_without_any_setting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Lab(tmp_path / "lake").store as store:
+        store.create_table("t", T, ["k"])
+        store.create_view("by_g", "SELECT g, COUNT(*) AS n FROM t GROUP BY g", ["g"])
+        store.create_view("v", "SELECT h, k FROM t", ["h"])
+    (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "view=v" in warning.getMessage() and TWICE in warning.getMessage()
+
+
+@pytest.mark.logs("view_key", "view_key_nullable")
 def test_the_warning_is_logged_at_create_and_replace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lab = Lab(tmp_path / "lake")
 
