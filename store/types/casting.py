@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -21,7 +22,7 @@ class Unfit(Exception):
 
     def __init__(self, row: int, value: pa.Scalar, target: pa.DataType, inside: str = "") -> None:
         text = f"row {row}{inside}: {_format_value(value)} of type {value.type} does not fit {target}"
-        super().__init__(text + _advice(value.type, target))
+        super().__init__(text + _advice(value, target))
         self.row = row
         self._value, self._target, self._inside = value, target, inside
 
@@ -30,11 +31,20 @@ class Unfit(Exception):
         return Unfit(row, self._value, self._target, inside + self._inside)
 
 
-def _advice(kind: pa.DataType, target: pa.DataType) -> str:
-    """Return what to do with a value of this type; "" if nothing general is to be said."""
-    if not (_T.is_floating(kind) and _T.is_decimal(target)):
+def _advice(value: pa.Scalar, target: pa.DataType) -> str:
+    """Return what to do with a value; "" if nothing general is to be said."""
+    if not (_T.is_floating(value.type) and _T.is_decimal(target)):
         return ""
     precision, scale = target.precision, target.scale
+    if not math.isfinite(value.as_py()):
+        return ": a decimal has neither NaN nor infinities; write null, or leave the row out"
+    if abs(value.as_py()) >= (2.0**53 if _T.is_float64(value.type) else 2.0**24):
+        return ": the text of so large a float is not its value; keep amounts as decimals or integers from the start"
+    if abs(value.as_py()) >= 10.0 ** (precision - scale):
+        return (
+            f": it needs more than {precision - scale} digits before the point; widen the column first, with "
+            "alter(widen=…) or ALTER COLUMN … TYPE"
+        )
     return (
         f": a float goes into a decimal by its shortest text, digit by digit (0.1 fits, 0.1 + 0.2 does not). Round it "
         f"first, as pyarrow.compute.round(column, {scale}) or CAST(ROUND(column, {scale}) AS DECIMAL({precision}, "

@@ -63,6 +63,8 @@ def from_series(table: str, name: str, series: Any, field: pa.Field | None) -> p
             return values
         kind, nullable = (values.type, True) if field is None else (field.type, field.nullable)
         return _floats(table, name, series, values, kind, nullable)
+    except SchemaMismatch:
+        raise
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise SchemaMismatch(f"table {table}, column {name!r}: {error}") from error
 

@@ -159,7 +159,7 @@ def test_integers_that_pandas_has_rounded_are_refused(
 def test_the_advice_of_the_refusal(store: el.Store) -> None:
     table = written(store, "t", pa.field("n", pa.int64()), columns={"n": [1, 2]})
     frame = pd.DataFrame({"id": [0, 1], "n": [BIG, None]})
-    with pytest.raises(el.SchemaMismatch, match="row 0: .*pandas.array.*'Int64'"):
+    with pytest.raises(el.SchemaMismatch, match="^table t, column 'n', row 0: 9007.*pandas.array.*'Int64'"):
         table.upsert(frame)
     frame["n"] = pd.array([BIG, None], "Int64")
     table.upsert(frame)

@@ -53,8 +53,8 @@ CASES = [
 
 
 def advice(text: str, key: list[str]) -> list[str]:
-    found = key_advice.key_advice(normal_form(parse(text), TABLES), key, TABLES)
-    return [sentence for sentence in (found.nullable, found.repeated) if sentence]
+    about = key_advice.key_advice(normal_form(parse(text), TABLES), key, TABLES)
+    return [sentence for sentence in (about.nullable, about.repeated) if sentence]
 
 
 @pytest.mark.parametrize(("text", "key", "expected"), CASES)
@@ -198,11 +198,17 @@ def test_a_float_that_fits_no_decimal_is_told_how_to_cast(tmp_path: Path) -> Non
     lab = Lab(tmp_path / "lake")
     with lab.store as store:
         table = store.create_table("m", pa.schema([("k", pa.int64()), ("v", pa.decimal128(10, 2))]), ["k"])
-        for value in (1.005, 0.1 + 0.2, 1e-9, 2.0**60, float("nan")):
+        for value in (1.005, 0.1 + 0.2, 1e-9, -99_999_999.123):
             with pytest.raises(el.SchemaMismatch) as raised:
                 table.upsert(pa.table({"k": [1], "v": [value]}))
             assert "by its shortest text" in str(raised.value)
             assert "CAST(ROUND(column, 2) AS DECIMAL(10, 2))" in str(raised.value)
+        for value, said in ((2.0**60, "from the start"), (-1e8, "more than 8 digits"), (float("nan"), "null")):
+            with pytest.raises(el.SchemaMismatch, match=said) as raised:
+                table.upsert(pa.table({"k": [1], "v": [value]}))
+            assert "ROUND" not in str(raised.value)
+        table.alter(widen={"v": pa.decimal128(11, 2)})
+        table.upsert(pa.table({"k": [3], "v": [-1e8]}))
         table.upsert(pa.table({"k": [1, 2], "v": [10.1, 0.1]}))
         with pytest.raises(el.SchemaMismatch) as raised:
             table.upsert(pa.table({"k": [1], "v": ["x"]}))
