@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 from epochlog.batch.tags import list_tags
 from epochlog.errors import InvalidInput, NotWritable, TableNotFound, TableNotReadable
 from epochlog.spark.options import STREAM_ADVICE
+from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.commit.table_ddl import drop_table
 from epochlog.store.env.whole_number import whole_number
 from epochlog.store.metadata.definitions import Counters, TableDef
+from epochlog.store.metadata.lookups import find_table
 
 from .advice import no_merge
 from .changes import TableChanges
@@ -110,8 +112,8 @@ class StoreCatalog(Proxy):
                 f"timestampAsOf: {STREAM_ADVICE}"
             )
         past = self._past(namespace, name, named=travel is not None)
-        _refuse_write(f"{self._name}.{name}", name, privileges, past)
         try:
+            self._refuse_write(name, privileges, past)
             loaded = self._load(namespace, name, travel, writes=bool(privileges))
             return self._table([*namespace, name], self._tables.to_write(loaded) if privileges else loaded, past)
         except TableNotFound:
@@ -321,6 +323,14 @@ class StoreCatalog(Proxy):
     def renameTable(self, old: Any, new: Any) -> NoReturn:
         raise NotWritable(f"a table of a store keeps its name: {old.name()!r} cannot be renamed")
 
+    def _refuse_write(self, table: str, privileges: set[str], past: str | None) -> None:
+        """Raise NotWritable for a statement that a table does not support. privileges: of Java's TableContext."""
+        if privileges and past is not None:
+            raise NotWritable(past)
+        if "UPDATE" in privileges:
+            self._tables.handle.catalog.read(lambda view: refuse_unwritable(view, find_table(view, table)))
+            raise no_merge(f"{self._name}.{table}", table)
+
     # ---- errors that Spark knows -------------------------------------------------------------------------------------
 
     def _no_such_table(self, identifier: Any) -> Refusal:
@@ -330,14 +340,6 @@ class StoreCatalog(Proxy):
     def _no_such_namespace(self, namespace: Sequence[str]) -> Refusal:
         errors = self.jvm.spark.catalyst.analysis
         return Refusal("NoSuchNamespace", errors.NoSuchNamespaceException(self.jvm.strings(namespace)))
-
-
-def _refuse_write(label: str, table: str, privileges: set[str], past: str | None) -> None:
-    """Raise NotWritable for a statement that a table does not support. privileges: of Java's TableContext."""
-    if privileges and past is not None:
-        raise NotWritable(past)
-    if "UPDATE" in privileges:
-        raise no_merge(label, table)
 
 
 def _path(namespace: Any) -> list[str]:

@@ -93,7 +93,8 @@ def test_the_advice_on_a_delete_names_the_columns_and_the_table(spark: SparkSess
 
 
 def test_spark_keeps_its_error_of_what_is_no_table_of_a_store(spark: SparkSession, store: el.Store) -> None:
-    for statement in ("DELETE FROM nowhere WHERE x RLIKE 'x'", "SELECT * FROM lake.nowhere", "DELETE FROM"):
+    updates = ("UPDATE lake.nowhere SET n = 1", "UPDATE lake.no.where SET n = 1")
+    for statement in ("DELETE FROM nowhere WHERE x RLIKE 'x'", "SELECT * FROM lake.nowhere", "DELETE FROM", *updates):
         with pytest.raises(PySparkException) as caught:
             spark.sql(statement)
         assert find_epochlog_error(caught.value) is None
@@ -114,6 +115,18 @@ REPLACED = (
     "INSERT INTO lake.a REPLACE USING (id) (SELECT * FROM lake.b)",
 )
 ONE_COMMIT = "frame.write.format('epochlog').options(path='…', table='a').mode('append').save()"
+
+
+def test_an_output_of_a_job_is_refused_as_such(spark: SparkSession, store: el.Store) -> None:
+    store.create_view("v", "SELECT id, n FROM a", ["id"])
+    store.checkpoint()
+    store.view("v").step()
+    for statement in (
+        *("UPDATE lake.v SET n = 1", "DELETE FROM lake.v WHERE id = 1", "INSERT INTO lake.v VALUES (1, 1)"),
+        "MERGE INTO lake.v x USING lake.b y ON x.id = y.id WHEN MATCHED THEN UPDATE SET n = y.n",
+    ):
+        text = refusal(lambda statement=statement: spark.sql(statement))
+        assert text == "NotWritable: table 'v' is the output of a job; only that job writes it", statement
 
 
 def test_update_merge_and_replace_say_what_to_write(spark: SparkSession, store: el.Store) -> None:
