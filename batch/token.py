@@ -108,4 +108,7 @@ def _to_base64(raw: bytes) -> str:
 
 
 def _invalid(problem: str) -> InvalidInput:
-    return InvalidInput(f"invalid snapshot token: {problem}. Pass `snapshot.token` of an earlier snapshot unchanged")
+    return InvalidInput(
+        f"invalid snapshot token: {problem}. Pass `snapshot.token` of an earlier snapshot unchanged, or, to read a "
+        "tag, `tag.token` of one of store.tags()"
+    )

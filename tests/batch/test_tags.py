@@ -77,6 +77,14 @@ def test_what_is_tagged_is_read_by_its_token_until_its_end_and_not_after(lab: La
         read(lab.store, nightly.token)
 
 
+@pytest.mark.parametrize("name", ["nightly", "x", "y4", "2026-q3"])
+def test_the_name_of_a_tag_in_place_of_its_token_is_told_where_the_token_is(lab: Lab, name: str) -> None:
+    tagged = tag(lab, name)
+    with pytest.raises(el.InvalidInput, match=r"to read a tag, `tag\.token` of one of store\.tags\(\)"):
+        read(lab.store, name)
+    assert lab.store.tags() == [tagged] and read(lab.store, tagged.token)
+
+
 READER = """
 import sys, epochlog as el
 with el.open(sys.argv[1], create=False) as store:
