@@ -197,7 +197,8 @@ def _table(view: ReadTxn, name: str) -> TableSchema:
 
 
 def _facts(change: Change, plan: ViewPlan | None) -> dict[str, Any]:
-    explained = {"plan": None, "advice": []} if plan is None else {"plan": plan.explain(), "advice": plan.key_advice().sentences}
+    sentences = [] if plan is None else plan.key_advice().sentences
+    explained = {"plan": None if plan is None else plan.explain(), "advice": sentences}
     return {"name": change.name, "action": change.action, **explained}
 
 
