@@ -24,13 +24,14 @@ from epochlog.store.changelog.consumer_info import ConsumerInfo, list_consumers
 from epochlog.store.changelog.consumers import drop_consumer, reset_consumer
 from epochlog.store.check.verify import VerifyReport, verify_store
 from epochlog.store.commit.boundaries import force_boundary
+from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.clone import clone_table
-from epochlog.store.commit.edits import TableEdit
-from epochlog.store.commit.idempotency import TxnPair, resolve
+from epochlog.store.commit.idempotency import TxnPair, find_committed_epoch, resolve
 from epochlog.store.commit.lag_marks import alter_store
 from epochlog.store.commit.loads import drop_load
-from epochlog.store.commit.root_commit import commit_root
+from epochlog.store.commit.root_commit import RootCommit
 from epochlog.store.commit.table_ddl import create_table, drop_table
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.env.clock import Clock
 from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.process_local import OneProcess, warn_unclosed
@@ -254,8 +255,12 @@ class Store(StoreJobs, OneProcess, Closeable):
                 raise InvalidInput(
                     f"table {name!r}: a commit takes a list of segments returned by seal(), not {sealed!r}"
                 )
-        edits = [TableEdit(table.id, table.name, tuple(segments[table.name])) for table in tables]
-        return commit_root(self._handle, edits, epoch=epoch, txn=txn)
+        target = RootCommit(epoch, txn)
+        landed = find_committed_epoch(self._handle, txn, [table.id for table in tables])
+        if landed is not None:  # vacuum may have deleted the sealed files of its repetition
+            return landed
+        changes = [TableChange(table, tuple(segments[table.name])) for table in tables]
+        return commit_changes(self._handle, changes, target).epoch
 
     def resolve(self, txn: TxnPair) -> int | None:
         """Decide the outcome of a transaction: return its epoch, or None; after None, that commit can no

@@ -16,12 +16,13 @@ from epochlog.batch.epoch_as_of import epoch_as_of
 from epochlog.batch.table_snapshot import TableSnapshot
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import Columns, ended_by_alter, next_epoch, plan_changes
-from epochlog.store.commit.edits import TableEdit
-from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, has_outcome
+from epochlog.store.commit.change import TableChange
+from epochlog.store.commit.idempotency import TxnPair
 from epochlog.store.commit.restore import restore_rows
-from epochlog.store.commit.root_commit import commit_or_delete, commit_root, refuse_unwritable
+from epochlog.store.commit.root_commit import RootCommit, commit_rows, open_writer
 from epochlog.store.commit.row_checks import alter_with_checks
 from epochlog.store.commit.table_ddl import alter_schema, alter_table, table_bytes, truncate_log
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.env.metrics import READS
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.epochs.readable import require_begun
@@ -206,7 +207,10 @@ class Table(OneProcess):
         data: anything Arrow-shaped with all columns, or a list of dicts. Numbers and times are cast if the cast is
         lossless. Raises SchemaMismatch with the column and the first row that does not fit, NotWritable, TableFinished.
         """
-        return self._commit(lambda writer: writer.upsert(data), "upsert", txn, epoch)
+        committed, self._table = commit_rows(
+            self._handle, self._table, "upsert", lambda writer: writer.upsert(data), txn, epoch
+        )
+        return committed
 
     def update(
         self, data: object, *, ignore_nulls: bool = False, txn: TxnPair | None = None, epoch: int | None = None
@@ -219,14 +223,22 @@ class Table(OneProcess):
         Raises SchemaMismatch, also if a new row would have a null in a column that has none; NotWritable,
         TableFinished; and InvalidInput for a table with a sequence.
         """
-        return self._commit(lambda writer: writer.update(data, ignore_nulls=ignore_nulls), "update", txn, epoch)
+
+        def fill(writer: SegmentWriter) -> None:
+            writer.update(data, ignore_nulls=ignore_nulls)
+
+        committed, self._table = commit_rows(self._handle, self._table, "update", fill, txn, epoch)
+        return committed
 
     def delete(self, keys: object, *, txn: TxnPair | None = None, epoch: int | None = None) -> int:
         """Delete rows by primary key, in one commit; return its epoch. Unknown keys are ignored.
 
         keys: in the forms of `get`; in a table with a sequence, with its column behind those of the key.
         """
-        return self._commit(lambda writer: writer.delete(keys), "delete", txn, epoch)
+        committed, self._table = commit_rows(
+            self._handle, self._table, "delete", lambda writer: writer.delete(keys), txn, epoch
+        )
+        return committed
 
     def restore(self, epoch: int | str | datetime, *, txn: TxnPair | None = None) -> int:
         """Give a root table the rows that it had at an epoch, in one commit of the difference; return its epoch.
@@ -244,25 +256,9 @@ class Table(OneProcess):
 
     def finish(self) -> int:
         """End the table's data at a new epoch; later writes raise TableFinished."""
-        edit = TableEdit(self._table.id, self._table.name, (), operation="finish", end=True)
-        return commit_root(self._handle, [edit])
-
-    def _commit(
-        self, fill: Callable[[SegmentWriter], None], operation: str, txn: TxnPair | None, epoch: int | None
-    ) -> int:
-        check_pair(txn)
-        committed = find_committed_epoch(self._handle, txn, [self._table.id])
-        if committed is not None:
-            return committed
-        writer, self._table = segment_writer(self._handle, self._table)
-        try:
-            fill(writer)
-            segments = tuple(writer.finish())
-        except BaseException:
-            writer.discard()
-            raise
-        edit = TableEdit(self._table.id, self._table.name, segments, operation=operation)
-        return commit_or_delete(self._handle, [edit], epoch=epoch, txn=txn)
+        return commit_changes(
+            self._handle, [TableChange(self._table, operation="finish", end=True)], RootCommit()
+        ).epoch
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -413,7 +409,7 @@ class TableWriter(OneProcess):
 
     def __init__(self, handle: Handle, table: TableDef) -> None:
         self._handle = handle
-        self._writer, _ = segment_writer(handle, table, sealed=True)
+        self._writer, _ = open_writer(handle, table, sealed=True)
         self._last_label = 0
 
     def upsert(self, data: object) -> None:
@@ -441,22 +437,6 @@ class TableWriter(OneProcess):
     def abort(self) -> None:
         """Discard the rows that were not sealed."""
         self._writer.discard()
-
-
-def segment_writer(
-    handle: Handle, table: TableDef, txn: TxnPair | None = None, *, sealed: bool = False
-) -> tuple[SegmentWriter, TableDef]:
-    """Open a writer of one root table's segments; return it with the table as it is now. Raise at once if no commit of
-    the table can succeed.
-
-    Under a `txn` that already has an outcome nothing is raised: the commit returns that outcome.
-    """
-
-    def check_writable(view: ReadTxn) -> TableDef:
-        return table if txn is not None and has_outcome(view, txn) else refuse_unwritable(view, table)
-
-    current = handle.catalog.read(check_writable)
-    return SegmentWriter(handle.write_target(current, handle.intents.store_intent(sealed=sealed))), current
 
 
 def table_info(handle: Handle, view: ReadTxn, table: TableDef) -> TableInfo:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.idempotency import TxnPair, check_pair
-from epochlog.store.commit.root_commit import commit_or_delete
+from epochlog.store.commit.root_commit import RootCommit, open_writer
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
@@ -15,7 +16,6 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import SegmentWriter, remove_segments
 
 from .errors import InvalidInput
-from .table import segment_writer
 
 
 class Transaction(OneProcess):
@@ -59,24 +59,26 @@ class Transaction(OneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._state = "over"
-        edits: list[TableEdit] = []
+        changes: list[TableChange] = []
         try:
             if kind is None:
                 for table, writer in self._writers.values():
-                    edits.append(TableEdit(table.id, table.name, tuple(writer.finish())))
+                    changes.append(TableChange(table, tuple(writer.finish())))
         except BaseException:
-            remove_segments(self._handle.files, [segment for edit in edits for segment in edit.segments])
+            remove_segments(self._handle.files, [segment for change in changes for segment in change.segments])
             raise
         finally:
             for _, writer in self._writers.values():
                 writer.discard()
         if kind is None:
-            self._epoch = commit_or_delete(self._handle, edits, epoch=self._requested_epoch, txn=self._txn)
+            target = RootCommit(self._requested_epoch, self._txn)
+            self._epoch = commit_changes(self._handle, changes, target, delete_refused=True).epoch
 
     def _writer(self, name: str) -> SegmentWriter:
         if self._state != "open":
             raise InvalidInput(f"this transaction is {self._state}: write inside its `with` block")
         if name not in self._writers:
             table = self._handle.catalog.read(lambda view: find_table(view, name))
-            self._writers[name] = (table, segment_writer(self._handle, table, self._txn)[0])
+            writer, table = open_writer(self._handle, table, self._txn)
+            self._writers[name] = (table, writer)
         return self._writers[name][1]

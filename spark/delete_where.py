@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 from epochlog.errors import DeleteConflict, EpochExpired, LogTruncated, SnapshotExpired
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes, schema_changed
-from epochlog.store.commit.edits import CommitConflict, TableEdit
+from epochlog.store.commit.change import CommitConflict, TableChange
 from epochlog.store.commit.failures import DEFINITE_FAILURES
-from epochlog.store.commit.root_commit import commit_root, refuse_unwritable
+from epochlog.store.commit.root_commit import RootCommit, refuse_unwritable
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
 from epochlog.store.metadata.schema_change import is_extension
@@ -115,9 +116,8 @@ class _Delete:
     def _commit(self, selection: _Selection) -> int | None:
         if not selection.segments:
             return None
-        table = self._table
-        edit = TableEdit(table.id, table.name, selection.segments, operation="delete", base=selection.epoch)
-        return commit_root(self._handle, [edit])
+        change = TableChange(self._table, selection.segments, "delete", base=selection.epoch)
+        return commit_changes(self._handle, [change], RootCommit()).epoch
 
     def _select(self, before: _Selection | None) -> _Selection:
         """Select rows at the table's newest commit. before: the selection at an earlier commit; None without one."""
@@ -188,13 +188,9 @@ class _Delete:
         options = ReadOptions(columns, self._condition.filter)
         partition = ReadPartition(self._handle.files, plan, arrow_schema(schema), options)
         rows = read_frame(self._session, partition, schema).filter(self._condition.column)
-        writer = FrameWriter(self._target)
-        try:
+        with FrameWriter(self._target) as writer:
             writer.write(rows.select(*columns_named(table.delete_columns)), deletes=True)
             segments = writer.finish()
-        except BaseException:
-            writer.discard()
-            raise
         self._written += segments
         return tuple(segments)
 

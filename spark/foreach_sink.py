@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.event_shape import EventShape
-from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.idempotency import check_pair, find_committed_epoch
-from epochlog.store.commit.root_commit import commit_or_delete, refuse_unwritable
+from epochlog.store.commit.root_commit import RootCommit, refuse_unwritable
 from epochlog.store.commit.stream_batches import StreamBatch
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.handle import Handle, open_handle
@@ -94,9 +95,8 @@ def _write_batch(
     try:
         for writer, (_, shape) in zip(writers, tables, strict=True):
             writer.write(frame if shape is None else shape(frame))
-        edits = [
-            TableEdit(table.id, table.name, tuple(writer.finish()))
-            for writer, (table, _) in zip(writers, tables, strict=True)
+        changes = [
+            TableChange(table, tuple(writer.finish())) for writer, (table, _) in zip(writers, tables, strict=True)
         ]
     except BaseException:
         for writer in writers:
@@ -105,5 +105,5 @@ def _write_batch(
     finally:
         if shared:
             frame.unpersist()
-    if any(edit.segments for edit in edits):
-        commit_or_delete(handle, edits, txn=txn)
+    if any(change.segments for change in changes):
+        commit_changes(handle, changes, RootCommit(txn=txn), delete_refused=True)

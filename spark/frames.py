@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -86,6 +86,13 @@ class FrameWriter:
         self._shape = shape
         self._writer = SegmentWriter(target)
         self._segments: list[Segment] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            self.discard()
 
     def write(self, frame: DataFrame | object, *, deletes: bool = False) -> None:
         """Run the frame and write its rows, or with `deletes` its keys. Raises the error of a task with its own type.

@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 from epochlog.errors import LogTruncated
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import Columns, plan_changes
-from epochlog.store.commit.edits import CommitConflict, TableEdit
+from epochlog.store.commit.change import CommitConflict, TableChange
 from epochlog.store.commit.failures import DEFINITE_FAILURES
 from epochlog.store.commit.idempotency import CommitTxn, find_committed_epoch
-from epochlog.store.commit.root_commit import commit_root
+from epochlog.store.commit.root_commit import RootCommit
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.retention.stale_reads import retry_stale_plan
@@ -31,28 +32,29 @@ from epochlog.store.types.read_options import ReadOptions
 
 
 def commit_overwrite(
-    handle: Handle, table: TableDef, edit: TableEdit, *, txn: CommitTxn | None = None, ending: Collection[str] = ()
+    handle: Handle, change: TableChange, *, txn: CommitTxn | None = None, ending: Collection[str] = ()
 ) -> int:
-    """Replace all rows of the table by `edit`; return the epoch. `txn` and `ending` are those of `commit_root`.
+    """Replace all rows of a table by those of the change; return the epoch. `txn` and `ending`: as in `RootCommit`.
 
     The keys to delete are read at the newest commit. If other commits land meanwhile, the next attempt adds deletes for
     their keys only, so the overwrite ends however busy the table is.
     """
+    table, commit_target = change.table, RootCommit(txn=txn, ending=ending)
     if find_committed_epoch(handle, txn, [table.id]) is not None:
-        return commit_root(handle, [edit], txn=txn, ending=ending)
+        return commit_changes(handle, [change], commit_target).epoch
     target = handle.write_target(table)
     deletes: list[Segment] = []
     base: int | None = None
     try:
         while True:
             base, new_deletes = retry_stale_plan(
-                handle, lambda base=base: _write_deletes(handle, target, table, edit.segments, base)
+                handle, lambda base=base: _write_deletes(handle, target, table, change.segments, base)
             )
             deletes += new_deletes
-            overwrite = replace(edit, segments=(*deletes, *edit.segments), operation="overwrite", base=base)
+            overwrite = replace(change, segments=(*deletes, *change.segments), operation="overwrite", base=base)
             overwrite = replace(overwrite, sequence="replace")
             with suppress(CommitConflict):
-                return commit_root(handle, [overwrite], txn=txn, ending=ending)
+                return commit_changes(handle, [overwrite], commit_target).epoch
     except DEFINITE_FAILURES:
         remove_segments(handle.files, deletes)
         raise
@@ -74,15 +76,11 @@ def _write_deletes(
 
     rows_plan = handle.catalog.read(plan)
     target = replace(target, schema=rows_plan.table)
-    writer = SegmentWriter(target)
-    try:
+    with SegmentWriter(target) as writer:
         for key_range in rows_plan.splits(max(1, rows_plan.rows_at_most // BATCH_ROWS)):
             before = rows_plan.rows(target.files, ReadOptions(table.schema.delete_columns, None, key_range))
             writer.delete(before.data.filter(pa.array(~mask_of_keys_in(target, new_segments, before.keys, key_range))))
         return rows_plan.epoch, writer.finish()
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def _plan_existing(view: ReadTxn, table: TableDef, since: int | None) -> ScanPlan:

@@ -17,15 +17,16 @@ from epochlog.errors import CheckpointMismatch, EpochlogError, InvalidInput, Sch
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.change_rows import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from epochlog.store.changelog.event_shape import WHOLE_ROWS, EventShape
-from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.idempotency import (
     CommitTxn,
     check_pair,
     resolve_outcome,
 )
-from epochlog.store.commit.root_commit import commit_root, refuse_unwritable
+from epochlog.store.commit.root_commit import RootCommit, refuse_unwritable
 from epochlog.store.commit.stream_batches import NO_BATCH, StreamBatch
 from epochlog.store.commit.table_ddl import alter_schema
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.env.log_events import INTENT_LEFT
 from epochlog.store.env.redact import redact_url
 from epochlog.store.metadata.definitions import TableDef
@@ -268,12 +269,12 @@ class _Sink:
                 self._require_landed(txn)
             return
         segments = tuple(segment for message in messages for segment in message.segments)
-        edit, ending = TableEdit(self._save.table.id, self._save.table.name, segments), self._intents(messages)
+        change, ending = TableChange(self._save.table, segments), self._intents(messages)
         with closing(self._save.location.open()) as handle:
             if self._save.overwrite:
-                commit_overwrite(handle, self._save.table, edit, txn=txn, ending=ending)
+                commit_overwrite(handle, change, txn=txn, ending=ending)
             elif segments or txn is not None:
-                commit_root(handle, [edit], txn=txn, ending=ending)
+                commit_changes(handle, [change], RootCommit(txn=txn, ending=ending))
             else:
                 handle.intents.end(ending)
 

@@ -28,7 +28,7 @@ from epochlog.errors import (
 )
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
-from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.idempotency import has_outcome, resolve
 from epochlog.store.commit.job_commit import check_incarnation
 from epochlog.store.commit.loads import (
@@ -42,7 +42,8 @@ from epochlog.store.commit.loads import (
     load_txn,
     require_incarnation,
 )
-from epochlog.store.commit.root_commit import commit_root
+from epochlog.store.commit.root_commit import RootCommit
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.metadata.lookups import find_job, get_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.run_listener import Run
@@ -207,19 +208,17 @@ class LoadTask:
         load, name = self._load, self._load.name
         self._number = commit.barrier.curr
 
-        def find_edits(view: ReadTxn) -> list[TableEdit]:
-            edits = []
+        def find_changes(view: ReadTxn) -> list[TableChange]:
+            changes = []
             for table_id in load.tables:
                 table = get_table(view, table_id, f"table of load {name}")
                 segments = tuple(segment.labelled(1) for segment in commit.segments.get(table.name, ()))
                 end = commit.final and load.finish_tables
                 if segments or end:
-                    edits.append(TableEdit(table.id, table.name, segments, operation="load", end=end))
-            return edits
+                    changes.append(TableChange(table, segments, "load", end=end))
+            return changes
 
-        epoch = commit_root(
-            self._handle,
-            self._handle.catalog.read(find_edits),
+        target = RootCommit(
             txn=load_txn(name, self._number),
             load=LoadCommit(
                 name,
@@ -231,6 +230,7 @@ class LoadTask:
                 commit.final,
             ),
         )
+        epoch = commit_changes(self._handle, self._handle.catalog.read(find_changes), target).epoch
         self._advance_checkpoint()
         return epoch, commit.final
 

@@ -141,6 +141,36 @@ def seen_by_runner(view: EpochView, sealed: EpochView, job: JobRecord, clockwork
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class JobState:
+    """State of a job in one state of the catalog: all that its runner decides from."""
+
+    job: JobRecord
+    epochs: EpochView
+    """The epochs of the tables that the job reads, and of which its rows are, and of their ancestors."""
+    clockwork: Clockwork
+
+    @property
+    def next(self) -> NextStep:
+        """The next step at the boundaries that are sealed now."""
+        return next_step(self.epochs, self.job, self.clockwork)
+
+    def sealed(self) -> NextStep:
+        """Return the next step after the runner has sealed the boundaries in the past."""
+        sealed, clockwork = after_sealing(self.epochs, self.clockwork)
+        return next_step(seen_by_runner(self.epochs, sealed, self.job, clockwork), self.job, clockwork)
+
+    def has_caught_up(self, position: int) -> bool:
+        """Return True if the job, at this position, has no upstream that is creating, and a lag within `max_lag`."""
+        return has_caught_up(self.epochs, self.job, self.clockwork, position)
+
+
+def read_job_state(view: ReadTxn, handle: Handle, job: JobRecord) -> JobState:
+    """Read what the runner of a job decides from."""
+    epochs = inputs_of(view, handle, job)
+    return JobState(job, epochs, read_clockwork(view, handle, epochs, [job]))
+
+
 def read_clockwork(view: ReadTxn, handle: Handle, epochs: EpochView, jobs: Sequence[JobRecord]) -> Clockwork:
     """Read the boundaries past the jobs' positions, the starts of their upstreams' logs, and the times of steps."""
     position = min((job.position for job in jobs if job.state != "finished"), default=epochs.last_epoch)
@@ -151,16 +181,3 @@ def read_clockwork(view: ReadTxn, handle: Handle, epochs: EpochView, jobs: Seque
         {up: get_version(view, up, epochs.table(up).name).log_start for up in upstreams},
         {job.id: times for job in jobs if job.view is not None and (times := read_step_times(view, job.id))},
     )
-
-
-def read_next_step(view: ReadTxn, handle: Handle, job: JobRecord) -> NextStep:
-    """Read the job's inputs, and return its `next_step` at the boundaries that are sealed now."""
-    epochs = inputs_of(view, handle, job)
-    return next_step(epochs, job, read_clockwork(view, handle, epochs, [job]))
-
-
-def read_sealed_step(view: ReadTxn, handle: Handle, job: JobRecord) -> NextStep:
-    """Read the job's inputs, and return its `next_step` after its runner has sealed the boundaries in the past."""
-    epochs = inputs_of(view, handle, job)
-    sealed, clockwork = after_sealing(epochs, read_clockwork(view, handle, epochs, [job]))
-    return next_step(seen_by_runner(epochs, sealed, job, clockwork), job, clockwork)

@@ -17,14 +17,14 @@ from epochlog.errors import EpochlogError, Fenced, InvalidInput, JobNotFound, Jo
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.backfill import BackfillChunk, discard_chunks, discard_refused, record_chunk
-from epochlog.store.commit.boundaries import seal
+from epochlog.store.commit.boundaries import may_seal, seal_now
+from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.difference import difference
-from epochlog.store.commit.edits import TableEdit
-from epochlog.store.commit.job_commit import JobCommit, check_incarnation, commit_job, require_unparked
+from epochlog.store.commit.job_commit import JobCommit, JobEnd, check_incarnation, count_rows, require_unparked
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.log_events import BARRIER, JOB_FINISHED, REFRESH_FAILED, REFRESH_RESTARTED, RUNNER_FENCED
-from epochlog.store.epochs.view import EpochView
 from epochlog.store.metadata.definitions import Counters, Cursor, JobRecord
 from epochlog.store.metadata.lookups import get_job
 from epochlog.store.session.handle import Handle
@@ -34,17 +34,9 @@ from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import show_epoch
 
 from .barrier import BARRIER_PHASES
-from .claims import JobClaims, RunnerLease, inputs_of
+from .claims import JobClaims, RunnerLease
 from .local_context import LocalRefreshContext
-from .next_step import (
-    NextStep,
-    depends_on_time,
-    has_caught_up,
-    may_join,
-    read_clockwork,
-    read_next_step,
-    read_sealed_step,
-)
+from .next_step import JobState, depends_on_time, read_job_state
 from .rebuild import request_rebuild
 from .refresh_adapter import LocalRefreshAdapter, RefreshAdapter
 from .refresh_context import RefreshContext
@@ -82,30 +74,32 @@ class JobRunner(JobClaims):
         lease = lease or self._stepping
         plan = None
         try:
-            plan = self._plan_next(self._prepare_job(lease, take_over=take_over), lease, unchunked=unchunked)
+            plan = self._plan_next(self._enter(lease, take_over=take_over), lease, unchunked=unchunked)
         finally:
             if plan is None and lease.kind == "step":
                 self.release(lease)
         return plan
 
-    def _prepare_job(self, lease: RunnerLease, *, take_over: bool) -> JobRecord:
-        """Return the job for a step of this lease, and acquire the lease if needed.
+    def _enter(self, lease: RunnerLease, *, take_over: bool) -> JobState:
+        """Return the job's state for a step of this lease, which is acquired if needed.
 
         A single step of a handle that has claimed the job enters only once there is a barrier: looking for a barrier
         writes nothing.
         """
         if lease.kind == "step":
             lease.incarnation = self.incarnation
-        claimed = lease.incarnation is not None and (lease.kind == "step" or self.holds(lease))
-        job = self.acquire(lease, take_over=take_over) if take_over or not claimed else self.record()
-        self.check(job, lease)
-        return job
+        if take_over or lease.incarnation is None or not (lease.kind == "step" or self.holds(lease)):
+            self.acquire(lease, take_over=take_over)
+        state = self._read_state()
+        self.check(state.job, lease)
+        return state
 
-    def _plan_next(self, job: JobRecord, lease: RunnerLease, *, unchunked: bool) -> RefreshPlan | None:
+    def _plan_next(self, state: JobState, lease: RunnerLease, *, unchunked: bool) -> RefreshPlan | None:
+        job = state.job
         if job.state == "finished":
             return None
         if job.barrier is None:
-            decided = self._record_next_barrier(job, lease)
+            decided = self._record_next_barrier(state, lease)
             if decided is None:
                 return None
             job = decided
@@ -136,19 +130,18 @@ class JobRunner(JobClaims):
         For a backfill chunk, record its segments and return 0. A refused commit deletes its files. keep: leave the
         files, because the caller commits them again. operation: of the commit in the outputs' histories.
         """
-        edits = [
-            TableEdit(output.table.id, name, tuple(outputs.get(name, ())), operation=operation)
-            for name, output in plan.outputs.items()
+        changes = [
+            TableChange(output.table, tuple(outputs.get(name, ())), operation) for name, output in plan.outputs.items()
         ]
         try:
             if plan.next_cursor is not None:
-                return self._record_chunk(plan, plan.next_cursor, edits)
+                return self._record_chunk(plan, plan.next_cursor, changes)
             if plan.job.replacing:
-                return self._replace(plan, edits)
-            return self._commit(plan, edits)
+                return self._replace(plan, changes)
+            return self._commit(plan, changes)
         except EpochlogError as error:
             if not keep:
-                discard_refused(self.handle, error, edits)
+                discard_refused(self.handle, error, changes)
             self._log_failure(error, plan)
             raise
 
@@ -157,43 +150,48 @@ class JobRunner(JobClaims):
         if not isinstance(error, Fenced) and not self.is_overtaken(plan):
             self.handle.log(REFRESH_FAILED, job=self.name, epoch=plan.barrier.curr, error=error)
 
-    def _commit(self, plan: RefreshPlan, edits: Sequence[TableEdit]) -> int:
-        (state, caught_up), job = self._state_after(plan), plan.job
-        curr, step_time = plan.barrier.curr, plan.step_time()
-        commit = JobCommit(self.job_id, self.name, job.incarnation, job.position, curr, state, caught_up, step_time)
-        result = commit_job(self.handle, commit, edits)
-        self._forget_runner(plan)
-        took_ms, epoch = round((monotonic_s() - plan.began_s) * 1000), result.epoch
-        self.handle.log(
-            BARRIER, job=self.name, epoch=epoch, rows=result.rows, unchanged=result.unchanged, took_ms=took_ms
-        )
-        if state == "finished" or job.ends_at(epoch):
-            self.handle.log(JOB_FINISHED, job=self.name, epoch=epoch)
-        return result.epoch
+    def _commit(self, plan: RefreshPlan, changes: Sequence[TableChange]) -> int:
+        job, ends = plan.job, list[JobEnd]()
 
-    def _record_chunk(self, plan: RefreshPlan, next_cursor: Cursor, edits: Sequence[TableEdit]) -> int:
+        def end_of(view: ReadTxn) -> JobEnd:
+            ends.append(self._state_after(view, plan))
+            return ends[-1]
+
+        target = JobCommit(
+            self.job_id, self.name, job.incarnation, job.position, plan.barrier.curr, end_of, plan.step_time()
+        )
+        committed = commit_changes(self.handle, changes, target)
+        self._forget_runner(plan)
+        took_ms, epoch = round((monotonic_s() - plan.began_s) * 1000), committed.epoch
+        rows, unchanged = count_rows(committed.changes)
+        self.handle.log(BARRIER, job=self.name, epoch=epoch, rows=rows, unchanged=unchanged, took_ms=took_ms)
+        if committed.is_new and (ends[-1].state == "finished" or job.ends_at(epoch)):
+            self.handle.log(JOB_FINISHED, job=self.name, epoch=epoch)
+        return epoch
+
+    def _record_chunk(self, plan: RefreshPlan, next_cursor: Cursor, changes: Sequence[TableChange]) -> int:
         job, curr = plan.job, plan.barrier.curr
         chunk = BackfillChunk(self.job_id, self.name, job.incarnation, job.position, curr, job.cursor, next_cursor)
-        record_chunk(self.handle, chunk, edits)
+        record_chunk(self.handle, chunk, changes)
         self._forget_runner(plan)
         return 0
 
-    def _replace(self, plan: RefreshPlan, rebuilt: Sequence[TableEdit]) -> int:
+    def _replace(self, plan: RefreshPlan, rebuilt: Sequence[TableChange]) -> int:
         """Commit the difference between the old rows and the rebuilt ones. Readers see that difference alone."""
-        edits: list[TableEdit] = []
+        changes: list[TableChange] = []
         try:
-            for edit in rebuilt:
-                output = plan.outputs[edit.name]
+            for change in rebuilt:
+                output = plan.outputs[change.name]
                 assert output.replaced is not None
-                written = difference(output.target, output.replaced, output.previous.extended(edit.segments))
-                edits.append(replace(edit, segments=tuple(written), operation="rebuild"))
+                written = difference(output.target, output.replaced, output.previous.extended(change.segments))
+                changes.append(replace(change, segments=tuple(written), operation="rebuild", is_difference=True))
             hit("rebuild:before-commit")
-            epoch = self._commit(plan, edits)
+            epoch = self._commit(plan, changes)
         except EpochlogError as error:
-            discard_refused(self.handle, error, edits)
+            discard_refused(self.handle, error, changes)
             raise
         hit("rebuild:after-commit")
-        remove_segments(self.handle.files, (segment for edit in rebuilt for segment in edit.segments))
+        remove_segments(self.handle.files, (segment for change in rebuilt for segment in change.segments))
         return epoch
 
     def rebuild(self) -> None:
@@ -375,25 +373,28 @@ class JobRunner(JobClaims):
 
     def has_work(self) -> bool:
         """Return True if the job has a barrier in flight, or would get one at the boundaries that are past."""
-        return self.handle.catalog.read(lambda view: read_sealed_step(view, self.handle, self._get_job(view)).refreshes)
+        return self._read_state().sealed().refreshes
 
-    def _record_next_barrier(self, job: JobRecord, lease: RunnerLease) -> JobRecord | None:
+    def _record_next_barrier(self, state: JobState, lease: RunnerLease) -> JobRecord | None:
         """Record the job's next barrier and return the job; None if there is nothing to do."""
-        if depends_on_time(self._read_inputs(job), job):
-            seal(self.handle, job.interval)
-            if self._read_step().refreshes:
-                recorded = self._record_barrier(lease)
-                if recorded.barrier is not None:
-                    return recorded
-        if may_join(job) and self._read_step().kind == "caught_up":
+        job, last_epoch = state.job, state.epochs.last_epoch
+        decided = state.next
+        if depends_on_time(state.epochs, job):
+            decided = state.sealed()
+            if may_seal(self.handle, last_epoch, sealed=state.clockwork.is_stop(last_epoch, job)):
+                seal_now(self.handle)
+            recorded = self._record_barrier(lease) if decided.refreshes else job
+            if recorded.barrier is not None:
+                return recorded
+        if decided.kind == "caught_up":
             self._mark_caught_up(job)
         return None
 
-    def _get_job(self, view: ReadTxn) -> JobRecord:
-        return get_job(view, self.job_id, self.name)
+    def _read_state(self) -> JobState:
+        return self.handle.catalog.read(self._state_in)
 
-    def _read_step(self) -> NextStep:
-        return self.handle.catalog.read(lambda view: read_next_step(view, self.handle, self._get_job(view)))
+    def _state_in(self, view: ReadTxn) -> JobState:
+        return read_job_state(view, self.handle, get_job(view, self.job_id, self.name))
 
     def _record_barrier(self, lease: RunnerLease) -> JobRecord:
         """Decide and record the barrier in one transaction. A runner that comes later gets the recorded barrier.
@@ -406,7 +407,7 @@ class JobRunner(JobClaims):
             assert lease.incarnation is not None
             check_incarnation(job, lease.incarnation)
             require_free(tx, self.handle, job, lease.holder)
-            barrier = read_next_step(tx, self.handle, job).barrier
+            barrier = read_job_state(tx, self.handle, job).next.barrier
             if barrier is not None:
                 planned = Counters.read(tx).version
                 job = replace(job, barrier=(barrier.prev, barrier.curr, barrier.kind), planned_version=planned)
@@ -425,46 +426,31 @@ class JobRunner(JobClaims):
         """
 
         def body(tx: Txn) -> None:
-            current = self._get_job(tx)
+            current = get_job(tx, self.job_id, self.name)
             check_incarnation(current, job.incarnation)
             if current.state in ("creating", "running") and current.position == job.position:
                 tx.put(job_key(job.id), replace(current, state="running", outside_ms=None).to_record())
 
         self.handle.catalog.transact(body)
 
-    def _read_inputs(self, job: JobRecord) -> EpochView:
-        return self.handle.catalog.read(lambda view: inputs_of(view, self.handle, job))
-
-    def _state_after(self, plan: RefreshPlan) -> tuple[str, bool]:
-        """Return the job's state after the commit of the barrier, and True if it has caught up then.
-
-        The job is finished if all upstreams end at or below the barrier.
-        """
-        job, handle = plan.job, self.handle
-        epochs, outside = handle.catalog.read(  # the job may have been marked outside since the barrier was recorded
-            lambda view: (inputs_of(view, handle, job), get_job(view, job.id, job.name).outside_ms is not None)
-        )
-        tables = [epochs.table(upstream) for upstream in job.upstreams]
+    def _state_after(self, view: ReadTxn, plan: RefreshPlan) -> JobEnd:
+        """Return the job's state after the commit of the barrier: finished if all upstreams end at or below it."""
+        job, state = plan.job, self._state_in(view)
+        outside = state.job.outside_ms is not None  # the job may have been marked since the barrier was recorded
+        tables = [state.epochs.table(upstream) for upstream in job.upstreams]
         for table in tables:
-            if not epochs.complete(table.table_id, plan.barrier.curr):
+            if not state.epochs.complete(table.table_id, plan.barrier.curr):
                 raise UpstreamIncomplete(
                     f"job {job.name!r} cannot commit at {show_epoch(plan.barrier.curr)}: its upstream {table.name!r} "
-                    f"is complete only through {show_epoch(epochs.complete_through(table.table_id))}; step the job "
-                    "again when the upstream has reached that epoch"
+                    f"is complete only through {show_epoch(state.epochs.complete_through(table.table_id))}; step the "
+                    "job again when the upstream has reached that epoch"
                 )
         if all(table.state == "finished" and table.position <= plan.barrier.curr for table in tables):
-            return "finished", True
-        caught_up = (outside or job.state == "creating") and self._caught_up(job, plan.barrier.curr)
+            return JobEnd("finished", caught_up=True)
+        caught_up = (outside or job.state == "creating") and state.has_caught_up(plan.barrier.curr)
         if job.replacing:  # a rebuild of a running job
-            return "running", caught_up
-        return "running" if job.state == "creating" and caught_up else job.state, caught_up
-
-    def _caught_up(self, job: JobRecord, position: int) -> bool:
-        def body(view: ReadTxn) -> bool:
-            epochs = inputs_of(view, self.handle, job)
-            return has_caught_up(epochs, job, read_clockwork(view, self.handle, epochs, [job]), position)
-
-        return self.handle.catalog.read(body)
+            return JobEnd("running", caught_up)
+        return JobEnd("running" if job.state == "creating" and caught_up else job.state, caught_up)
 
 
 def _is_runner(job: JobRecord, lease: RunnerLease) -> bool:

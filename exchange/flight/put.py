@@ -15,9 +15,10 @@ from epochlog.exchange.transport.admission import CallSlot
 from epochlog.exchange.transport.validation import check_batch, check_schema, decoding
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.apply_changes import take_rows
-from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.idempotency import check_pair, find_committed_epoch
-from epochlog.store.commit.root_commit import commit_or_delete, refuse_unwritable
+from epochlog.store.commit.root_commit import RootCommit, refuse_unwritable
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.handle import Handle
@@ -61,8 +62,8 @@ def put(handle: Handle, write: Write, reader: Any, slot: CallSlot) -> int:
     except BaseException:
         row_writer.discard()
         raise
-    edit = TableEdit(table.id, table.name, segments, operation=write.operation)
-    return commit_or_delete(handle, [edit], txn=write.txn)
+    change = TableChange(table, segments, write.operation)
+    return commit_changes(handle, [change], RootCommit(txn=write.txn), delete_refused=True).epoch
 
 
 class _BatchReader:

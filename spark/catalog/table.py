@@ -18,7 +18,7 @@ from epochlog.spark.options import STREAM, WRITE, location_options, refuse_catal
 from epochlog.spark.overwrite import commit_overwrite
 from epochlog.spark.types import spark_schema
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
-from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
@@ -281,7 +281,7 @@ class CatalogTable(Proxy):
         self._refuse_past()
         definition = self._loaded.definition
         self._handle.catalog.read(lambda view: refuse_unwritable(view, definition))
-        commit_overwrite(self._handle, definition, TableEdit(definition.id, definition.name))
+        commit_overwrite(self._handle, TableChange(definition))
         return True
 
     def supportedCustomMetrics(self) -> Any:

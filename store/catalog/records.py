@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgpack
 
 from epochlog.errors import Corrupt
+from epochlog.store.env.lru_cache import LRUCache
 
 Record = dict[str, Any]
 
@@ -19,6 +20,17 @@ _CRC = struct.Struct("<I")
 _PLAIN = {int, float, str, bytes, bool, NoneType}
 
 T = TypeVar("T")
+
+DECODED_BYTES = 32 << 20
+"""Bound of the values that are kept decoded, for all stores of the process."""
+DECODED: LRUCache[tuple[Any, int]] = LRUCache(DECODED_BYTES, lambda entry: 512 + 8 * entry[1])
+"""Values of records, with their packed bytes, by class and packed record."""
+
+
+class UnpackedRecord(Record):
+    """Record that came from a catalog, with the bytes that it was unpacked from: they identify its content and key."""
+
+    packed: bytes = b""
 
 
 def pack(key: bytes, record: Record) -> bytes:
@@ -39,18 +51,24 @@ def unpack(key: bytes, value: bytes) -> Record:
         raise Corrupt(record_name, f"it is no msgpack ({error})") from None
     if not isinstance(record, dict):
         raise Corrupt(record_name, "it is not a map")
-    return record
+    unpacked = UnpackedRecord(record)
+    unpacked.packed = value
+    return unpacked
 
 
 def checked(make: Callable[[type[T], Record], T]) -> Callable[[type[T], Record], T]:
     """Decorate a `from_record`: it raises Corrupt for a record with a valid checksum that this library never wrote.
 
     Anyone with write access to the catalog's server can write such a record. Plain fields must have their declared
-    types; the constructors of other fields check these.
+    types; the constructors of other fields check these. Values must be immutable: that of a record that was decoded
+    before is the same object.
     """
 
     @wraps(make)
     def from_record(cls: type[T], record: Record) -> T:
+        packed = record.packed if isinstance(record, UnpackedRecord) else b""
+        if packed and (known := DECODED.get((cls, packed))) is not None:
+            return known[0]
         try:
             instance = make(cls, record)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -59,6 +77,8 @@ def checked(make: Callable[[type[T], Record], T]) -> Callable[[type[T], Record],
             value = getattr(instance, name)
             if type(value) not in kinds:
                 raise Corrupt(f"a catalog record of {cls.__name__}", f"its {name} is {value!r:.100}")
+        if packed:
+            DECODED.put((cls, packed), (instance, len(packed)))
         return instance
 
     return from_record

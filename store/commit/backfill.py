@@ -21,9 +21,11 @@ from epochlog.store.metadata.staged_segments import discard_staged, stage_segmen
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import remove_segments
 
-from .edits import TableEdit, check_segments, use_up
+from .change import TableChange, check_segments
 from .failures import DEFINITE_JOB_FAILURES
 from .job_commit import check_incarnation, check_runner
+from .prepared import Prepared
+from .transaction import use_up
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -44,13 +46,13 @@ class BackfillChunk:
     ended: Cursor
 
 
-def record_chunk(handle: Handle, chunk: BackfillChunk, edits: Sequence[TableEdit]) -> None:
+def record_chunk(handle: Handle, chunk: BackfillChunk, changes: Sequence[TableChange]) -> None:
     """Record a backfill chunk; recording it twice is a no-op.
 
     Raises Fenced, JobParked, JobNotFound, BarrierChanged, SegmentUnknown.
     """
-    for edit in edits:
-        check_segments(handle, edit)
+    for change in changes:
+        check_segments(handle, change)
 
     def body(tx: Txn) -> None:
         job = get_job(tx, chunk.job_id, chunk.name)
@@ -62,10 +64,10 @@ def record_chunk(handle: Handle, chunk: BackfillChunk, edits: Sequence[TableEdit
                 f"the backfill of job {job.name!r} is at {job.cursor}, not at {chunk.began}; step the job again"
             )
         counters = Counters.read(tx)
-        for edit in edits:
-            use_up(tx, edit)
-            if edit.segments:
-                stage_segments(tx, edit.table_id, chunk.ended.pieces, edit.segments)
+        for change in changes:
+            use_up(tx, Prepared.of(change))
+            if change.segments:
+                stage_segments(tx, change.table_id, chunk.ended.pieces, change.segments)
         after = replace(
             job,
             cursor=chunk.ended,
@@ -78,7 +80,8 @@ def record_chunk(handle: Handle, chunk: BackfillChunk, edits: Sequence[TableEdit
         tx.put(job_key(job.id), after.to_record())
         move_counters(tx, counters)
 
-    handle.intents.run_commit(lambda: handle.catalog.transact(body))
+    with handle.intents.required():
+        handle.catalog.transact(body)
     hit("piece:recorded")
 
 
@@ -97,20 +100,20 @@ def discard_chunks(handle: Handle, job: JobRecord, incarnation: int) -> JobRecor
     return handle.catalog.transact(body)
 
 
-def discard_refused(handle: Handle, error: EpochlogError, edits: Sequence[TableEdit]) -> None:
+def discard_refused(handle: Handle, error: EpochlogError, changes: Sequence[TableChange]) -> None:
     """Delete the files of a failed commit or backfill chunk, except files that the catalog knows."""
     if not isinstance(error, DEFINITE_JOB_FAILURES):
         return
 
-    def unknown(view: ReadTxn, edit: TableEdit) -> list[Segment]:
-        known = files_of(view, edit.table_id)
+    def unknown(view: ReadTxn, change: TableChange) -> list[Segment]:
+        known = files_of(view, change.table_id)
         return [
             segment
-            for segment in edit.segments
-            if segment.path not in known and view.get(gone_key(edit.table_id, segment.path)) is None
+            for segment in change.segments
+            if segment.path not in known and view.get(gone_key(change.table_id, segment.path)) is None
         ]
 
     with suppress(CatalogUnavailable, StoreClosed):
-        for edit in edits:
-            if edit.segments:
-                remove_segments(handle.files, handle.catalog.read(lambda view, edit=edit: unknown(view, edit)))
+        for change in changes:
+            if change.segments:
+                remove_segments(handle.files, handle.catalog.read(lambda view, change=change: unknown(view, change)))

@@ -33,21 +33,34 @@ def check_skew(epoch: int, now_ms: int, last_epoch: int) -> None:
         )
 
 
-def seal(handle: Handle, every: int = 1) -> int:
-    """Seal the boundaries that the clock has passed, for a job that uses each `every`-th one; return last_epoch.
+def seal(handle: Handle) -> int:
+    """Seal the boundaries that the clock has passed; return last_epoch.
 
-    Writes nothing if no commit has landed since a boundary that the job can use: sealing an idle store has no effect
-    for a reader. A store that was opened read-only seals none. When last_epoch leads the clock by more than an interval
-    (a clock was set back), a boundary is forced at last_epoch.
+    Writes nothing if no commit has landed since the newest boundary: sealing an idle store has no effect for a reader.
+    A store that was opened read-only seals none. When last_epoch leads the clock by more than an interval (a clock was
+    set back), a boundary is forced at last_epoch.
     """
 
     def sealed_epoch(view: ReadTxn) -> int | None:
         last_epoch = Counters.read(view).last_epoch
-        sealed = last_epoch > 0 and is_boundary(view, last_epoch, handle.interval_ms, every)
-        now_ms = handle.catalog.now_ms()
-        leads = last_epoch > from_unix_ms(now_ms + handle.interval_ms)
-        is_newest = newest_boundary_before(now_ms, handle.interval_ms) <= last_epoch
-        return last_epoch if sealed or (not leads and is_newest) else None
+        sealed = last_epoch > 0 and is_boundary(view, last_epoch, handle.interval_ms)
+        return None if may_seal(handle, last_epoch, sealed=sealed) else last_epoch
+
+    last_epoch = handle.catalog.read(sealed_epoch)
+    if last_epoch is None and handle.read_only:
+        return handle.catalog.read(lambda view: Counters.read(view).last_epoch)
+    return seal_now(handle) if last_epoch is None else last_epoch
+
+
+def may_seal(handle: Handle, last_epoch: int, *, sealed: bool) -> bool:
+    """Return True if a boundary is to be sealed above the newest epoch. sealed: that epoch is a boundary of the job."""
+    now_ms = handle.catalog.now_ms()
+    leads = last_epoch > from_unix_ms(now_ms + handle.interval_ms)
+    return not sealed and (leads or newest_boundary_before(now_ms, handle.interval_ms) > last_epoch)
+
+
+def seal_now(handle: Handle) -> int:
+    """Seal the boundaries that the clock has passed; return last_epoch."""
 
     def body(tx: Txn) -> int:
         counters = Counters.read(tx)
@@ -59,10 +72,7 @@ def seal(handle: Handle, every: int = 1) -> int:
             tx.put(bound_key(counters.last_epoch), {"at_ms": now_ms})
         return max(target, counters.last_epoch)
 
-    last_epoch = handle.catalog.read(sealed_epoch)
-    if last_epoch is None and handle.read_only:
-        return handle.catalog.read(lambda view: Counters.read(view).last_epoch)
-    return handle.catalog.transact(body) if last_epoch is None else last_epoch
+    return handle.catalog.transact(body)
 
 
 def force_boundary(handle: Handle) -> int:

@@ -19,16 +19,12 @@ def difference(target: WriteTarget, old: ScanPlan, new: ScanPlan) -> list[Segmen
 
     Hold a bounded number of rows in memory. Discard the segments on an error.
     """
-    writer = SegmentWriter(target)
     merged = old.extended(new.segments)
-    try:
+    with SegmentWriter(target) as writer:
         for key_range in merged.splits(max(1, merged.rows_at_most // BATCH_ROWS)):
             options = ReadOptions(target.schema.schema.names, None, key_range)
             _write_changes(writer, target, old.rows(target.files, options), new.rows(target.files, options))
         return writer.finish()
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def difference_of_keys(target: WriteTarget, old: ScanPlan, new: ScanPlan, log: LogPlan) -> list[Segment]:
@@ -37,18 +33,14 @@ def difference_of_keys(target: WriteTarget, old: ScanPlan, new: ScanPlan, log: L
 
     Reads only the blocks that may hold these keys.
     """
-    writer, names = SegmentWriter(target), target.schema.schema.names
-    key_columns = list(target.schema.primary_key)
-    try:
+    names, key_columns = target.schema.schema.names, list(target.schema.primary_key)
+    with SegmentWriter(target) as writer:
         for batch in log.batches(target.files, "net", options=ReadOptions(key_columns)):  # sorted, each key once
             keys = old.codec.encode(pa.table(batch.select(key_columns)))
             _write_changes(
                 writer, target, old.rows_of(target.files, keys, names), new.rows_of(target.files, keys, names)
             )
         return writer.finish()
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def _write_changes(writer: SegmentWriter, target: WriteTarget, before: Rows, after: Rows) -> None:

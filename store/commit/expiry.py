@@ -30,9 +30,10 @@ from epochlog.store.types.epoch import to_unix_ms
 from epochlog.store.types.read_options import ReadOptions
 
 from .boundaries import newest_boundary_before
-from .edits import CommitConflict, TableEdit
+from .change import CommitConflict, TableChange
 from .failures import TtlAltered
-from .root_commit import commit_or_delete
+from .root_commit import RootCommit
+from .transaction import commit_changes
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -129,10 +130,10 @@ def _commit(handle: Handle, chosen: Choice) -> int:
     table, keys, base = chosen.table, chosen.keys, chosen.base
     while keys.num_rows:
         segments = _write_deletes(handle, table, keys)
-        edit = TableEdit(table.id, table.name, segments, "expire", base=base, expiry=table.expiry)
+        change = TableChange(table, segments, "expire", base=base, by_ttl=True)
         hit("expire:before-commit")
         try:
-            commit_or_delete(handle, [edit])
+            commit_changes(handle, [change], RootCommit(), delete_refused=True)
         except TtlAltered:  # its files are deleted
             return 0
         except CommitConflict:
@@ -149,13 +150,9 @@ def _commit(handle: Handle, chosen: Choice) -> int:
 
 
 def _write_deletes(handle: Handle, table: TableDef, keys: pa.Table) -> tuple[Segment, ...]:
-    writer = SegmentWriter(handle.write_target(table))
-    try:
+    with SegmentWriter(handle.write_target(table)) as writer:
         writer.delete(keys)
         return tuple(writer.finish())
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def _decide_again(handle: Handle, chosen: Choice, keys: pa.Table, base: int) -> tuple[pa.Table, int] | None:

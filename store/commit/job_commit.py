@@ -5,125 +5,105 @@ The transaction checks the runner's incarnation and the barrier. Rules: docs/SEM
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from epochlog.errors import BarrierChanged, Fenced, InvalidInput, JobParked
 from epochlog.store.catalog.keys import job_key, pace_key
-from epochlog.store.catalog.protocol import Txn
-from epochlog.store.compaction.write_stall import apply_backpressure
-from epochlog.store.env.clock import monotonic_s
-from epochlog.store.env.failpoints import hit
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.metadata.counters import move_counters
-from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
+from epochlog.store.metadata.definitions import Counters, JobRecord
 from epochlog.store.metadata.lookups import get_job, get_table
 from epochlog.store.metadata.staged_segments import discard_staged, forget_staged, list_staged
 from epochlog.store.metadata.step_times import StepTime, read_step_times
-from epochlog.store.metadata.version import TableVersion
 from epochlog.store.types.epoch import show_epoch
 
-from .edits import CommitConflict, TableEdit, Unprepared, append_entry, check_segments, count_commit
+from .change import CommitConflict, TableChange
 from .failures import DEFINITE_JOB_FAILURES
-from .preparation import job_edits, remove_prepared, remove_rewritten
+from .preparation import prepare_outputs
+from .prepared import Prepared, remove_new_files
+from .transaction import Written, append_entry
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 
 @dataclass(frozen=True, slots=True)
+class JobEnd:
+    """State of a job after a commit."""
+
+    state: str
+    caught_up: bool = False
+    """True if a job outside of `global` takes part in it again."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobCommit:
-    """Records that a job's commit requires in the catalog: its runner's incarnation and the barrier (prev, curr]."""
+    """Commit of all outputs of a job at its barrier (prev, curr]; repeated by its runner, it has no further effect.
+
+    Raises Fenced, JobParked, BarrierChanged, JobNotFound.
+    """
 
     job_id: int
     name: str
     incarnation: int
+    """The runner's; the catalog must have no newer one."""
     prev: int
     curr: int
-    state: str  # the state after the commit, unless the job ends with it
-    caught_up: bool = False  # a job outside of `global` takes part in it again
-    step_time: StepTime | None = None  # of a step of a view that counts for its stride
+    end_of: Callable[[ReadTxn], JobEnd]
+    """Returns the job's state after the commit, unless a drain ends it; raises UpstreamIncomplete."""
+    step_time: StepTime | None = None
+    """Time of a step of a view that counts for its stride."""
 
+    points: ClassVar[tuple[str, str]] = ("job:before-commit", "job:after-commit")
+    failures: ClassVar[tuple[type[BaseException], ...]] = DEFINITE_JOB_FAILURES
 
-@dataclass(frozen=True, slots=True)
-class JobDone:
-    """Result of a job's commit: its epoch, the written rows, and the omitted rows that change nothing. Deletes count as
-    rows.
-    """
+    def prepare(
+        self, handle: Handle, changes: Sequence[TableChange], tried: Sequence[Prepared] | None
+    ) -> Sequence[Prepared]:
+        remove_new_files(handle, tried or ())
+        for change in changes:
+            if any(segment.updates is not None for segment in change.segments):
+                raise InvalidInput(f"table {change.name!r} is the output of a job, which writes whole rows, no updates")
 
-    epoch: int
-    rows: int
-    unchanged: int
+        def begin(view: ReadTxn) -> bool | None:
+            job = get_job(view, self.job_id, self.name)
+            check_incarnation(job, self.incarnation)
+            if job.position == self.curr:
+                return None
+            check_runner(job, self.incarnation, self.prev, self.curr)
+            return not job.replacing
 
-    @classmethod
-    def of(cls, epoch: int, edits: Sequence[TableEdit]) -> JobDone:
-        """Count the rows of these edits, as committed."""
-        rewrites = [rewrite for edit in edits for rewrite in edit.rewrites]
-        unchanged = sum(
-            original.rows - (0 if replacement is None else replacement.rows) for original, replacement in rewrites
-        )
-        return cls(epoch, sum(segment.rows for edit in edits for segment in edit.segments), unchanged)
+        with handle.intents.required():
+            return prepare_outputs(handle, changes, begin)
 
-
-def commit_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) -> JobDone:
-    """Commit all outputs of a job at its barrier; a repeated commit of the barrier by this runner is a no-op."""
-    for edit in edits:
-        check_segments(handle, edit)
-        if any(segment.updates is not None for segment in edit.segments):
-            raise InvalidInput(f"table {edit.name!r} is the output of a job, which writes whole rows, no updates")
-    job = handle.catalog.read(lambda view: get_job(view, commit.job_id, commit.name))
-    check_incarnation(job, commit.incarnation)
-    if job.position == commit.curr:
-        return JobDone.of(commit.curr, edits)
-    check_runner(job, commit.incarnation, commit.prev, commit.curr)
-    began_s = monotonic_s()
-    while True:
-        attempt = handle.intents.run_commit(lambda: job_edits(handle, edits, replacing=job.replacing))
-        try:
-            landed_now = _transact_job(handle, commit, attempt)
-        except (CommitConflict, Unprepared):  # the changelog was altered, or the staged segments have changed
-            remove_prepared(handle, attempt)
-        except DEFINITE_JOB_FAILURES:
-            remove_prepared(handle, attempt)
-            raise
-        else:
-            if landed_now:
-                remove_rewritten(handle, attempt)
-                count_commit(handle, attempt, commit.curr, began_s)
-            else:
-                remove_prepared(handle, attempt)
-            return JobDone.of(commit.curr, attempt)
-
-
-def _transact_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit]) -> bool:
-    """Run the transaction of a job's commit; return True if it landed now, False if it had landed before."""
-    written: list[tuple[TableDef, TableVersion]] = []
-
-    def body(tx: Txn) -> bool:
-        written.clear()
-        job = get_job(tx, commit.job_id, commit.name)
-        check_incarnation(job, commit.incarnation)
-        if job.position == commit.curr:
-            return False
-        check_runner(job, commit.incarnation, commit.prev, commit.curr)
-        if sorted(edit.table_id for edit in edits) != sorted(job.outputs):
+    def record(self, handle: Handle, tx: Txn, changes: Sequence[Prepared]) -> tuple[int, list[Written] | None]:
+        job = get_job(tx, self.job_id, self.name)
+        check_incarnation(job, self.incarnation)
+        if job.position == self.curr:
+            return self.curr, None
+        check_runner(job, self.incarnation, self.prev, self.curr)
+        if sorted(prepared.change.table_id for prepared in changes) != sorted(job.outputs):
             raise InvalidInput(f"job {job.name!r} must commit all its outputs together")
-        now_ms = handle.catalog.now_ms()
-        state = "finished" if job.ends_at(commit.curr) else commit.state
-        labels = {commit.curr: commit.curr}  # the segments that parts report carry this label
-        for edit in edits:
-            table, edit = get_table(tx, edit.table_id, edit.name), replace(edit, end=state == "finished")
+        now_ms, written = handle.catalog.now_ms(), list[Written]()
+        after_commit = self.end_of(tx)
+        state = "finished" if job.ends_at(self.curr) else after_commit.state
+        labels, end = {self.curr: self.curr}, state == "finished"  # the segments that parts report carry this label
+        for prepared in changes:
+            table = get_table(tx, prepared.change.table_id, prepared.change.name)
             if not job.replacing:
-                if list_staged(tx, table.id) != edit.staged:
+                if list_staged(tx, table.id) != prepared.staged:
                     raise CommitConflict(f"the staged segments of table {table.name!r} have changed; retry")
                 forget_staged(tx, table.id)
-            written.append((table, append_entry(tx, table, edit, commit.curr, labels, now_ms, txn=None, job=job.name)))
+            version = append_entry(tx, table, prepared, self.curr, labels, now_ms, txn=None, job=job.name, end=end)
+            written.append((table, version))
         if job.replacing:  # the staged segments were only the input of the difference
             discard_staged(tx, job.outputs, now_ms)
-        late = job.rebuild is not None and commit.curr > job.rebuild
+        late = job.rebuild is not None and self.curr > job.rebuild
         after = replace(
             job.without_rebuild() if late else job,  # the views of one replacement change at its boundary
-            position=commit.curr,
+            position=self.curr,
             barrier=None,
             state=state,
             last_error=None,
@@ -132,20 +112,23 @@ def _transact_job(handle: Handle, commit: JobCommit, edits: Sequence[TableEdit])
             rebuild=None,
             unread=None,
             progress_ms=now_ms,
-            outside_ms=None if commit.caught_up or state == "finished" else job.outside_ms,
+            outside_ms=None if after_commit.caught_up or state == "finished" else job.outside_ms,
             runner=job.runner_after_step,
         )
         tx.put(job_key(job.id), after.to_record())
-        if commit.step_time is not None:
-            tx.put(pace_key(job.id), commit.step_time.after(read_step_times(tx, job.id)).to_record())
-        move_counters(tx, Counters.read(tx), commit.curr)
-        return True
+        if self.step_time is not None:
+            tx.put(pace_key(job.id), self.step_time.after(read_step_times(tx, job.id)).to_record())
+        move_counters(tx, Counters.read(tx), self.curr)
+        return self.curr, written
 
-    hit("job:before-commit")
-    landed_now = handle.intents.run_commit(lambda: handle.catalog.transact(body))
-    hit("job:after-commit")
-    apply_backpressure(handle, written)
-    return landed_now
+
+def count_rows(changes: Sequence[Prepared]) -> tuple[int, int]:
+    """Return the rows of a commit, deletes included, and the rows that it left out because they change nothing."""
+    rewrites = [rewrite for prepared in changes for rewrite in prepared.rewrites]
+    unchanged = sum(
+        original.rows - (0 if replacement is None else replacement.rows) for original, replacement in rewrites
+    )
+    return sum(segment.rows for prepared in changes for segment in prepared.segments), unchanged
 
 
 def check_incarnation(job: JobRecord, incarnation: int) -> None:

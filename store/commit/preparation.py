@@ -6,7 +6,7 @@ The transaction checks that no other commit has landed since (CommitConflict); o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,13 +25,14 @@ from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.write_intents import require_intents
 from epochlog.store.sst.data_file import FileGone
 from epochlog.store.sst.segment import Segment, SegmentReader
-from epochlog.store.sst.segment_writer import remove_segments
-from epochlog.store.types.epoch import from_unix_ms, show_epoch
+from epochlog.store.types.epoch import from_unix_ms
 from epochlog.store.types.key_codec import KeyCodec
 
-from .edits import CommitConflict, TableEdit, check_unused, log_epochs, refuse_old_updates
+from .change import TableChange, log_epochs
 from .merged_updates import UpdateMerge
+from .prepared import NO_REQUIREMENTS, Prepared, Requirements, remove_new_files
 from .row_checks import check_committed
+from .transaction import check_unused, newer_commit, refuse_old_updates
 from .unchanged_rows import rewrite_segment, without_unchanged
 from .verdict import Judge, Verdict, distinct_keys
 
@@ -39,85 +40,82 @@ if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 
-def prepared_edits(
-    handle: Handle, edits: Sequence[TableEdit], tried: Sequence[TableEdit], epoch: int | None
-) -> list[TableEdit]:
-    """Return the edits as they can be committed now: those of tables with a sequence decided by it, and those of tables
-    with changelog="full" with the pre-images of all keys that they touch.
+def prepare_root(
+    handle: Handle, changes: Sequence[TableChange], tried: Sequence[Prepared] | None, epoch: int | None
+) -> Sequence[Prepared]:
+    """Return changes of root tables as they can be committed now: updates merged with the rows, those of tables with a
+    sequence decided by it, all tested with the checks, and with the pre-images of all keys that they touch.
 
-    tried: the edits as the last try prepared them. Only keys that were touched since are decided and looked up again,
-    so a large commit succeeds however many small ones land meanwhile.
+    tried: the preparations of the last attempt. Only keys that were touched since are decided and looked up again, so a
+    large commit succeeds however many small ones land meanwhile. epoch: of the commit; None: the next one.
     """
-    prepared: list[TableEdit] = []
+    if tried is None:
+        tried = [Prepared.of(change) for change in changes]
+        if all(Requirements.of(change.table, change) == NO_REQUIREMENTS for change in changes):
+            return tried
+    prepared: list[Prepared] = []
     try:
         prepared.extend(
-            retry_stale_plan(handle, lambda edit=edit, last=last: _root_edit(handle, edits, edit, last, epoch))
-            for edit, last in zip(edits, tried, strict=True)
+            retry_stale_plan(handle, lambda change=change, last=last: _root(handle, changes, change, last, epoch))
+            for change, last in zip(changes, tried, strict=True)
         )
     except BaseException:
-        remove_prepared(handle, [*tried, *prepared])
+        remove_new_files(handle, [*tried, *prepared])
         raise
-    kept = {file.path for edit in prepared for file in edit.prepared}
-    remove_segments(handle.files, [file for edit in tried for file in edit.prepared if file.path not in kept])
+    remove_new_files(handle, tried, keep=prepared)
     return prepared
 
 
-def job_edits(handle: Handle, edits: Sequence[TableEdit], *, replacing: bool) -> list[TableEdit]:
-    """Return a job's edits as they are committed: with the staged segments of its backfill chunks, without unchanged
-    rows, and with pre-images.
+def prepare_outputs(
+    handle: Handle, changes: Sequence[TableChange], begin: Callable[[ReadTxn], bool | None]
+) -> Sequence[Prepared]:
+    """Return the changes of a job's outputs as they are committed: without unchanged rows, and with pre-images.
 
-    replacing: the edits are the difference of a rebuild, which includes the staged segments. Raises SegmentUnknown when
-    a file that was written for them is missing.
+    begin: looks at the job in the state of the catalog from which they are prepared; True if the staged segments of its
+    backfill chunks land with them, None if they have landed before. Raises SegmentUnknown when a file that was written
+    for them is missing.
     """
-    prepared: list[TableEdit] = []
-    try:
-        prepared.extend(
-            retry_stale_plan(handle, lambda edit=edit: _job_edit(handle, edit, replacing=replacing)) for edit in edits
-        )
-    except BaseException:
-        remove_prepared(handle, prepared)
-        raise
-    return prepared
+
+    def prepare() -> list[Prepared]:
+        def read(view: ReadTxn) -> list[_Output]:
+            staged = begin(view)
+            if staged is None:
+                return [_Output(change.table, Prepared.of(change), None) for change in changes]
+            return [_read_output(view, change, staged=staged) for change in changes]
+
+        prepared: list[Prepared] = []
+        try:
+            prepared.extend(_output(handle, output) for output in handle.catalog.read(read))
+        except BaseException:
+            remove_new_files(handle, prepared)
+            raise
+        return prepared
+
+    return retry_stale_plan(handle, prepare)
 
 
-def remove_prepared(handle: Handle, edits: Iterable[TableEdit]) -> None:
-    """Delete the files that were written while these edits were prepared; the edits will not land."""
-    files = {file.path: file for edit in edits for file in edit.prepared}
-    remove_segments(handle.files, files.values())
-
-
-def remove_rewritten(handle: Handle, edits: Iterable[TableEdit]) -> None:
-    """Delete the files that the committed edits have replaced; the commit has noted them for vacuum."""
-    for edit in edits:
-        staged = {segment.path for segment in edit.staged}
-        remove_segments(handle.files, (original for original, _ in edit.rewrites if original.path not in staged))
-
-
-def _root_edit(
-    handle: Handle, edits: Sequence[TableEdit], edit: TableEdit, tried: TableEdit, epoch: int | None
-) -> TableEdit:
-    state = handle.catalog.read(lambda view: _read_state(handle, view, edit, tried, epoch))
+def _root(
+    handle: Handle, changes: Sequence[TableChange], change: TableChange, tried: Prepared, epoch: int | None
+) -> Prepared:
+    state = handle.catalog.read(lambda view: _read_state(handle, view, change, tried, epoch))
     before = state.before
-    if edit.base is not None and edit.base != before.epoch:
-        raise CommitConflict(
-            f"table {state.table.name!r} has a newer commit at {show_epoch(before.epoch)} than "
-            f"{show_epoch(edit.base)}, on which this one is based; retry"
-        )
-    if not edit.segments:
-        return edit
-    decided = edit
-    if any(segment.updates is not None for segment in edit.segments):
-        decided = _merged(handle, state, edit, tried, log_epochs(edits, edit, epoch))
-    elif state.table.schema.sequence_by is not None and edit.sequence != "given":
-        decided = _decided(handle, state, edit, tried, log_epochs(edits, edit, epoch))
+    if change.base is not None and change.base != before.epoch:
+        raise newer_commit(state.table.name, before.epoch, change.base)
+    required = Requirements.of(state.table, change)
+    decided = replace(Prepared.of(change), requirements=required)
+    if required == NO_REQUIREMENTS:
+        return decided
+    if required.merge:
+        decided = _merged(handle, state, decided, tried, log_epochs(changes, change.segments, epoch))
+    elif required.by_sequence:
+        decided = _decided(handle, state, decided, tried, log_epochs(changes, change.segments, epoch))
     try:
-        if state.table.checks and decided.segments:
-            if tried.checks != state.table.checks or tried.segments != decided.segments:
-                newest = [segment for label in log_epochs(edits, decided, epoch) for segment in label]
-                check_committed(handle.files, state.table.schema, dict(state.table.checks), newest)
-            decided = replace(decided, checks=state.table.checks)
-        if state.table.changelog == "full" and decided.segments:
-            epochs = log_epochs(edits, decided, epoch)
+        epochs = log_epochs(changes, decided.segments, epoch)
+        tested = tried.requirements.checks == required.checks and tried.segments == decided.segments
+        if required.checks and decided.segments and not tested:
+            newest = [segment for label in epochs for segment in label]
+            check_committed(handle.files, state.table.schema, dict(required.checks), newest)
+        if required.images and decided.segments:
             unchanged = tried.segments == decided.segments or (tried.merged and decided.merged)
             if tried.images is None or state.since is None or not unchanged:
                 return _with_pre_images(handle, state.table, decided, before, epochs)
@@ -125,15 +123,9 @@ def _root_edit(
             images = patched_images(handle, state.table, before, state.since, epochs, tried.images, intent)
             return replace(decided, images=images, base=before.epoch)
     except BaseException:
-        _remove_new(handle, decided, tried)
+        remove_new_files(handle, [decided], keep=[tried])
         raise
     return decided
-
-
-def _remove_new(handle: Handle, edit: TableEdit, tried: TableEdit) -> None:
-    """Delete the files that were written for an edit after the last try."""
-    earlier = {file.path for file in tried.prepared}
-    remove_segments(handle.files, [file for file in edit.prepared if file.path not in earlier])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +141,9 @@ class _State:
     expired: int
 
 
-def _read_state(handle: Handle, view: ReadTxn, edit: TableEdit, tried: TableEdit, epoch: int | None) -> _State:
-    table, before = _newest_plan(view, edit)
+def _read_state(handle: Handle, view: ReadTxn, change: TableChange, tried: Prepared, epoch: int | None) -> _State:
+    table = get_table(view, change.table_id, change.name)
+    before = plan_scan(view, table, None)
     if epoch is None:
         epoch = max(Counters.read(view).last_epoch + 1, from_unix_ms(handle.catalog.now_ms()))
     kept = kept_deletes(view, table.id) if table.schema.sequence_by is not None else ()
@@ -159,16 +152,22 @@ def _read_state(handle: Handle, view: ReadTxn, edit: TableEdit, tried: TableEdit
 
 
 def _decided(
-    handle: Handle, state: _State, edit: TableEdit, tried: TableEdit, epochs: Sequence[Sequence[Segment]]
-) -> TableEdit:
-    """Return the edit with only the rows that take effect by the table's sequence, and with the deletes to keep."""
-    schema, intent = state.table.schema, _write_intent(handle, edit, edit.segments[0])
+    handle: Handle, state: _State, prepared: Prepared, tried: Prepared, epochs: Sequence[Sequence[Segment]]
+) -> Prepared:
+    """Return the change with only the rows that take effect by the table's sequence, and with the deletes to keep."""
+    schema, intent = state.table.schema, _write_intent(handle, prepared, prepared.segments[0])
 
     def new_path() -> str:
-        return f"{handle.table_folder(edit.table_id)}/{file_name(intent, SEGMENT_ENDING)}"
+        return f"{handle.table_folder(prepared.change.table_id)}/{file_name(intent, SEGMENT_ENDING)}"
 
     judge = Judge(
-        handle.files, edit.table_id, state.before, state.kept, state.expired, new_path, edit.sequence == "replace"
+        handle.files,
+        prepared.change.table_id,
+        state.before,
+        state.kept,
+        state.expired,
+        new_path,
+        prepared.change.sequence == "replace",
     )
     earlier = tried.verdict
     if earlier is not None and state.since is not None and _continues(earlier, state):
@@ -178,7 +177,7 @@ def _decided(
     made = {original.path: (earlier, replacement) for original, replacement in tried.rewrites} if earlier else {}
     rewrites: list[tuple[Segment, Segment | None]] = []
     try:
-        for segment in edit.segments:
+        for segment in prepared.segments:
             mask = verdict.masks[segment.path]
             if mask.all():
                 continue
@@ -188,12 +187,12 @@ def _decided(
             else:
                 rewrites.append((segment, rewrite_segment(handle.files, schema, segment, mask, lambda _: intent)))
     except BaseException:
-        _remove_new(handle, replace(edit, rewrites=tuple(rewrites), verdict=verdict), tried)
+        remove_new_files(handle, [replace(prepared, rewrites=tuple(rewrites), verdict=verdict)], keep=[tried])
         raise
     replacements = {original.path: replacement for original, replacement in rewrites}
-    segments = (replacements.get(segment.path, segment) for segment in edit.segments)
+    segments = (replacements.get(segment.path, segment) for segment in prepared.segments)
     return replace(
-        edit,
+        prepared,
         segments=tuple(segment for segment in segments if segment is not None),
         rewrites=tuple(rewrites),
         verdict=verdict,
@@ -202,26 +201,26 @@ def _decided(
 
 
 def _merged(
-    handle: Handle, state: _State, edit: TableEdit, tried: TableEdit, epochs: Sequence[Sequence[Segment]]
-) -> TableEdit:
-    """Return the edit with whole rows in place of updates of some columns, which are merged with the newest rows."""
-    if edit.sequence == "replace" or state.table.schema.sequence_by is not None:
-        why = "an overwrite" if edit.sequence == "replace" else "a table with a sequence"
+    handle: Handle, state: _State, prepared: Prepared, tried: Prepared, epochs: Sequence[Sequence[Segment]]
+) -> Prepared:
+    """Return the change with whole rows in place of updates of some columns, which are merged with the newest rows."""
+    if prepared.change.sequence == "replace" or state.table.schema.sequence_by is not None:
+        why = "an overwrite" if prepared.change.sequence == "replace" else "a table with a sequence"
         raise InvalidInput(f"table {state.table.name!r}: {why} takes whole rows, no updates of some columns")
-    for segment in edit.segments:
+    for segment in prepared.segments:
         refuse_old_updates(state.table, segment)
-    intent = _write_intent(handle, edit, edit.segments[0])
+    intent = _write_intent(handle, prepared, prepared.segments[0])
 
     def new_path() -> str:
-        return f"{handle.table_folder(edit.table_id)}/{file_name(intent, SEGMENT_ENDING)}"
+        return f"{handle.table_folder(prepared.change.table_id)}/{file_name(intent, SEGMENT_ENDING)}"
 
-    merge = UpdateMerge(handle.files, edit.table_id, state.before, new_path)
+    merge = UpdateMerge(handle.files, prepared.change.table_id, state.before, new_path)
     earlier: tuple[Segment, ...] = ()
     touched = None
     if tried.merged and state.since is not None:
         earlier, touched = tried.merged, _keys_of(handle, state, state.since)
     merged = merge.merge(epochs, touched)
-    labels = {segment.path: segment.label for segment in edit.segments}  # those of `epochs` are not final
+    labels = {segment.path: segment.label for segment in prepared.segments}  # those of `epochs` are not final
     new = tuple(
         segment.labelled(labels[epoch[0].path])
         for epoch, segments in zip(epochs, merged, strict=True)
@@ -229,12 +228,12 @@ def _merged(
     )
     originals = [segment for epoch in epochs if any(part.updates is not None for part in epoch) for segment in epoch]
     paths = {segment.path for segment in originals}
-    kept = [segment for segment in edit.segments if segment.path not in paths]
+    kept = [segment for segment in prepared.segments if segment.path not in paths]
     return replace(
-        edit,
+        prepared,
         segments=(*kept, *earlier, *new),
         merged=(*earlier, *new),
-        rewrites=tuple((segment, None) for segment in edit.segments if segment.path in paths),
+        rewrites=tuple((segment, None) for segment in prepared.segments if segment.path in paths),
         base=state.before.epoch,
     )
 
@@ -259,66 +258,77 @@ def _keys_of(handle: Handle, state: _State, files: Sequence[Segment]) -> pa.Arra
     return distinct_keys(keys, codec)
 
 
-def _segments_since(view: ReadTxn, tried: TableEdit) -> list[Segment] | None:
-    """Return the segments that were committed after the edit's pre-images were looked up; None if the log
+def _segments_since(view: ReadTxn, tried: Prepared) -> list[Segment] | None:
+    """Return the segments that were committed after the change's pre-images were looked up; None if the log
     lacks some.
     """
-    version = get_version(view, tried.table_id, tried.name)
+    version = get_version(view, tried.change.table_id, tried.change.name)
     if tried.base is None or tried.base < version.log_start:
         return None
-    entries = get_entries(view, tried.table_id, tried.base, version.max_committed_epoch)
+    entries = get_entries(view, tried.change.table_id, tried.base, version.max_committed_epoch)
     return [segment for entry in entries for segment in entry.segments]
 
 
-def _job_edit(handle: Handle, edit: TableEdit, *, replacing: bool) -> TableEdit:
-    def read_inputs(view: ReadTxn) -> tuple[TableDef, ScanPlan, tuple[Segment, ...]]:
-        require_intents(view, edit.name, (segment.path for segment in edit.written))
-        check_unused(view, edit)  # vacuum may have deleted the files of a used or discarded segment
-        return *_newest_plan(view, edit), list_staged(view, edit.table_id)
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Output before the commit of its job; `before` is None if the change requires nothing."""
 
-    table, before, staged = handle.catalog.read(read_inputs)
-    prepared = replace(edit, base=before.epoch)
-    if not replacing:
-        prepared = replace(prepared, segments=(*staged, *edit.segments), staged=staged)
+    table: TableDef
+    change: Prepared
+    before: ScanPlan | None
+
+
+def _read_output(view: ReadTxn, change: TableChange, *, staged: bool) -> _Output:
+    table = get_table(view, change.table_id, change.name)
+    parts = list_staged(view, table.id) if staged else ()
+    required = Requirements.of(table, change, parts)
+    before = None if required == NO_REQUIREMENTS else plan_scan(view, table, None)
+    base = None if before is None else before.epoch
+    prepared = Prepared(change, (*parts, *change.segments), base, required, staged=parts)
+    require_intents(view, change.name, (segment.path for segment in prepared.written))
+    check_unused(view, prepared)  # vacuum may have deleted the files of a used or discarded segment
+    return _Output(table, prepared, before)
+
+
+def _output(handle: Handle, output: _Output) -> Prepared:
+    prepared, before = output.change, output.before
+    if before is None:
+        return prepared
     try:
-        if table.drop_unchanged and not replacing:  # a difference contains no unchanged rows
+        if prepared.requirements.changed_only:
             prepared = _without_unchanged(handle, prepared, before)
-        if table.changelog == "full" and prepared.segments:
-            prepared = _with_pre_images(handle, table, prepared, before, [prepared.segments])
+        if prepared.requirements.images and prepared.segments:
+            return _with_pre_images(handle, output.table, prepared, before, [prepared.segments])
     except BaseException as error:
-        remove_prepared(handle, [prepared])
-        if isinstance(error, FileGone) and error.path in {segment.path for segment in edit.segments}:
+        change = prepared.change
+        remove_new_files(handle, [prepared])
+        if isinstance(error, FileGone) and error.path in {segment.path for segment in change.segments}:
             raise SegmentUnknown(
-                f"segment {error.path} of table {edit.name!r} is gone; write its rows again"
+                f"segment {error.path} of table {change.name!r} is gone; write its rows again"
             ) from error
         raise
     return prepared
 
 
-def _without_unchanged(handle: Handle, edit: TableEdit, before: ScanPlan) -> TableEdit:
+def _without_unchanged(handle: Handle, prepared: Prepared, before: ScanPlan) -> Prepared:
     rewrites = without_unchanged(
-        handle.files, before, edit.segments, lambda segment: _write_intent(handle, edit, segment)
+        handle.files, before, prepared.segments, lambda segment: _write_intent(handle, prepared, segment)
     )
     replacements = {original.path: replacement for original, replacement in rewrites}
-    segments = (replacements.get(segment.path, segment) for segment in edit.segments)
-    return replace(edit, segments=tuple(segment for segment in segments if segment is not None), rewrites=rewrites)
+    segments = (replacements.get(segment.path, segment) for segment in prepared.segments)
+    return replace(prepared, segments=tuple(segment for segment in segments if segment is not None), rewrites=rewrites)
 
 
 def _with_pre_images(
-    handle: Handle, table: TableDef, edit: TableEdit, before: ScanPlan, epochs: Sequence[Sequence[Segment]]
-) -> TableEdit:
-    intent = _write_intent(handle, edit, epochs[0][0])
-    return replace(edit, images=write_images(handle, table, before, epochs, intent), base=before.epoch)
+    handle: Handle, table: TableDef, prepared: Prepared, before: ScanPlan, epochs: Sequence[Sequence[Segment]]
+) -> Prepared:
+    intent = _write_intent(handle, prepared, epochs[0][0])
+    return replace(prepared, images=write_images(handle, table, before, epochs, intent), base=before.epoch)
 
 
-def _write_intent(handle: Handle, edit: TableEdit, segment: Segment) -> str:
+def _write_intent(handle: Handle, prepared: Prepared, segment: Segment) -> str:
     """Return the write intent for a file made from a segment: the segment's, or this process's if the segment is
     staged.
     """
-    is_staged = segment.path in {staged.path for staged in edit.staged}  # the writer's intent may have ended
+    is_staged = segment.path in {staged.path for staged in prepared.staged}  # the writer's intent may have ended
     return handle.intents.store_intent() if is_staged else intent_of(segment.path)
-
-
-def _newest_plan(view: ReadTxn, edit: TableEdit) -> tuple[TableDef, ScanPlan]:
-    table = get_table(view, edit.table_id, edit.name)
-    return table, plan_scan(view, table, None)

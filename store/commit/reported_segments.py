@@ -13,7 +13,9 @@ from epochlog.store.session.write_intents import require_intents
 from epochlog.store.sst.data_file import verified
 from epochlog.store.sst.segment import Segment
 
-from .edits import TableEdit, check_segments, check_unused
+from .change import TableChange, check_segments
+from .prepared import Prepared
+from .transaction import check_unused
 
 
 def check_reported(handle: Handle, reported: Mapping[str, Sequence[Segment]]) -> None:
@@ -23,19 +25,19 @@ def check_reported(handle: Handle, reported: Mapping[str, Sequence[Segment]]) ->
     committed nor discarded, and its file has the reported size and checksum. A process reads each file once. Raises
     ReadFailed when a file cannot be read now.
     """
-    edits = handle.catalog.read(lambda view: [_check_records(view, *entry) for entry in reported.items()])
-    for edit in edits:
-        check_segments(handle, edit)
-    segments = [(edit.name, segment) for edit in edits for segment in edit.segments]
+    changes = handle.catalog.read(lambda view: [_check_records(view, *entry) for entry in reported.items()])
+    for change in changes:
+        check_segments(handle, change)
+    segments = [(change.name, segment) for change in changes for segment in change.segments]
     parallel_map(lambda entry: _check_file(handle, *entry), segments, sum(segment.rows for _, segment in segments))
 
 
-def _check_records(view: ReadTxn, name: str, segments: Sequence[Segment]) -> TableEdit:
+def _check_records(view: ReadTxn, name: str, segments: Sequence[Segment]) -> TableChange:
     sealed = tuple(segment.labelled(1) for segment in segments)
-    edit = TableEdit(find_table(view, name).id, name, sealed)
+    change = TableChange(find_table(view, name), sealed)
     require_intents(view, name, (segment.path for segment in segments))
-    check_unused(view, edit)
-    return edit
+    check_unused(view, Prepared.of(change))
+    return change
 
 
 def _check_file(handle: Handle, table: str, segment: Segment) -> None:

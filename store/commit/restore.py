@@ -24,10 +24,11 @@ from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import as_epoch
 
+from .change import CommitConflict, TableChange
 from .difference import difference, difference_of_keys
-from .edits import CommitConflict, TableEdit
 from .idempotency import TxnPair, check_pair, find_committed_epoch
-from .root_commit import commit_or_delete, refuse_unwritable
+from .root_commit import RootCommit, refuse_unwritable
+from .transaction import commit_changes
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -69,39 +70,38 @@ def _hold_target(handle: Handle, tx: Txn, table: TableDef, epoch: int, holder: s
 
 
 def _commit_difference(handle: Handle, table: TableDef, target: ScanPlan, txn: TxnPair | None) -> int:
-    edit = TableEdit(table.id, table.name, operation="restore", base=target.epoch)
-    edit = replace(edit, sequence="given", base_deletes=target.epoch)
+    change = TableChange(table, operation="restore", base=target.epoch, sequence="given", base_deletes=target.epoch)
     while True:
         try:
-            edit = translate_stale_read(handle, lambda edit=edit: _with_difference(handle, table, target, edit))
+            change = translate_stale_read(handle, lambda change=change: _with_difference(handle, target, change))
         except BaseException:
-            remove_segments(handle.files, edit.segments)
+            remove_segments(handle.files, change.segments)
             raise
         hit("restore:before-commit")
         try:
-            return commit_or_delete(handle, [edit], txn=txn)
+            return commit_changes(handle, [change], RootCommit(txn=txn), delete_refused=True).epoch
         except CommitConflict:
             continue
 
 
-def _with_difference(handle: Handle, table: TableDef, target: ScanPlan, edit: TableEdit) -> TableEdit:
-    """Return the edit, based on the newest commit, with more segments, so that it results in the target's rows.
+def _with_difference(handle: Handle, target: ScanPlan, change: TableChange) -> TableChange:
+    """Return the change, based on the newest commit, with more segments, so that it results in the target's rows.
 
-    The segments that it has already contain rows of the target, so they stay. Only rows of keys in the log after the
-    edit's base can differ. All keys are compared where the log does not reach back to it, or is longer than the table.
+    The segments that it has already contain rows of the target, so they stay. Only rows of keys in the log after its
+    base can differ. All keys are compared where the log does not reach back to it, or is longer than the table.
     """
-    base = edit.base
+    base, table = change.base, change.table
     assert base is not None
     newest, log, current = handle.catalog.read(lambda view: _plan_since(view, table, base))
     write_target, target = handle.write_target(current), replace(target, table=current.schema)
-    if any(segment.schema_version != current.schema.version for segment in edit.segments):
-        remove_segments(handle.files, edit.segments)  # the table was altered meanwhile
-        edit, log = replace(edit, segments=()), None
+    if any(segment.schema_version != current.schema.version for segment in change.segments):
+        remove_segments(handle.files, change.segments)  # the table was altered meanwhile
+        change, log = replace(change, segments=()), None
     if log is None or log.rows > newest.rows_at_most:
         segments = difference(write_target, newest, target)
     else:
         segments = difference_of_keys(write_target, newest, target, log)
-    return replace(edit, segments=(*edit.segments, *segments), base=newest.epoch)
+    return replace(change, table=current, segments=(*change.segments, *segments), base=newest.epoch)
 
 
 def _plan_since(view: ReadTxn, table: TableDef, base: int) -> tuple[ScanPlan, LogPlan | None, TableDef]:

@@ -6,153 +6,133 @@ docs/SEMANTICS.md, 1.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from epochlog.errors import EpochRegressed, InvalidInput, NotWritable
 from epochlog.store.catalog.protocol import ReadTxn, Txn
-from epochlog.store.compaction.write_stall import apply_backpressure
-from epochlog.store.env.clock import monotonic_s
-from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
-from epochlog.store.metadata.version import TableVersion, require_open
+from epochlog.store.metadata.version import require_open
 from epochlog.store.session.write_intents import end_intents
-from epochlog.store.sst.segment_writer import remove_segments
+from epochlog.store.sst.segment_writer import SegmentWriter
 from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
 
 from .boundaries import check_skew
-from .edits import CommitConflict, TableEdit, Unprepared, append_entry, check_segments, count_commit, sealed_labels
+from .change import TableChange, sealed_labels
 from .failures import DEFINITE_FAILURES
-from .idempotency import CommitTxn, check_pair, find_committed_epoch, pair_of, record_outcome, resolve_outcome
-from .kept_merge import merge_kept
+from .idempotency import CommitTxn, TxnPair, check_pair, has_outcome, pair_of, record_outcome, resolve_outcome
 from .loads import LoadCommit, advance_load
-from .preparation import prepared_edits, remove_prepared, remove_rewritten
+from .preparation import prepare_root
+from .prepared import Prepared
 from .stream_batches import StreamBatch
+from .transaction import Written, append_entry, commit_changes
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 
-def commit_root(
-    handle: Handle,
-    edits: Sequence[TableEdit],
-    *,
-    epoch: int | None = None,
-    txn: CommitTxn | None = None,
-    ending: Collection[str] = (),
-    load: LoadCommit | None = None,
-) -> int:
-    """Commit to root tables at one epoch: `epoch`, or the next one.
+@dataclass(frozen=True, slots=True)
+class RootCommit:
+    """Commit to root tables at one epoch. Under a `txn` that has landed it returns the first outcome.
 
-    A repeated `txn` returns the first outcome. ending: writer intents that end with this commit, also if it landed
-    before. load: the load that this commit is a checkpoint of; the transaction checks its fence and writes the states
-    of its parts.
+    Raises InvalidInput for an epoch below 1 or a malformed txn, and the errors of `resolve_outcome`.
     """
-    handle.require_writable()
-    return _commit_root(handle, edits, epoch, txn, ending, load)[0]
 
+    epoch: int | None = None
+    """The commit's epoch; None: the next one."""
+    txn: CommitTxn | None = None
+    ending: Collection[str] = ()
+    """Writer intents that end with this commit, also if it landed before."""
+    load: LoadCommit | None = None
+    """The load of which this commit is a checkpoint: its fence is checked, and the states of its parts are written."""
 
-def commit_or_delete(
-    handle: Handle, edits: Sequence[TableEdit], *, epoch: int | None = None, txn: CommitTxn | None = None
-) -> int:
-    """Run `commit_root` for segments that only the caller knows. Delete their files if the commit fails or landed
-    before.
-    """
-    segments = [segment for edit in edits for segment in edit.segments]
-    try:
-        committed, is_new = _commit_root(handle, edits, epoch, txn)
-    except DEFINITE_FAILURES:
-        remove_segments(handle.files, segments)
-        raise
-    if not is_new:
-        remove_segments(handle.files, segments)
-    return committed
+    points: ClassVar[tuple[str, str]] = ("commit:segments-written", "commit:after-transaction")
+    failures: ClassVar[tuple[type[BaseException], ...]] = DEFINITE_FAILURES
 
+    def __post_init__(self) -> None:
+        check_pair(self.txn)
+        if self.epoch is not None:
+            object.__setattr__(self, "epoch", as_epoch("epoch", self.epoch))
+            if self.epoch < 1:
+                raise InvalidInput("epoch must be at least 1; leave it out to get the next one")
 
-def _commit_root(
-    handle: Handle,
-    edits: Sequence[TableEdit],
-    epoch: int | None,
-    txn: CommitTxn | None,
-    ending: Collection[str] = (),
-    load: LoadCommit | None = None,
-) -> tuple[int, bool]:
-    """Return the commit's epoch, and True if it landed now, False if it landed earlier under its `txn`."""
-    check_pair(txn)
-    if epoch is not None and (epoch := as_epoch("epoch", epoch)) < 1:
-        raise InvalidInput("epoch must be at least 1; leave it out to get the next one")
-    tables = sorted(edit.table_id for edit in edits)
-    earlier = find_committed_epoch(handle, txn, tables)
-    if earlier is not None:
-        handle.intents.end(ending)
-        return earlier, False
-    for edit in edits:
-        check_segments(handle, edit)
+    def prepare(
+        self, handle: Handle, changes: Sequence[TableChange], tried: Sequence[Prepared] | None
+    ) -> Sequence[Prepared]:
+        return prepare_root(handle, changes, tried, self.epoch)
 
-    attempt, began_s = edits, monotonic_s()
-    while True:
-        try:
-            outcome = _transact_root(handle, attempt, epoch, txn, ending, load)
-        except (CommitConflict, Unprepared):  # after a conflict another commit has landed, so the loop makes progress
-            attempt = prepared_edits(handle, edits, attempt, epoch)
-        except DEFINITE_FAILURES:
-            remove_prepared(handle, attempt)
-            raise
-        else:
-            if outcome[1]:
-                remove_rewritten(handle, attempt)
-                count_commit(handle, attempt, outcome[0], began_s)
-            else:
-                remove_prepared(handle, attempt)
-            return outcome
-
-
-def _transact_root(
-    handle: Handle,
-    edits: Sequence[TableEdit],
-    epoch: int | None,
-    txn: CommitTxn | None,
-    ending: Collection[str],
-    load: LoadCommit | None,
-) -> tuple[int, bool]:
-    """Run a root commit's transaction; return its epoch, and True if it landed now."""
-    tables = sorted(edit.table_id for edit in edits)
-    written: list[tuple[TableDef, TableVersion]] = []
-
-    def body(tx: Txn) -> tuple[int, bool]:
-        pair = pair_of(tx, txn)
+    def record(self, handle: Handle, tx: Txn, changes: Sequence[Prepared]) -> tuple[int, list[Written] | None]:
+        asked, tables = (
+            [prepared.change for prepared in changes],
+            sorted(prepared.change.table_id for prepared in changes),
+        )
+        pair = pair_of(tx, self.txn)
         earlier = resolve_outcome(tx, pair, tables)
         if earlier is not None:
-            end_intents(tx, ending)
-            return earlier, False
-        if load is not None:
-            advance_load(tx, load)
-        written.clear()
-        targets = [get_table(tx, edit.table_id, edit.name) for edit in edits]
-        for table in targets:
-            refuse_unwritable(tx, table)
+            end_intents(tx, self.ending)
+            return earlier, None
+        if self.load is not None:
+            advance_load(tx, self.load)
+        targets = [refuse_unwritable(tx, change.table) for change in asked]
         counters = Counters.read(tx)
         now_ms = handle.clock_guard.issuing_ms(tx, counters.last_epoch)
-        chosen_epoch, labels = _choose_epochs(edits, epoch, counters.last_epoch, now_ms)
-        for table, edit in zip(targets, edits, strict=True):
-            written.append((table, append_entry(tx, table, edit, chosen_epoch, labels, now_ms, txn=pair, job=None)))
-        move_counters(tx, counters, chosen_epoch)
+        epoch, labels = _choose_epochs(asked, self.epoch, counters.last_epoch, now_ms)
+        written = [
+            (table, append_entry(tx, table, prepared, epoch, labels, now_ms, txn=pair, end=prepared.change.end))
+            for table, prepared in zip(targets, changes, strict=True)
+        ]
+        move_counters(tx, counters, epoch)
         if pair is not None:
-            batch = txn if isinstance(txn, StreamBatch) else None
-            record_outcome(tx, pair, tables, chosen_epoch, now_ms, batch=batch)
-        end_intents(tx, ending)
-        return chosen_epoch, True
+            batch = self.txn if isinstance(self.txn, StreamBatch) else None
+            record_outcome(tx, pair, tables, epoch, now_ms, batch=batch)
+        end_intents(tx, self.ending)
+        return epoch, written
 
-    hit("commit:segments-written")
-    outcome = handle.intents.run_commit(lambda: handle.catalog.transact(body))
-    hit("commit:after-transaction")
-    apply_backpressure(handle, written)
-    for table, _ in written:
-        if table.schema.sequence_by is not None:
-            merge_kept(handle, table)
-    return outcome
+
+def commit_rows(
+    handle: Handle,
+    table: TableDef,
+    operation: str,
+    fill: Callable[[SegmentWriter], None],
+    txn: TxnPair | None,
+    epoch: int | None,
+) -> tuple[int, TableDef]:
+    """Commit the rows that `fill` writes to one root table; return the commit's epoch, and the table as it is now.
+
+    Under a `txn` that has landed nothing is written. Raises the errors of `fill`, and those of a commit.
+    """
+    target = RootCommit(epoch, txn)
+
+    def begin(view: ReadTxn) -> tuple[int | None, TableDef]:
+        landed = resolve_outcome(view, txn, [table.id])
+        return landed, table if landed is not None else refuse_unwritable(view, table)
+
+    landed, table = handle.catalog.read(begin)
+    if landed is not None:
+        return landed, table
+    with SegmentWriter(handle.write_target(table, handle.intents.store_intent())) as writer:
+        fill(writer)
+        segments = tuple(writer.finish())
+    return commit_changes(handle, [TableChange(table, segments, operation)], target, delete_refused=True).epoch, table
+
+
+def open_writer(
+    handle: Handle, table: TableDef, txn: TxnPair | None = None, *, sealed: bool = False
+) -> tuple[SegmentWriter, TableDef]:
+    """Open a writer of one root table's segments; return it with the table as it is now. Raise at once if no commit of
+    the table can succeed. sealed: for segments that are committed later, perhaps by another process.
+
+    Under a `txn` that already has an outcome nothing is raised: the commit returns that outcome.
+    """
+
+    def check_writable(view: ReadTxn) -> TableDef:
+        return table if txn is not None and has_outcome(view, txn) else refuse_unwritable(view, table)
+
+    current = handle.catalog.read(check_writable)
+    return SegmentWriter(handle.write_target(current, handle.intents.store_intent(sealed=sealed))), current
 
 
 def refuse_unwritable(view: ReadTxn, table: TableDef) -> TableDef:
@@ -167,10 +147,10 @@ def refuse_unwritable(view: ReadTxn, table: TableDef) -> TableDef:
 
 
 def _choose_epochs(
-    edits: Sequence[TableEdit], epoch: int | None, last_epoch: int, now_ms: int
+    changes: Sequence[TableChange], epoch: int | None, last_epoch: int, now_ms: int
 ) -> tuple[int, Mapping[int, int]]:
     """Return the commit's epoch, and the final epoch of each label assigned at sealing."""
-    sealed = sealed_labels(edits)
+    sealed = sealed_labels(changes)
     if epoch is None:  # labels are reassigned in order; the last one is the commit's epoch
         first = max(from_unix_ms(now_ms), last_epoch + 1)
         chosen_epoch = first + max(len(sealed) - 1, 0)

@@ -43,10 +43,12 @@ from epochlog.store.types.epoch import as_epoch, from_unix_ms, show_epoch
 from epochlog.store.types.schema import TableSchema, check_new_columns
 
 from .boundaries import force_within
+from .change import TableChange
 from .date_widening import require_dates_fit
-from .edits import TableEdit, append_entry
 from .idempotency import TxnPair, check_pair, record_outcome, resolve_outcome
 from .loads import all_loads
+from .prepared import Prepared
+from .transaction import append_entry
 from .type_trial import require_returnable
 
 
@@ -195,8 +197,8 @@ def _alter_columns(
         tx.put(schema_key(table.id, lineage[0].version), {"schema": lineage[0].to_bytes()})
     tx.put(schema_key(table.id, epoch), {"schema": after.schema.to_bytes()})
     tx.put(table_key(table.id), after.to_record())
-    edit = TableEdit(table.id, table.name, operation="alter")  # no change: it wakes no reader and no job
-    append_entry(tx, after, edit, epoch, {}, now_ms, txn=txn, job=None)
+    no_rows = Prepared.of(TableChange(after, operation="alter"))  # it wakes no reader and no job
+    append_entry(tx, after, no_rows, epoch, {}, now_ms, txn=txn)
     move_counters(tx, counters, epoch)
     return after
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TypeVar
 
 from epochlog.errors import SegmentUnknown, StoreClosed
 from epochlog.store.catalog.keys import INTENT_PREFIX, intent_key
@@ -22,8 +22,6 @@ from epochlog.store.env.failpoints import hit
 from epochlog.store.env.paths import intent_of
 
 from .leases import LEASE_MS, Leases
-
-T = TypeVar("T")
 
 SEALED_MS = 86_400_000
 """Time for which sealed segments can be committed after their store was closed, or its process died."""
@@ -124,14 +122,15 @@ class Intents:
         if intents:
             self._catalog.transact(lambda tx: end_intents(tx, intents))
 
-    def run_commit(self, commit: Callable[[], T]) -> T:
-        """Run `commit` and return its result.
+    @contextmanager
+    def required(self) -> Iterator[None]:
+        """Run a commit that requires intents of this store, as a context manager.
 
         After SegmentUnknown, which an intent revoked during a long suspension causes, it renews all leases, so that
         later writers register a new intent, and raises the error again. It raises StoreClosed if the store was closed.
         """
         try:
-            return commit()
+            yield
         except SegmentUnknown as error:
             if self._leases.closing:  # another thread has closed the store, which ended its intents
                 raise StoreClosed("this store was closed; open it again with epochlog.open") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -50,7 +51,8 @@ class SegmentWriter:
     """Collector of upserts and deletes of one table. Of rows with equal keys the later call, then the later row, wins;
     in a table with a sequence the greatest sequence does, at a tie a delete, then the later row.
 
-    Memory is bounded: the pending rows become a segment file at FLUSH_ROWS rows or FLUSH_BYTES bytes. After a failed
+    Memory is bounded: the pending rows become a segment file at FLUSH_ROWS rows or FLUSH_BYTES bytes. As a context
+    manager it discards the rows when its block raises. After a failed
     write every call but `discard` raises WriteFailed, because the pending rows may be in no file.
     """
 
@@ -63,6 +65,13 @@ class SegmentWriter:
         self._flushed: list[Segment] = []
         self._failed = False
         self._update: _Update | None = None  # the kind of all pending rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            self.discard()
 
     @property
     def empty(self) -> bool:
@@ -97,9 +106,22 @@ class SegmentWriter:
 
     def finish(self, label: int | None = None) -> list[Segment]:
         """Write the pending rows and return all segments since the last `finish`, oldest first: later segments win."""
-        self._flush(label)
-        segments, self._flushed = self._flushed, []
-        return segments
+        self._require_usable()
+        segments = self._flushed
+        if self._pending:
+            rows = self._pending[0] if len(self._pending) == 1 else self._merged(self._pending)
+            target, update = self._target, self._update
+            schema = target.schema if update is None else target.schema.of_update(update.columns)
+            path = f"{target.folder}/{file_name(target.intent, SEGMENT_ENDING)}"
+            self._failed = True
+            segment = write_segment(target.files, path, target.table_id, schema, self._codec, rows)
+            if update is not None:
+                segment = replace(segment, updates=update.columns, ignore_nulls=update.ignore_nulls)
+            segments.append(segment)
+            self._failed = False
+            hit("segment:written")
+        self._pending, self._rows, self._bytes, self._flushed = [], 0, 0, []
+        return segments if label is None else [segment.labelled(label) for segment in segments]
 
     def discard(self) -> None:
         """Drop all rows since the last `finish`, and delete the files that were written for them."""
@@ -113,7 +135,7 @@ class SegmentWriter:
         if (
             self._pending and update != self._update
         ):  # rows of one kind make a segment; the commit merges in their order
-            self._flush(None)
+            self._flushed = self.finish()
         self._update = update
         keys = self._codec.encode(table)
         if update is not None and update.ignore_nulls:
@@ -126,7 +148,7 @@ class SegmentWriter:
         self._rows += table.num_rows
         self._bytes += table.nbytes
         if self._rows >= FLUSH_ROWS or self._bytes >= FLUSH_BYTES:
-            self._flush(None)
+            self._flushed = self.finish()
 
     @property
     def _sequenced(self) -> bool:
@@ -143,24 +165,6 @@ class SegmentWriter:
                 f"an earlier write of this writer to {self._target.folder} failed, so its rows are not stored; "
                 "write them again with a new writer"
             )
-
-    def _flush(self, label: int | None) -> None:
-        self._require_usable()
-        if self._pending:
-            rows = self._pending[0] if len(self._pending) == 1 else self._merged(self._pending)
-            target, update = self._target, self._update
-            schema = target.schema if update is None else target.schema.of_update(update.columns)
-            path = f"{target.folder}/{file_name(target.intent, SEGMENT_ENDING)}"
-            self._failed = True
-            segment = write_segment(target.files, path, target.table_id, schema, self._codec, rows)
-            if update is not None:
-                segment = replace(segment, updates=update.columns, ignore_nulls=update.ignore_nulls)
-            self._flushed.append(segment)
-            self._failed = False
-            hit("segment:written")
-            self._pending, self._rows, self._bytes = [], 0, 0
-        if label is not None:
-            self._flushed = [segment.labelled(label) for segment in self._flushed]
 
 
 def remove_segments(files: Files, segments: Iterable[Segment]) -> None:

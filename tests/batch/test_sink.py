@@ -246,9 +246,9 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, acts: Iterator[Callable[[], objec
     """Before each attempt of an overwrite to land, the next act; returns the rows that each attempt's search for keys
     to delete has looked at.
     """
-    real_commit, real_held, looked = overwriting.commit_root, overwriting._plan_existing, []
+    real_commit, real_held, looked = overwriting.commit_changes, overwriting._plan_existing, []
 
-    def commit(*args: object, **options: object) -> int:
+    def commit(*args: object, **options: object) -> object:
         next(acts, lambda: None)()
         return real_commit(*args, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
@@ -257,7 +257,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, acts: Iterator[Callable[[], objec
         looked.append(log.rows_at_most)
         return log
 
-    monkeypatch.setattr(overwriting, "commit_root", commit)
+    monkeypatch.setattr(overwriting, "commit_changes", commit)
     monkeypatch.setattr(overwriting, "_plan_existing", held)
     return looked
 

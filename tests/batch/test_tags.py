@@ -16,6 +16,7 @@ import pytest
 
 import epochlog as el
 from epochlog.batch import tags
+from epochlog.store.catalog import records
 from epochlog.store.catalog.keys import TABLE_PREFIX
 from epochlog.store.catalog.protocol import scan_prefix
 from epochlog.store.metadata import definitions
@@ -360,6 +361,7 @@ def test_an_older_version_refuses_a_table_with_a_tag(lab: Lab, monkeypatch: pyte
     assert formats() == [2, 1]
     monkeypatch.setattr("epochlog.store.types.schema._FORMAT", 1)
     definitions.SCHEMAS.clear()
+    records.DECODED.clear()
     lab.store._handle.catalog.read(lambda view: find_table(view, "j_out"))
     with pytest.raises(el.UnsupportedFormat, match="upgrade epochlog"):
         lab.store.compact("r")

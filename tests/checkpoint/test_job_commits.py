@@ -10,9 +10,14 @@ import pytest
 
 import epochlog as el
 from epochlog.checkpoint.job.barrier import Barrier
+from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner
-from epochlog.store.commit.edits import TableEdit
-from epochlog.store.commit.job_commit import JobCommit, commit_job
+from epochlog.store.catalog.keys import job_key
+from epochlog.store.catalog.protocol import Txn
+from epochlog.store.commit.change import TableChange
+from epochlog.store.commit.job_commit import JobCommit
+from epochlog.store.commit.transaction import commit_changes
+from epochlog.store.metadata.lookups import get_job
 from lab import Lab, keys_of, mirror, refuse, sums, table_of
 
 
@@ -128,10 +133,10 @@ def test_a_commit_past_the_barrier_or_without_one_is_refused(lab: Lab) -> None:
     run = runner.begin()
     assert run is not None and runner.incarnation == 1
     (output,) = run.outputs.values()
-    edits = [TableEdit(output.table.id, "j_out", ())]
+    changes = [TableChange(output.table)]
     for prev, curr in ((0, run.barrier.curr + 1), (1, run.barrier.curr)):
         with pytest.raises(el.BarrierChanged):
-            commit_job(lab.store._handle, JobCommit(runner.job_id, "j", 1, prev, curr, "running"), edits)
+            commit_changes(lab.store._handle, changes, JobCommit(runner.job_id, "j", 1, prev, curr, "running"))
     assert lab.entries("j_out") == []
 
 
@@ -366,10 +371,21 @@ def test_a_barrier_past_what_an_upstream_is_complete_through_is_refused(lab: Lab
     run = runner.begin()
     assert run is not None
     ahead = dataclasses.replace(run, barrier=dataclasses.replace(run.barrier, curr=lab.store.last_epoch + 1))
+    record_barrier(lab, ahead)
     with pytest.raises(el.UpstreamIncomplete, match="upstream 'r' is complete only"):
         runner.commit(ahead, {})
     assert lab.store.table("j_out").info.max_committed_epoch == 0
+    record_barrier(lab, run)
     assert runner.commit(run, {}) == run.barrier.curr
+
+
+def record_barrier(lab: Lab, plan: RefreshPlan) -> None:
+    def body(tx: Txn) -> None:
+        job, barrier = get_job(tx, plan.job.id, plan.job.name), plan.barrier
+        recorded = dataclasses.replace(job, barrier=(barrier.prev, barrier.curr, barrier.kind))
+        tx.put(job_key(job.id), recorded.to_record())
+
+    lab.store._handle.catalog.transact(body)
 
 
 def test_a_step_within_its_own_refresh_is_refused(lab: Lab) -> None:

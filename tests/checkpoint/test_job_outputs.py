@@ -104,14 +104,14 @@ def test_a_changelog_altered_while_a_commit_is_made(lab: Lab, monkeypatch: pytes
     lab.put({1: (0, 1)})
     first = step(lab, job)
     lab.put({1: (0, 2)})
-    real = job_commit.job_edits
+    real = job_commit.prepare_outputs
 
     def altering(*args: Any, **options: Any) -> Any:
         settings = real(*args, **options)
         table.alter(changelog=later)
         return settings
 
-    monkeypatch.setattr(job_commit, "job_edits", altering)
+    monkeypatch.setattr(job_commit, "prepare_outputs", altering)
     step(lab, job)
     assert changes_since(lab, first) == update(1, 1, 2)
     report = lab.store.verify()

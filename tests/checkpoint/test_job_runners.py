@@ -138,7 +138,7 @@ def test_a_failed_step_leaves_nobody_running(lab: Lab, fails: str, monkeypatch: 
     with monkeypatch.context() as patch:
         if fails != "refresh":
             patch.setattr(
-                f"epochlog.checkpoint.job.runner.{'commit_job' if fails == 'commit' else 'plan_barrier'}", fail
+                f"epochlog.checkpoint.job.runner.{'commit_changes' if fails == 'commit' else 'plan_barrier'}", fail
             )
         with pytest.raises(el.CatalogUnavailable):
             job.step_local(fail if fails == "refresh" else COPY)

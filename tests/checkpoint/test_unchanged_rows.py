@@ -231,7 +231,7 @@ def test_a_refused_commit_leaves_what_the_next_attempt_needs(
     job = made(lab, OLD, changelog="full")
     runner, run = begun(lab, job)
     job_segments = segments(run, {1: (0, 1), 2: (0, 9)})
-    monkeypatch.setattr(job_commit, "_transact_job", _refuse)
+    monkeypatch.setattr(job_commit.JobCommit, "record", _refuse)
     with pytest.raises(el.UpstreamIncomplete):
         runner.commit(run, {"out": job_segments}, keep=keep)
     monkeypatch.undo()

@@ -38,6 +38,7 @@ from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.pipeline.step_scheduler import JobStep, failed
 from epochlog.checkpoint.worker.job_part import JobPart
 from epochlog.store.commit import job_commit
+from epochlog.store.commit import transaction as commit_transaction
 from ports import fixed_location
 from wait_until import wait_until
 
@@ -268,18 +269,19 @@ def test_a_dropped_job_ends_its_driver_with_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "place",
-    [(JobRunner, "commit"), (job_commit, "job_edits"), (job_commit, "_transact_job")],
+    [(JobRunner, "commit"), (job_commit, "prepare_outputs"), (commit_transaction, "hit")],
     ids=lambda place: place[1],
 )
 def test_a_job_that_is_dropped_at_its_commit_ends_its_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]
 ) -> None:
     """Drop the job after its driver has reported: before the commit, before it looks for its tables, or after that."""
-    commit = getattr(*place)
+    commit, is_point = getattr(*place), place[1] == "hit"
 
     def late(*arguments: Any, **options: Any) -> Any:
-        with suppress(el.JobNotFound):
-            store.drop_job("revenue")
+        if not is_point or arguments == ("job:before-commit",):
+            with suppress(el.JobNotFound):
+                store.drop_job("revenue")
         return commit(*arguments, **options)
 
     with attached_world(tmp_path) as (store, _server, worker), driving(store, worker) as driver:

@@ -22,7 +22,7 @@ from control_fixture import TOKEN, open_worker, settings
 from epochlog.checkpoint.job import runner as jobs
 from epochlog.checkpoint.worker.row_partitioning import PartRefreshContext, split
 from epochlog.errors import Fenced, InvalidInput
-from epochlog.store.commit.job_commit import commit_job
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.sst.segment import Segment
 from wait_until import WAIT_LIMIT_S, wait_until
 
@@ -183,9 +183,9 @@ def test_a_refused_commit_is_tried_again_with_the_same_files(tmp_path: Path, mon
         if failures_left[0]:
             failures_left[0] -= 1
             raise el.CatalogUnavailable("not now")
-        return commit_job(*args)
+        return commit_changes(*args)
 
-    monkeypatch.setattr(jobs, "commit_job", refuse)
+    monkeypatch.setattr(jobs, "commit_changes", refuse)
     with world(tmp_path) as (store, server), open_worker(server, store) as worker:
         write(store, random.Random(1))
         part = worker.attach(job="revenue", index=0, of=1, timeout=WAIT_LIMIT_S)

@@ -31,7 +31,7 @@ from epochlog.errors import (
 from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.store.catalog.keys import intent_key
 from epochlog.store.commit.loads import get_load, load_parts
-from epochlog.store.commit.root_commit import commit_root
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.env.clock import Deadline
 from epochlog.testing.tcp_proxy import TcpProxy
 from ports import fixed_location
@@ -281,15 +281,15 @@ def test_a_commit_of_unknown_outcome_is_resolved(tmp_path: Path, landed: bool, m
     """It is in once, whether it had landed or not; the number of the one that had not is never used again."""
     failures_left = [2]
 
-    def lose_answer(*args: Any, **kwargs: Any) -> int:
+    def lose_answer(*args: Any, **kwargs: Any) -> Any:
         if not failures_left[0]:
-            return commit_root(*args, **kwargs)
+            return commit_changes(*args, **kwargs)
         failures_left[0] -= 1
         if landed:
-            commit_root(*args, **kwargs)
+            commit_changes(*args, **kwargs)
         raise el.OutcomeUnknown("the server went away")
 
-    monkeypatch.setattr(managed_jobs, "commit_root", lose_answer)
+    monkeypatch.setattr(managed_jobs, "commit_changes", lose_answer)
     with served(tmp_path) as (store, server), open_worker(server, store) as worker:
         part = attach(worker)
         for number in range(3):

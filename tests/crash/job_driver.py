@@ -33,7 +33,7 @@ def refresh(ctx: Any) -> None:
 def hanging(ctx: Any) -> None:
     refresh(ctx)
     for writer in ctx._writers.values():  # the segments are on disk before the commit
-        writer._flush(None)
+        writer._flushed = writer.finish()
     say("hanging", ctx.barrier.prev, ctx.barrier.curr)
     sys.stdin.readline()
 

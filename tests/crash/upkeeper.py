@@ -14,8 +14,9 @@ from contextlib import suppress
 import pyarrow as pa
 
 import epochlog as el
-from epochlog.store.commit.edits import TableEdit
-from epochlog.store.commit.root_commit import commit_root
+from epochlog.store.commit.change import TableChange
+from epochlog.store.commit.root_commit import RootCommit
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.write_intents import SEALED_MS
 from epochlog.store.sst.segment_writer import SegmentWriter
@@ -49,8 +50,9 @@ def write_as_spark(store: el.Store, table: el.Table, number: int, name: str) -> 
     intent = handle.intents.register("spark", SEALED_MS)
     writer = SegmentWriter(handle.write_target(record, intent))
     writer.upsert(rows_of(number))
-    edit = TableEdit(record.id, record.name, tuple(writer.finish()))
-    commit_root(handle, [edit], txn=(name, number), ending=[intent])
+    commit_changes(
+        handle, [TableChange(record, tuple(writer.finish()))], RootCommit(txn=(name, number), ending=[intent])
+    )
     handle.intents.release(intent)
 
 

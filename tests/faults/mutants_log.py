@@ -15,7 +15,8 @@ import pytest
 
 from epochlog.store.changelog import change_reader, change_rows, log_plan, pre_images
 from epochlog.store.changelog.change_rows import ByKey, Touches
-from epochlog.store.commit import edits, preparation, root_commit, unchanged_rows
+from epochlog.store.commit import preparation, root_commit, unchanged_rows
+from epochlog.store.commit import transaction as commit_transaction
 from epochlog.store.metadata.version import LogEntry
 from epochlog.store.sst.merge import Rows
 from faults.mutant import Mutant
@@ -131,23 +132,23 @@ def images_are_those_after(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def images_are_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The base of an edit is looked at for an overwrite only."""
+    """The base of a change is looked at for an overwrite only."""
     real = root_commit.append_entry
 
-    def append(tx: Any, table: Any, edit: Any, *args: Any, **options: Any) -> Any:
-        return real(tx, table, replace(edit, base=None), *args, **options)
+    def append(tx: Any, table: Any, prepared: Any, *args: Any, **options: Any) -> Any:
+        return real(tx, table, replace(prepared, base=None), *args, **options)
 
     monkeypatch.setattr(root_commit, "append_entry", append)
 
 
 def labels_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """All segments of a commit become one log epoch."""
-    real = edits.grouped
+    real = commit_transaction.grouped
 
-    def merged(edit: Any, epoch: int, labels: Any) -> Any:
-        return {epoch: [segment for _, group in sorted(real(edit, epoch, labels).items()) for segment in group]}
+    def merged(segments: Any, epoch: int, labels: Any) -> Any:
+        return {epoch: [segment for _, group in sorted(real(segments, epoch, labels).items()) for segment in group]}
 
-    monkeypatch.setattr(edits, "grouped", merged)
+    monkeypatch.setattr(commit_transaction, "grouped", merged)
 
 
 def later_labels_do_not_see_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:

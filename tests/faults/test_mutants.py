@@ -19,6 +19,7 @@ import epochlog as el
 from epochlog import transaction
 from epochlog.store.catalog.lmdb import catalog as lmdb_catalog
 from epochlog.store.catalog.lmdb.catalog import LmdbCatalog
+from epochlog.store.commit.root_commit import RootCommit
 from epochlog.store.env import local_folder as files_module
 from epochlog.store.env.files import Files
 from epochlog.store.env.local_folder import LocalFiles
@@ -155,15 +156,15 @@ def commit_before_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_transaction_for_each_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = transaction.commit_or_delete
+    real = transaction.commit_changes
 
-    def commit_one_by_one(handle: Any, edits: list[Any], *, epoch: int | None = None, txn: Any = None) -> int:
-        first = real(handle, edits[:1], epoch=epoch, txn=txn)
-        for edit in edits[1:]:
-            real(handle, [edit], txn=(txn[0] + "'", txn[1]))
+    def commit_one_by_one(handle: Any, changes: list[Any], target: Any, **options: Any) -> Any:
+        first = real(handle, changes[:1], target, **options)
+        for change in changes[1:]:
+            real(handle, [change], RootCommit(txn=(target.txn[0] + "'", target.txn[1])), **options)
         return first
 
-    monkeypatch.setattr(transaction, "commit_or_delete", commit_one_by_one)
+    monkeypatch.setattr(transaction, "commit_changes", commit_one_by_one)
 
 
 def a_failed_sync_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

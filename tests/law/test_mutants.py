@@ -104,12 +104,12 @@ def barrier_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def outputs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job with two outputs forgets the rows of the second."""
-    commit_job = job_module.commit_job
+    real = job_module.commit_changes
 
-    def commit(handle: Any, commit: Any, edits: Sequence[Any]) -> Any:
-        return commit_job(handle, commit, [edits[0], *(replace(edit, segments=()) for edit in edits[1:])])
+    def commit(handle: Any, changes: Sequence[Any], target: Any) -> Any:
+        return real(handle, [changes[0], *(replace(change, segments=()) for change in changes[1:])], target)
 
-    monkeypatch.setattr(job_module, "commit_job", commit)
+    monkeypatch.setattr(job_module, "commit_changes", commit)
 
 
 def rows_of_a_failed_refresh(monkeypatch: pytest.MonkeyPatch) -> None:

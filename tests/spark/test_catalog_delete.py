@@ -236,20 +236,20 @@ def before_commits(
     """Let another writer commit before each of the first commits of a delete; return the epochs of the plans of all
     rows.
     """
-    commit_root, plan_all = delete_where.commit_root, delete_where._Delete._plan_all  # pyright: ignore[reportPrivateUsage]
+    commit_changes, plan_all = delete_where.commit_changes, delete_where._Delete._plan_all  # pyright: ignore[reportPrivateUsage]
     plans: list[int] = []
 
-    def late(*args: Any, **options: Any) -> int:
+    def late(*args: Any, **options: Any) -> Any:
         if others:
             (others[0] if forever else others.pop(0))()
-        return commit_root(*args, **options)
+        return commit_changes(*args, **options)
 
     def planned(self: Any) -> Any:
         plan = plan_all(self)
         plans.append(plan.epoch)
         return plan
 
-    monkeypatch.setattr(delete_where, "commit_root", late)
+    monkeypatch.setattr(delete_where, "commit_changes", late)
     monkeypatch.setattr(delete_where._Delete, "_plan_all", planned)  # pyright: ignore[reportPrivateUsage]
     return plans
 

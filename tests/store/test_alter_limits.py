@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,8 +11,8 @@ import pytest
 
 import epochlog as el
 from epochlog.store.commit import expiry, root_commit, row_checks
-from epochlog.store.commit.edits import TableEdit
-from epochlog.store.commit.preparation import prepared_edits
+from epochlog.store.commit.preparation import prepare_root
+from epochlog.store.commit.prepared import Prepared
 from lab import Lab
 
 FIELDS = pa.schema([("id", pa.int64()), ("a", pa.int32()), ("b", pa.string()), ("at", pa.timestamp("ms"))])
@@ -274,11 +274,11 @@ def test_updates_are_refused_if_the_alter_lands_while_they_are_merged(
 ) -> None:
     table = filled(lab)
 
-    def altered_first(*args: Any) -> list[TableEdit]:
+    def altered_first(*args: Any) -> Sequence[Prepared]:
         lab.store.table("t").alter(rename={"a": "b", "b": "a"})
-        return prepared_edits(*args)
+        return prepare_root(*args)
 
-    monkeypatch.setattr(root_commit, "prepared_edits", altered_first)
+    monkeypatch.setattr(root_commit, "prepare_root", altered_first)
     with pytest.raises(el.SchemaChanged, match="after these updates of some columns were written; retry"):
         table.update([{"id": 1, "b": "new"}])
     assert lab.store.table("t").to_arrow().column("a").to_pylist() == ["b0", "b1", "b2"]

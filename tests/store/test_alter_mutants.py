@@ -16,7 +16,7 @@ from altered_table import AlteredTable
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import schema_key
 from epochlog.store.changelog import log_plan
-from epochlog.store.commit import edits
+from epochlog.store.commit import transaction
 from epochlog.store.compaction import piece_rewriter
 from epochlog.store.metadata.schema_change import SchemaChange
 from epochlog.store.scan import point_lookup, pruning
@@ -126,7 +126,7 @@ def fields_by_place(patch: Patch) -> None:
 
 
 def commits_drop_values(patch: Patch) -> None:
-    patch.setattr(edits, "require_writable_columns", lambda *_: None)
+    patch.setattr(transaction, "require_writable_columns", lambda *_: None)
 
 
 def feeds_go_on(patch: Patch) -> None:

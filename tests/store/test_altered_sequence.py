@@ -168,7 +168,7 @@ def test_an_alter_that_lands_before_the_transaction_is_no_loss(lab: Lab, monkeyp
 
     model = AlteredSequence(lab.store)
     model.write([CdcEvent(1, 5), CdcEvent(2, 5, deleted=True)])
-    real = root_commit.prepared_edits
+    real = root_commit.prepare_root
     landing: list[Callable[[], object]] = [
         lambda: model.alter("swap key and sequence"),
         lambda: model.write([CdcEvent(3, 9)]),
@@ -176,14 +176,14 @@ def test_an_alter_that_lands_before_the_transaction_is_no_loss(lab: Lab, monkeyp
     ]
 
     def prepared(*args: Any) -> Any:
-        edits = real(*args)
+        changes = real(*args)
         if landing:
             landing.pop(0)()
-        return edits
+        return changes
 
     model.open([CdcEvent(1, 4), CdcEvent(2, 5), CdcEvent(3, 1), CdcEvent(4, 2, deleted=True)])
     pending = model.pending[-1]
-    monkeypatch.setattr(root_commit, "prepared_edits", prepared)
+    monkeypatch.setattr(root_commit, "prepare_root", prepared)
     model.commit()
     monkeypatch.undo()
     assert pending.changes and not landing

@@ -234,12 +234,13 @@ def through_flight(store: el.Store, data: Any) -> None:
 
 def through_a_spark_task(store: el.Store, data: Any) -> None:
     from epochlog.spark.task_writer import write_batches
-    from epochlog.store.commit.edits import TableEdit
-    from epochlog.store.commit.root_commit import commit_or_delete
+    from epochlog.store.commit.change import TableChange
+    from epochlog.store.commit.root_commit import RootCommit
+    from epochlog.store.commit.transaction import commit_changes
 
     table = store.table("prices")._table
     segments = write_batches(store._handle.write_target(table), data.to_batches())
-    commit_or_delete(store._handle, [TableEdit(table.id, table.name, tuple(segments))])
+    commit_changes(store._handle, [TableChange(table, tuple(segments))], RootCommit(), delete_refused=True)
 
 
 DOORS = {

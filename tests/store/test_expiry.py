@@ -251,15 +251,15 @@ def race(lab: Lab, changelog: str = "upsert", compacted: bool = True) -> None:
         lambda: put(lab, {3: (now - 5, 30), 21: (now, 21)}),
         lambda: put(lab, {2: (None, 22)}),
     ]
-    real = expiry.commit_or_delete
+    real = expiry.commit_changes
 
-    def overtaken(handle: Any, edits: Any) -> int:
+    def overtaken(*args: Any, **options: Any) -> Any:
         if renewals:
             renewals.pop(0)()
-        return real(handle, edits)
+        return real(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expiry, "commit_or_delete", overtaken)
+        patch.setattr(expiry, "commit_changes", overtaken)
         lab.store.compact("t")
     kept = {1: (lab.now_ms, 10), 20: (None, 20), 2: (None, 22)}
     left = rows(lab)
@@ -341,8 +341,8 @@ def a_lost_race_is_not_decided_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_commit_without_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = expiry.TableEdit
-    monkeypatch.setattr(expiry, "TableEdit", lambda *fields, **named: real(*fields, **{**named, "base": None}))
+    real = expiry.TableChange
+    monkeypatch.setattr(expiry, "TableChange", lambda *fields, **named: real(*fields, **{**named, "base": None}))
 
 
 def nulls_expire(monkeypatch: pytest.MonkeyPatch) -> None:

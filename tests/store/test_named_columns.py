@@ -117,14 +117,14 @@ def meanwhile(lab: Lab, patch: pytest.MonkeyPatch, changes: Callable[[], object]
     """Make changes after rows were chosen to expire, before the commit of their deletes."""
     table = expiring(lab)
     put(lab, table, {1: (-2, 9), 2: (9, -2), 3: (-2, -2), 4: (9, 9)})
-    real, done = expiry.commit_or_delete, []
+    real, done = expiry.commit_changes, []
 
-    def overtaken(*args: Any, **named: Any) -> int:
+    def overtaken(*args: Any, **named: Any) -> Any:
         if not done:
             done.append(changes())
         return real(*args, **named)
 
-    patch.setattr(expiry, "commit_or_delete", overtaken)
+    patch.setattr(expiry, "commit_changes", overtaken)
     lab.tick()
     lab.store.compact("t")
     assert done

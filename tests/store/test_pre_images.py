@@ -18,8 +18,9 @@ import epochlog as el
 from epochlog.spark.overwrite import commit_overwrite
 from epochlog.store.changelog import pre_images
 from epochlog.store.changelog.log_plan import plan_changes
-from epochlog.store.commit import preparation, root_commit
-from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit import preparation
+from epochlog.store.commit import transaction as commit_transaction
+from epochlog.store.commit.change import TableChange
 from epochlog.store.metadata.lookups import find_table, get_entries
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.segment_writer import SegmentWriter
@@ -155,7 +156,7 @@ def overwrite(store: el.Store, name: str, data: pa.Table, txn: tuple[str, int] |
     table = handle.catalog.read(lambda view: find_table(view, name))
     writer = SegmentWriter(handle.write_target(table))
     writer.upsert(data)
-    return commit_overwrite(handle, table, TableEdit(table.id, name, tuple(writer.finish())), txn=txn)
+    return commit_overwrite(handle, TableChange(table, tuple(writer.finish())), txn=txn)
 
 
 def test_overwrite(store: el.Store, table: el.Table) -> None:
@@ -202,22 +203,21 @@ def test_a_commit_that_lands_in_between_is_seen(
 def raced(monkeypatch: pytest.MonkeyPatch, acts: Sequence[Callable[[], object]]) -> list[int]:
     """Each act is done before one try of the next commit; returns how many old rows are looked up for each try."""
     looked_up, waiting, busy = list[int](), [*acts], list[bool]()
-    rows_of, transact = ScanPlan.rows_of, root_commit._transact_root
+    rows_of = ScanPlan.rows_of
 
     def looking(plan: ScanPlan, files: Any, sought: pa.Array, columns: Any) -> Any:
         if not busy:
             looked_up.append(len(sought))
         return rows_of(plan, files, sought, columns)
 
-    def landing(*args: Any) -> Any:
-        if waiting and not busy and args[1][0].images is not None:
+    def landing(name: str) -> None:
+        if name == "commit:segments-written" and waiting and not busy:
             busy.append(True)
             waiting.pop(0)()
             busy.pop()
-        return transact(*args)
 
     monkeypatch.setattr(ScanPlan, "rows_of", looking)
-    monkeypatch.setattr(root_commit, "_transact_root", landing)
+    monkeypatch.setattr(commit_transaction, "hit", landing)
     return looked_up
 
 

@@ -21,6 +21,7 @@ from epochlog.store.catalog.records import Record, pack, unpack
 from epochlog.store.commit.loads import LoadRecord
 from epochlog.store.compaction.strategy import CompactionTask
 from epochlog.store.metadata.definitions import JobRecord, Runner, TableDef
+from epochlog.store.metadata.step_times import StepTimes
 from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.version import Commit, LabelGroup, LogEntry, TableVersion
 from epochlog.store.sst.segment import Segment
@@ -160,3 +161,39 @@ def test_no_path_in_the_catalog_leaves_the_root(tmp_path: Path, path: Any) -> No
             table.to_arrow()
         assert not store.verify().ok
     assert outside.read_bytes() == b"of somebody else"
+
+
+# ---- records that were decoded before ----------------------------------------------------------------------------
+
+
+def test_a_record_that_was_decoded_before_is_the_same_value() -> None:
+    packed = pack(b"pace/1", StepTimes("local", (3, 4)).to_record())
+    first = StepTimes.from_record(unpack(b"pace/1", packed))
+    assert first == StepTimes("local", (3, 4))
+    assert StepTimes.from_record(unpack(b"pace/1", packed)) is first
+    other = pack(b"pace/1", StepTimes("local", (3, 5)).to_record())
+    assert StepTimes.from_record(unpack(b"pace/1", other)) == StepTimes("local", (3, 5))
+
+
+def test_a_record_without_its_bytes_is_decoded_each_time() -> None:
+    record = StepTimes("local", (3, 4)).to_record()
+    assert StepTimes.from_record(record) is not StepTimes.from_record(record)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_bytes_that_are_damaged_later_are_found(place: int) -> None:
+    """The checksum is compared at each read, also of a record that was decoded before."""
+    packed = pack(b"pace/1", StepTimes("local", (3, 4)).to_record())
+    StepTimes.from_record(unpack(b"pace/1", packed))
+    damaged = bytearray(packed)
+    damaged[place * len(packed) // 4] ^= 1
+    with pytest.raises(Corrupt, match="checksum"):
+        unpack(b"pace/1", bytes(damaged))
+    with pytest.raises(Corrupt, match="checksum"):
+        unpack(b"pace/2", packed)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_values_that_are_kept_decoded_are_immutable(value: Any) -> None:
+    """One caller must not change what another gets."""
+    assert type(value).__dataclass_params__.frozen

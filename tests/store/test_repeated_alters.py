@@ -12,7 +12,7 @@ import pytest
 
 import epochlog as el
 from epochlog.store.catalog.keys import hist_key
-from epochlog.store.commit import idempotency, table_ddl
+from epochlog.store.commit import idempotency, root_commit, table_ddl
 from epochlog.store.metadata.schema_change import SchemaChange, next_version
 from epochlog.store.types.schema import TableSchema
 from lab import Lab
@@ -159,7 +159,7 @@ def test_an_earlier_release_refuses_a_commit_under_the_txn_of_an_alter(
     def earlier(view: Any, txn: Any, tables: Any, alter: bytes | None = None) -> int | None:
         return real(_WithoutAlter(view), txn, tables)
 
-    monkeypatch.setattr(idempotency, "resolve_outcome", earlier)
+    monkeypatch.setattr(root_commit, "resolve_outcome", earlier)
     with pytest.raises(el.TxnMismatch, match="other tables"):
         table.upsert([{"id": 2, "a": 0, "b": 0, "c": 0}], txn=("deploy", 1))
 

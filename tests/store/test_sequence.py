@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import epochlog as el
 from cdc import SCHEMA, CdcEvent, contents, deletes, events, expected, replayed, rows_of, upserts
 from epochlog.store.changelog.apply_changes import take_rows
-from epochlog.store.commit import edits, kept_merge, preparation, root_commit, verdict
+from epochlog.store.commit import kept_merge, preparation, verdict
+from epochlog.store.commit import transaction as commit_transaction
 from epochlog.store.metadata.kept_deletes import kept_deletes, kept_records
 from epochlog.store.retention.retention import apply_retention
 from epochlog.store.scan.scan_plan import ScanPlan
@@ -214,13 +215,13 @@ def test_a_kept_delete_that_expires_before_the_transaction_is_judged_again(
     table = cdc_table(lab, options=el.TableOptions(tombstone_retention=timedelta(seconds=10)))
     table.delete([(1, 5)])
     lab.tick(9.9)
-    ticks = [0.0, 2.0]  # the second try is the prepared one
+    ticks = [2.0]
 
     def tick(_: str) -> None:
         if ticks:
             lab.tick(ticks.pop(0))
 
-    monkeypatch.setattr(root_commit, "hit", tick)
+    monkeypatch.setattr(commit_transaction, "hit", tick)
     table.upsert(upserts([CdcEvent(1, 4)]))
     assert contents(table) == {1: ("1@4", 4)}
 
@@ -239,7 +240,7 @@ def racing(lab: Lab, monkeypatch: pytest.MonkeyPatch, landing: list[Callable[[el
             landing.pop(0)(other)
             busy.pop()
 
-    monkeypatch.setattr(root_commit, "hit", land)
+    monkeypatch.setattr(commit_transaction, "hit", land)
 
 
 @pytest.mark.rule("1.13")
@@ -248,7 +249,6 @@ def test_what_lands_meanwhile_is_compared_too(lab: Lab, monkeypatch: pytest.Monk
     table = cdc_table(lab, changelog=changelog)
     table.upsert(upserts([CdcEvent(k, 1) for k in range(6)]))
     landing: list[Callable[[el.Table], object]] = [
-        lambda _: None,
         lambda other: other.upsert(upserts([CdcEvent(0, 9), CdcEvent(7, 9)])),
         lambda other: other.delete(deletes([CdcEvent(1, 9, deleted=True), CdcEvent(8, 9, deleted=True)])),
         lambda other: other.upsert(upserts([CdcEvent(2, 4)])),
@@ -286,7 +286,7 @@ def test_only_keys_that_were_touched_are_decided_again(lab: Lab, monkeypatch: py
         return real(plan, files, keys, columns)
 
     monkeypatch.setattr(ScanPlan, "rows_of", counted)
-    racing(lab, monkeypatch, [lambda _: None, lambda other: other.upsert(upserts([CdcEvent(7, 9)]))])
+    racing(lab, monkeypatch, [lambda other: other.upsert(upserts([CdcEvent(7, 9)]))])
     table.upsert(upserts([CdcEvent(k, 5) for k in range(1000)]))
     assert looked_up == [1000, 1, 1]  # of the commit, of the one that lands meanwhile, of the touched key
     assert contents(table)[7] == ("7@9", 9)
@@ -511,7 +511,9 @@ def test_a_race_that_is_not_decided_again_is_found(lab: Lab, monkeypatch: pytest
 
 @pytest.mark.planted
 def test_a_restore_that_leaves_the_kept_deletes_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edits, "kept_deletes", lambda view, table_id, epoch=None: kept_deletes(view, table_id))
+    monkeypatch.setattr(
+        commit_transaction, "kept_deletes", lambda view, table_id, epoch=None: kept_deletes(view, table_id)
+    )
     with pytest.raises(AssertionError):
         test_a_restore_bypasses_the_sequence_and_restores_kept_deletes(lab)
 

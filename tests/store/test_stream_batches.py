@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 import epochlog as el
 from epochlog.store.commit import idempotency, stream_batches
-from epochlog.store.commit.edits import TableEdit
+from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.idempotency import CommitTxn, find_committed_epoch, forget_unused, pair_of
-from epochlog.store.commit.root_commit import commit_or_delete
+from epochlog.store.commit.root_commit import RootCommit
 from epochlog.store.commit.stream_batches import NO_BATCH, StreamBatch
+from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.sst.segment_writer import SegmentWriter
 
@@ -43,7 +44,8 @@ def land(store: el.Store, txn: CommitTxn, *keys: int) -> bool:
         return False
     writer = SegmentWriter(handle.write_target(table))
     writer.upsert(pa.table({"k": list(keys)}, SCHEMA))
-    commit_or_delete(handle, [TableEdit(table.id, table.name, tuple(writer.finish()))], txn=txn)
+    change = TableChange(table, tuple(writer.finish()))
+    commit_changes(handle, [change], RootCommit(txn=txn), delete_refused=True)
     return True
 
 
@@ -193,7 +195,7 @@ def test_of_two_new_streams_with_one_name_one_lands(store: el.Store) -> None:
     assert handle.catalog.read(lambda view: pair_of(view, batch)) == ("app", 0)
     writer = SegmentWriter(handle.write_target(table))
     writer.upsert(pa.table({"k": [2]}, SCHEMA))
-    edit = TableEdit(table.id, table.name, tuple(writer.finish()))
+    change = TableChange(table, tuple(writer.finish()))
     real, raced = stream_batches.pair_of_batch, iter([True])
 
     def pair_of_batch(view: object, txn: StreamBatch) -> tuple[str, int]:
@@ -204,8 +206,9 @@ def test_of_two_new_streams_with_one_name_one_lands(store: el.Store) -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(idempotency, "pair_of_batch", pair_of_batch)
+        assert find_committed_epoch(handle, batch, [table.id]) is None
         with pytest.raises(el.CheckpointMismatch):
-            commit_or_delete(handle, [edit], txn=batch)
+            commit_changes(handle, [change], RootCommit(txn=batch), delete_refused=True)
     assert keys(store) == [1, 3] and not store.verify().unreachable
 
 
