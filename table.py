@@ -32,7 +32,7 @@ from epochlog.store.metadata.lookups import get_job, get_table, get_version
 from epochlog.store.metadata.schema_change import SchemaChange
 from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.table_settings import Settings
-from epochlog.store.retention.stale_reads import translate_stale_read, translate_stale_reads
+from epochlog.store.retention.stale_reads import stale_reads_translated, translate_stale_reads
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, require_complete
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment import Segment
@@ -444,6 +444,11 @@ def table_info(handle: Handle, view: ReadTxn, table: TableDef) -> TableInfo:
     version = get_version(view, table.id, table.name)
     job = get_job(view, table.job_id, "?") if table.job_id is not None else None
     plan = plan_scan(view, table, None)
+
+    def count() -> int:
+        with stale_reads_translated(handle):
+            return plan.count(handle.files)
+
     return TableInfo(
         name=table.name,
         schema=table.schema.schema,
@@ -466,5 +471,5 @@ def table_info(handle: Handle, view: ReadTxn, table: TableDef) -> TableInfo:
             for name in table.schema.schema.names
             if (value := table.schema.default(name)) is not None
         },
-        _count=lambda: translate_stale_read(handle, lambda: plan.count(handle.files)),
+        _count=count,
     )

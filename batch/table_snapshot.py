@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from epochlog.store.env.metrics import READS
 from epochlog.store.env.process_local import OneProcess
-from epochlog.store.retention.stale_reads import translate_stale_read, translate_stale_reads
+from epochlog.store.retention.stale_reads import stale_reads_translated, translate_stale_reads
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
@@ -67,9 +67,8 @@ class TableSnapshot(OneProcess):
     def to_arrow(self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> pa.Table:
         """Return the rows that pass the filter (None: all), in key order."""
         self._begin("arrow")
-        return translate_stale_read(
-            self._handle, lambda: self.plan.read(self._handle.files, ReadOptions(columns, filter))
-        )
+        with stale_reads_translated(self._handle):
+            return self.plan.read(self._handle.files, ReadOptions(columns, filter))
 
     def scan(
         self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
@@ -139,11 +138,13 @@ class TableSnapshot(OneProcess):
     def get(self, keys: object, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Return one row for each key found, in the order of `keys`, which has exactly the primary-key columns."""
         self._begin("get")
-        return translate_stale_read(self._handle, lambda: self.plan.lookup(self._handle.files, keys, columns))
+        with stale_reads_translated(self._handle):
+            return self.plan.lookup(self._handle.files, keys, columns)
 
     def count(self) -> int:
         self._begin("count")
-        return translate_stale_read(self._handle, lambda: self.plan.count(self._handle.files))
+        with stale_reads_translated(self._handle):
+            return self.plan.count(self._handle.files)
 
     def __arrow_c_schema__(self) -> object:
         return compatible_schema(self.schema, in_common_zones).__arrow_c_schema__()

@@ -24,7 +24,7 @@ from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
 from epochlog.store.metadata.schema_change import is_extension
 from epochlog.store.metadata.version import TableVersion
-from epochlog.store.retention.stale_reads import translate_stale_read
+from epochlog.store.retention.stale_reads import stale_reads_translated
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.write_intents import require_intents
@@ -93,7 +93,8 @@ class _Delete:
         selection: _Selection | None = None
         for _ in range(MOST_ATTEMPTS):
             try:
-                selection = translate_stale_read(self._handle, lambda before=selection: self._select(before))
+                with stale_reads_translated(self._handle):
+                    selection = self._select(selection)
                 epoch = self._commit(selection)
             except CommitConflict:
                 continue

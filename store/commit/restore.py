@@ -18,7 +18,7 @@ from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
 from epochlog.store.retention.holds import Hold, put_holds
-from epochlog.store.retention.stale_reads import translate_stale_read
+from epochlog.store.retention.stale_reads import stale_reads_translated
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, require_complete
 from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.sst.segment_writer import remove_segments
@@ -73,7 +73,8 @@ def _commit_difference(handle: Handle, table: TableDef, target: ScanPlan, txn: T
     change = TableChange(table, operation="restore", base=target.epoch, sequence="given", base_deletes=target.epoch)
     while True:
         try:
-            change = translate_stale_read(handle, lambda change=change: _with_difference(handle, target, change))
+            with stale_reads_translated(handle):
+                change = _with_difference(handle, target, change)
         except BaseException:
             remove_segments(handle.files, change.segments)
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from epochlog.errors import Corrupt, SnapshotExpired
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def translate_stale_read(handle: Handle, read: Callable[[], T]) -> T:
-    """Return the result of `read`. A missing file raises SnapshotExpired, or Corrupt if the catalog still
-    reaches it.
+@contextmanager
+def stale_reads_translated(handle: Handle) -> Iterator[None]:
+    """Run a read as a context manager: a missing file raises SnapshotExpired, or Corrupt if the catalog still reaches
+    it.
     """
     try:
-        return read()
+        yield
     except FileGone as error:
         raise _explain_missing(handle, error) from error
 
@@ -32,18 +33,16 @@ def translate_stale_read(handle: Handle, read: Callable[[], T]) -> T:
 def retry_stale_plan(handle: Handle, read: Callable[[], T]) -> T:
     """Return the result of `read`, which plans and reads; repeat it after each stale read."""
     while True:
-        with suppress(SnapshotExpired):
-            return translate_stale_read(handle, read)
+        with suppress(SnapshotExpired), stale_reads_translated(handle):
+            return read()
 
 
 def translate_stale_reads(handle: Handle, items: Iterator[T]) -> Iterator[T]:
     """Yield the items of an iterator. A missing file raises SnapshotExpired, or Corrupt if the catalog still reaches
     it.
     """
-    try:
+    with stale_reads_translated(handle):
         yield from items
-    except FileGone as error:
-        raise _explain_missing(handle, error) from error
 
 
 def _explain_missing(handle: Handle, error: FileGone) -> SnapshotExpired | Corrupt:

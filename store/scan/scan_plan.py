@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -107,8 +106,14 @@ class ScanPlan:
         # one run alone needs no merge, and nothing of it lies in memory twice; tables of no columns cannot be joined
         count = 1 if self.is_lone_run or not schema.names else self._bytes_of(wanted) // READ_BYTES
         parts = self._parts(count, self.passing(options.filter, key_range), key_range)
-        read = partial(self._selected, files, schema, wanted, options.filter, borders=Borders())
-        tables = [read(passing=part) for part in parts]
+        reader, borders = self._reader(files), Borders()
+        tables = [
+            self._merged(
+                reader.levels(wanted, options.filter, part, borders, keyed=self._needs_keys(part)),
+                schema, wanted, options.filter,
+            )
+            for part in parts
+        ]  # fmt: skip
         table = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
         if key is not None and set(self.table.primary_key) <= set(schema.names):
             keep_result(key, Result(self.segments, table))
@@ -138,8 +143,13 @@ class ScanPlan:
         wanted = self._wanted(schema, options.filter if applied else None)
         count = max(self.rows_at_most // BATCH_ROWS, self._bytes_of(wanted) // piece_bytes)
         parts = self._parts(count, self.passing(options.filter, key_range), key_range)
-        read = partial(self._selected, files, schema, wanted, options.filter, borders=Borders(), applied=applied)
-        return _batches_of(lambda part: read(passing=part), parts)
+        reader, borders = self._reader(files), Borders()
+
+        def read(part: list[KeyRange]) -> pa.Table:
+            levels = reader.levels(wanted, options.filter, part, borders, keyed=self._needs_keys(part))
+            return self._merged(levels, schema, wanted, options.filter if applied else None)
+
+        return _batches_of(read, parts)
 
     def _parts(self, count: int, passing: list[KeyRange], within: KeyRange) -> list[list[KeyRange]]:
         """Cut the passing ranges into at most `count` parts; there is at least one, which may be empty."""
@@ -165,23 +175,17 @@ class ScanPlan:
         """Return the columns to read; the first key column if there are none, for the rows must still be counted."""
         return filter_columns(self.table, schema.names, filter) or list(self.table.primary_key[:1])
 
-    def _selected(
-        self,
-        files: Files,
-        schema: pa.Schema,
-        wanted: Sequence[str],
-        filter: pc.Expression | None,
-        passing: Sequence[KeyRange],
-        borders: Borders,
-        *,
-        applied: bool = True,
+    def _needs_keys(self, passing: list[KeyRange]) -> bool:
+        """Return False if a read of the ranges neither merges rows nor cuts them by key."""
+        return not self.is_lone_run or passing != [ALL_KEYS]
+
+    def _merged(
+        self, levels: Sequence[Rows], schema: pa.Schema, wanted: Sequence[str], filter: pc.Expression | None
     ) -> pa.Table:
-        """Read the rows of the ranges that pass the filter."""
-        keyed = not self.is_lone_run or passing != [ALL_KEYS]
-        reader = self._reader(files)
-        levels = reader.levels(wanted, filter, passing, borders, keyed=keyed)
-        data = merge_data(levels) if levels else reader.no_rows(wanted).data
-        return _projected(passed(self.table.name, data, filter if applied else None), schema)
+        """Return the newest rows of the levels that pass the filter."""
+        none = pa.schema([self.table.schema.field(name) for name in wanted]).empty_table()
+        data = merge_data(levels) if levels else none
+        return _projected(passed(self.table.name, data, filter), schema)
 
     def _reader(self, files: Files) -> LevelReader:
         return LevelReader(files, self.table, self.codec, self.epoch, self.runs, self.segments)

@@ -186,7 +186,8 @@ class SegmentReader:
         ascending ranges with equal columns. Raises Corrupt for a damaged file.
         """
         names = self.schema.schema.names if columns is None else list(columns)
-        batches, schema = self._decode(names, blocks_of(self.segment.blocks, key_range, passing), borders)
+        data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        batches, schema = self._decode(data, names, blocks_of(self.segment.blocks, key_range, passing), borders)
         table = pa.Table.from_batches(batches, schema)
         keys = keys_of(self.codec, table)
         first, end = row_span(self.codec, keys, key_range)
@@ -196,7 +197,8 @@ class SegmentReader:
 
     def read_blocks(self, columns: Sequence[str], blocks: Sequence[int]) -> list[Rows]:
         """Read the rows of each of these blocks, with these columns of the table. Raises Corrupt for a damaged file."""
-        batches, _ = self._decode(columns, blocks)
+        data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        batches, _ = self._decode(data, columns, blocks)
         tables = [pa.Table.from_batches([batch]) for batch in batches]
         return [self._rows(keys_of(self.codec, table), table, columns) for table in tables]
 
@@ -224,10 +226,9 @@ class SegmentReader:
         return [OP] if self.segment.deletes else []
 
     def _decode(
-        self, names: Sequence[str], blocks: Sequence[int], borders: Borders | None = None
+        self, data: pa.Buffer, names: Sequence[str], blocks: Sequence[int], borders: Borders | None = None
     ) -> tuple[list[pa.RecordBatch], pa.Schema]:
-        """Decode these blocks, with these columns, those of the keys, and `_op` if there are deletes."""
-        data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        """Decode these blocks of the file, with these columns, those of the keys, and `_op` if there are deletes."""
         needed = {*names, *key_columns(self.codec)}
         mapped = column_map(self.schema, self.segment)
         try:

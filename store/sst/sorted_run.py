@@ -261,7 +261,8 @@ def read_part(
     groups = blocks_of(part.blocks, options.key_range, passing, repeated=part.history)
     needed = {*names, *(key_columns(codec) if keyed else ())}
     if_present = {OP} if at is None else {OP, EPOCH, UNTIL}
-    tables = _decode(files, part, schema, needed, if_present, groups, options.filter, together=SCAN_ROWS, at=at)
+    data = verified(files, part.path, part.bytes, part.crc32)
+    tables = _decode(files, data, part, schema, needed, if_present, groups, options.filter, together=SCAN_ROWS, at=at)
     table = pa.concat_tables(tables)
     keys = keys_of(codec, table) if keyed else pa.nulls(table.num_rows)
     first, end = row_span(codec, keys, options.key_range)
@@ -279,7 +280,8 @@ def read_blocks(
     files: Files, part: RunFile, schema: TableSchema, codec: KeyCodec, names: Sequence[str], groups: Sequence[int]
 ) -> list[Rows]:
     """Read the rows of each of these row groups, with these columns. Raises Corrupt for a damaged file."""
-    tables = _decode(files, part, schema, {*names, *key_columns(codec)}, {OP}, groups, None, together=1)
+    data, needed = verified(files, part.path, part.bytes, part.crc32), {*names, *key_columns(codec)}
+    tables = _decode(files, data, part, schema, needed, {OP}, groups, None, together=1)
     return [Rows(keys_of(codec, table), table.select(names), tombstones(table)) for table in tables]
 
 
@@ -326,6 +328,7 @@ def _metadata_without_arrow_types(data: pa.Buffer) -> pq.FileMetaData:
 
 def _decode(
     files: Files,
+    data: pa.Buffer,
     part: RunFile,
     schema: TableSchema,
     needed: set[str],
@@ -339,9 +342,8 @@ def _decode(
     """Decode these columns, in the file's order, of the row groups that the filter does not exclude: tables of about
     `together` rows, each of at least one row group; one table without rows if there is none.
 
-    at: the epoch of the read, if the file may have rows that are not visible then.
+    data: the file. at: the epoch of the read, if the file may have rows that are not visible then.
     """
-    data = verified(files, part.path, part.bytes, part.crc32)
     mapped = column_map(schema, part)
     physical = needed if mapped is None else mapped.physical(needed)
     try:

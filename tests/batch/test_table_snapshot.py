@@ -68,10 +68,12 @@ class Count:
         self.blocks = 0
         decode, read_groups = SegmentReader._decode, sorted_run.Footer.read
 
-        def counted(reader: SegmentReader, names: Sequence[str], blocks: Sequence[int], *args: Any) -> Any:
+        def counted(
+            reader: SegmentReader, data: pa.Buffer, names: Sequence[str], blocks: Sequence[int], *args: Any
+        ) -> Any:
             self.columns |= set(names)
             self.blocks += len(blocks)
-            return decode(reader, names, blocks, *args)
+            return decode(reader, data, names, blocks, *args)
 
         def counted_groups(
             footer: sorted_run.Footer, data: pa.Buffer, groups: Sequence[int], names: list[str]

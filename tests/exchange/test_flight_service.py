@@ -179,7 +179,7 @@ BAD = [
 ]
 OF_INFO_ONLY = [
     (plain.command(read="orders", consistency="nope"), "unknown consistency policy"),
-    (plain.command(read="orders", options={"x": 1}), "global"),
+    (plain.command(read="orders", options={"x": 1}), "its default, aligned, takes no x"),
     (plain.command(read="orders", consistency="at_least", options={"epoch": 1, "timeout": 31}), "30 s"),
     (plain.command(changes="orders", after=5, until=4), "inverted"),
     (plain.command(read="orders", epoch=1 << 52), "EpochNotCommitted"),
