@@ -18,7 +18,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from epochlog.errors import EpochlogError
 from epochlog.spark.column_names import quoted
 from epochlog.spark.create_guard import NAME, name_parts, without_texts
+from epochlog.store.commit.root_commit import refuse_unwritable
+from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
+from epochlog.store.types.schema import TableSchema
 
 from .advice import case_twins, no_merge, no_replace, unknown_condition
 from .catalog import StoreCatalog
@@ -122,22 +125,31 @@ def _find_advice(session: SparkSession, statement: str, text: str) -> EpochlogEr
     """Return the error that says what to write; None if Spark's error is of another kind, or of no table of a store."""
     unsupported, untranslated = _UNSUPPORTED.search(text), _UNTRANSLATED.search(text)
     if unsupported is not None:
-        table = _find_table(session, unsupported["table"])
-        if table is None:
-            return None
-        label, name = table[0], table[1].name
-        return no_merge(label, name) if unsupported["operation"].startswith("MERGE") else no_replace(label, name)
+        refuse = no_merge if unsupported["operation"].startswith("MERGE") else no_replace
+        return _advise_writer(session, unsupported["table"], lambda label, schema: refuse(label, schema.name))
     twins = _find_case_twins(session, statement, text)
     if twins is not None:
         return twins
     deleted = _DELETE.search(without_texts(statement))
     if deleted is None or not (untranslated or _SUBQUERY in text):
         return None
-    table = _find_table(session, deleted["table"])
-    if table is None:
-        return None
     condition = "a subquery" if untranslated is None else _ATTRIBUTE_ID.sub("", untranslated["condition"])
-    return unknown_condition(table[0], table[1], condition)
+    return _advise_writer(session, deleted["table"], lambda label, schema: unknown_condition(label, schema, condition))
+
+
+def _advise_writer(
+    session: SparkSession, table: str, advise: Callable[[str, TableSchema], EpochlogError]
+) -> EpochlogError | None:
+    """Return the advice on a write into a table of a store, or the error of a table that takes no write."""
+    known = _find_table(session, table)
+    if known is None:
+        return None
+    label, definition, catalog = known
+    try:
+        catalog.tables.handle.catalog.read(lambda view: refuse_unwritable(view, definition))
+    except EpochlogError as error:
+        return error
+    return advise(label, definition.schema)
 
 
 def _find_case_twins(session: SparkSession, statement: str, text: str) -> EpochlogError | None:
@@ -150,11 +162,11 @@ def _find_case_twins(session: SparkSession, statement: str, text: str) -> Epochl
     else:
         return None
     table = _find_table(session, ".".join(map(quoted, path))) if path else None
-    return None if table is None else case_twins(table[0], table[1], column)
+    return None if table is None else case_twins(table[0], table[1].schema, column)
 
 
-def _find_table(session: SparkSession, table: str) -> tuple[str, Any] | None:
-    """Return the name with its catalog, and the schema of a table of a store; None for any other table."""
+def _find_table(session: SparkSession, table: str) -> tuple[str, TableDef, StoreCatalog] | None:
+    """Return the name with its catalog, the definition and the catalog of a table of a store; None for any other."""
     inner: Any = session
     manager, parts = inner._jsparkSession.sessionState().catalogManager(), name_parts(table)
     names_catalog = len(parts) > 1 and manager.isCatalogRegistered(parts[0])
@@ -164,4 +176,4 @@ def _find_table(session: SparkSession, table: str) -> tuple[str, Any] | None:
         return None
     name = parts[-1]
     definition = catalog.tables.handle.catalog.read(lambda view: find_table(view, name))
-    return f"{catalog.name()}.{name}", definition.schema
+    return f"{catalog.name()}.{name}", definition, catalog

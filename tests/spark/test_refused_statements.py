@@ -102,6 +102,7 @@ def test_spark_keeps_its_error_of_what_is_no_table_of_a_store(spark: SparkSessio
 
 # ---- UPDATE, MERGE, REPLACE ------------------------------------------------------------------------------------------
 
+MERGE_VIEW = "MERGE INTO lake.v x USING lake.b y ON x.id = y.id"
 MERGE = "MERGE INTO lake.a x USING lake.b y ON x.id = y.id"
 BY_KEY = (
     *("UPDATE lake.a SET n = 1", "UPDATE lake.a SET n = 1 WHERE id IN (SELECT id FROM lake.b)"),
@@ -123,7 +124,8 @@ def test_an_output_of_a_job_is_refused_as_such(spark: SparkSession, store: el.St
     store.view("v").step()
     for statement in (
         *("UPDATE lake.v SET n = 1", "DELETE FROM lake.v WHERE id = 1", "INSERT INTO lake.v VALUES (1, 1)"),
-        "MERGE INTO lake.v x USING lake.b y ON x.id = y.id WHEN MATCHED THEN UPDATE SET n = y.n",
+        *(f"{MERGE_VIEW} WHEN MATCHED THEN UPDATE SET n = y.n", f"{MERGE_VIEW} WHEN MATCHED THEN DELETE"),
+        *("DELETE FROM lake.v WHERE id IN (SELECT id FROM lake.b)", "DELETE FROM lake.v WHERE n RLIKE '1'"),
     ):
         text = refusal(lambda statement=statement: spark.sql(statement))
         assert text == "NotWritable: table 'v' is the output of a job; only that job writes it", statement
