@@ -190,7 +190,7 @@ def _call_at(sql: str, start: int, end: int) -> str:
 
 def hint_for_column(column: exp.Column, sources: Mapping[str, Sequence[str]]) -> str:
     """Return what to write in place of an unknown column, for an error. sources: columns by the names in FROM."""
-    table = next((name for name in sources if name.casefold() == column.table.casefold()), None)
+    table = next((name for name in sources if name.lower() == column.table.lower()), None)
     if column.table and table is None:
         return f"; FROM has {', '.join(sources) or 'no table'}, and not {column.table}"
     known = [name for source, names in sources.items() if table in (None, source) for name in names]

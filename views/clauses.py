@@ -24,9 +24,9 @@ def with_window_definitions(node: exp.Expr, windows: Mapping[str, exp.Expr]) -> 
             continue
         if any(window.args.get(clause) for clause in _OF_WINDOWS):
             raise InvalidInput(f"a view cannot have {window.sql(syntax.DIALECT)}: write all of it in OVER (…)")
-        if name.name.casefold() not in windows:
+        if name.name.lower() not in windows:
             raise InvalidInput(f"the window {name.name!r} is not defined")
-        definition = windows[name.name.casefold()]
+        definition = windows[name.name.lower()]
         if definition.args.get("alias"):
             raise InvalidInput(f"the window {name.name!r} is defined by another one: write all of it in WINDOW")
         window.set("alias", None)
@@ -55,8 +55,8 @@ def with_totals_inside(group: exp.Expr) -> exp.Expr:
         return exp.Group(expressions=[inside])
     lists = [node for node in inside.walk() if isinstance(node, _LISTS_OF_KEYS)]
     parts = [part for node in lists for part in node.expressions if not isinstance(part, _LISTS_OF_KEYS)]
-    sets = {part.unnest().sql(syntax.DIALECT).casefold() for part in parts}
-    for text in sets ^ {key.unnest().sql(syntax.DIALECT).casefold() for key in group.expressions}:
+    sets = {part.unnest().sql(syntax.DIALECT).lower() for part in parts}
+    for text in sets ^ {key.unnest().sql(syntax.DIALECT).lower() for key in group.expressions}:
         raise InvalidInput(
             f"a view cannot have {text} in GROUP BY or its GROUPING SETS alone: write GROUP BY GROUPING SETS (…)"
         )
@@ -114,7 +114,7 @@ def all_outputs_in_order(order: exp.Order, outputs: int) -> list[exp.Expr]:
 def refuse_earlier_outputs(output: exp.Expr, earlier: Collection[str], scope: Scope) -> None:
     """Refuse the name of an earlier output of the SELECT that is no column of FROM. earlier: in lower case."""
     for column in syntax.columns(output):
-        if not column.table and column.name.casefold() in earlier and scope.find(column.name) is None:
+        if not column.table and column.name.lower() in earlier and scope.find(column.name) is None:
             raise InvalidInput(
                 f"a view cannot read {column.name}, another column of this SELECT: write its expression again, or "
                 "compute it in a subquery in FROM"

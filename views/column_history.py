@@ -29,5 +29,5 @@ def change_of(column: str, tables: Iterable[TableSchema]) -> str:
 
 
 def _id_of(column: str, table: TableSchema) -> int | None:
-    ids = {name.casefold(): id_ for name, id_ in zip(table.schema.names, table.ids, strict=True)}
-    return ids.get(column.casefold())
+    ids = {name.lower(): id_ for name, id_ in zip(table.schema.names, table.ids, strict=True)}
+    return ids.get(column.lower())

@@ -283,8 +283,8 @@ def _tables_in(node: exp.Expr, ctes: frozenset[str]) -> Iterator[str]:
     if isinstance(clause, exp.With):
         for cte in clause.expressions:
             yield from _tables_in(cte.this, ctes)
-            ctes |= {cte.alias.casefold()}
-    if isinstance(node, exp.Table) and node.name and node.name.casefold() not in ctes:
+            ctes |= {cte.alias.lower()}
+    if isinstance(node, exp.Table) and node.name and node.name.lower() not in ctes:
         yield node.name
     for child in node.iter_expressions():
         if child is not clause:

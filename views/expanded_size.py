@@ -31,7 +31,7 @@ def require_expandable(query: exp.Query, tables: Mapping[str, TableSchema]) -> N
 
     The work is that of one walk over the query as it is written: a CTE is measured once, however often it is read.
     """
-    measure = _Measure({name.casefold(): len(table.schema) for name, table in tables.items()})
+    measure = _Measure({name.lower(): len(table.schema) for name, table in tables.items()})
     nodes = measure.of(query, {}).nodes
     if nodes > MOST_NODES:
         raise LimitExceeded(
@@ -50,27 +50,27 @@ class _Measure:
     def of(self, query: exp.Expr, ctes: Mapping[str, _Size]) -> _Size:
         clause, ctes = query.args.get("with_"), dict(ctes)
         for cte in clause.expressions if clause is not None else ():
-            ctes[cte.alias.casefold()] = self.of(cte.this, ctes)
-            self._parts.append((True, cte.alias, ctes[cte.alias.casefold()].nodes))
+            ctes[cte.alias.lower()] = self.of(cte.this, ctes)
+            self._parts.append((True, cte.alias, ctes[cte.alias.lower()].nodes))
         own = [node for node in syntax.walk(query) if not isinstance(node, exp.Identifier)]
         read, inner, sources = list[_Size](), list[_Size](), dict[str, int]()
         for node in own:
             if isinstance(node, exp.Query) and node is not query and not isinstance(node.parent, exp.CTE):
                 inner.append(self.of(node, ctes))
                 self._parts.append((False, node.alias_or_name, inner[-1].nodes))
-                sources[node.alias_or_name.casefold()] = inner[-1].columns
+                sources[node.alias_or_name.lower()] = inner[-1].columns
             elif isinstance(node, exp.Table):
-                size = ctes.get(node.name.casefold()) or _Size(0, self._widths.get(node.name.casefold(), 0))
+                size = ctes.get(node.name.lower()) or _Size(0, self._widths.get(node.name.lower(), 0))
                 read.append(size)
-                sources[node.alias_or_name.casefold()] = size.columns
+                sources[node.alias_or_name.lower()] = size.columns
         outputs = query.expressions if isinstance(query, exp.Select) else []
         columns = sum(_width(output, sources) for output in outputs) if outputs else inner[0].columns if inner else 0
         return _Size(len(own) + columns + sum(size.nodes for size in (*read, *inner)), columns)
 
     def largest_in(self, query: exp.Query) -> str:
         """Describe the CTE whose reads stand for most nodes; without one, the largest subquery."""
-        reads = Counter(table.name.casefold() for table in query.find_all(exp.Table))
-        ctes = [(reads[name.casefold()], nodes, name) for is_cte, name, nodes in self._parts if is_cte]
+        reads = Counter(table.name.lower() for table in query.find_all(exp.Table))
+        ctes = [(reads[name.lower()], nodes, name) for is_cte, name, nodes in self._parts if is_cte]
         if ctes:
             times, nodes, name = max(ctes, key=lambda cte: (cte[0] > 1, cte[0] * cte[1]))
             return f"the CTE {name!r} is written {times} time{'s' * (times != 1)} and has {nodes:,} parts each time"
@@ -83,5 +83,5 @@ def _width(output: exp.Expr, sources: Mapping[str, int]) -> int:
     if isinstance(output, exp.Star):
         return sum(sources.values())
     if isinstance(output, exp.Column) and isinstance(output.this, exp.Star):
-        return sources.get(output.table.casefold(), 0)
+        return sources.get(output.table.lower(), 0)
     return 1

@@ -67,9 +67,9 @@ def normal_form(query: exp.Query, tables: Mapping[str, TableSchema]) -> NormalFo
     normal, outputs = resolver.query(query, {}, None, for_expression=False)
     for test in normal.find_all(exp.In):
         require_width(test)
-    named = Counter(name.casefold() for name in outputs)
+    named = Counter(name.lower() for name in outputs)
     if len(named) < len(outputs):
-        twice = dict.fromkeys(name for name in outputs if named[name.casefold()] > 1)
+        twice = dict.fromkeys(name for name in outputs if named[name.lower()] > 1)
         raise InvalidInput(
             f"the query has two columns of one name: {', '.join(twice)}; write … AS name for one of them. Columns of "
             "one table whose names differ by case alone are renamed there: store.table('…').alter(rename={…})"
@@ -82,7 +82,7 @@ def normal_form(query: exp.Query, tables: Mapping[str, TableSchema]) -> NormalFo
 
 class _Resolver:
     def __init__(self, tables: Mapping[str, TableSchema]) -> None:
-        self._tables = {name.casefold(): (name, table) for name, table in tables.items()}
+        self._tables = {name.lower(): (name, table) for name, table in tables.items()}
         self._aliases = 0
         self.occurrences: dict[str, str] = {}
 
@@ -212,8 +212,8 @@ class _Resolver:
             bare.set("alias", None)
             inner, columns = self.query(bare, ctes, None, for_expression=False)
             name = node.alias
-        elif isinstance(node, exp.Table) and not node.db and node.name.casefold() in ctes:
-            cte = ctes[node.name.casefold()]
+        elif isinstance(node, exp.Table) and not node.db and node.name.lower() in ctes:
+            cte = ctes[node.name.lower()]
             inner, columns = self.query(cte.query, cte.ctes, None, for_expression=False)
             if cte.columns:
                 columns = _renamed(inner, columns, cte.columns)
@@ -224,7 +224,7 @@ class _Resolver:
             raise InvalidInput(f"a view cannot read {node.key.upper()}: {node.sql(syntax.DIALECT)}")
         if renamed:
             columns = _renamed(inner, columns, renamed)
-        if len({column.casefold() for column in columns}) < len(columns):
+        if len({column.lower() for column in columns}) < len(columns):
             raise InvalidInput(f"the subquery {name!r} has two columns of one name: {', '.join(columns)}")
         return syntax.derived(inner, alias), FromSource(name, alias, columns, columns)
 
@@ -232,9 +232,9 @@ class _Resolver:
         extra = [clause for clause, value in node.args.items() if value and clause not in ("this", "alias")]
         if extra or not isinstance(node.this, exp.Identifier):
             raise InvalidInput(f"a view reads tables of its store by name alone, not {node.sql(syntax.DIALECT)!r}")
-        if node.name.casefold() not in self._tables:
+        if node.name.lower() not in self._tables:
             raise TableNotFound(f"the query reads the table {node.name!r}, which the store does not have")
-        name, table = self._tables[node.name.casefold()]
+        name, table = self._tables[node.name.lower()]
         columns = list(table.schema.names)
         self.occurrences[alias] = name
         if not renamed:
@@ -280,7 +280,7 @@ class _Resolver:
             is_source, match = scope.find_in(node.table, node.name)
         else:
             column = scope.find(node.name)
-            is_source, match = False, column.value if column else outputs.get(node.name.casefold())
+            is_source, match = False, column.value if column else outputs.get(node.name.lower())
         if match is not None or is_source or scope.outer is None:
             return match
         return self._column(node, scope.outer, {})
@@ -336,7 +336,7 @@ class _Resolver:
                 if plain in keys or (isinstance(current, exp.Column) and current.table):
                     return plain
                 if isinstance(current, exp.Column):
-                    return outputs.get(current.name.casefold(), plain).copy()
+                    return outputs.get(current.name.lower(), plain).copy()
             for child in list(current.iter_expressions()):
                 child.replace(visit(child))
             return current
@@ -346,7 +346,7 @@ class _Resolver:
     # SELECT, GROUP BY, ORDER BY
 
     def _outputs(self, query: exp.Select, ctes: Mapping[str, _Cte], scope: Scope) -> list[exp.Expr]:
-        windows = {window.name.casefold(): window for window in query.args.get("windows") or []}
+        windows = {window.name.lower(): window for window in query.args.get("windows") or []}
         outputs: list[exp.Expr] = []
         earlier: set[str] = set()
         for node in query.expressions:
@@ -358,12 +358,12 @@ class _Resolver:
             inside = with_window_definitions(inside, windows)
             refuse_earlier_outputs(inside, earlier, scope)
             if isinstance(node, exp.Alias):
-                earlier.add(name.casefold())
+                earlier.add(name.lower())
             outputs.append(syntax.named(self._expression(inside, ctes, scope), name))
         return outputs
 
     def _group(self, query: exp.Select, normal: exp.Select, ctes: Mapping[str, _Cte], scope: Scope) -> None:
-        outputs = {output.alias.casefold(): output.this for output in reversed(normal.expressions)}
+        outputs = {output.alias.lower(): output.this for output in reversed(normal.expressions)}
         group = query.args.get("group")
         if group is not None:
             if group.args.get("totals"):
@@ -393,18 +393,18 @@ class _Resolver:
                 if not (isinstance(node.expression, exp.Literal) and node.expression.is_int):
                     raise InvalidInput(f"{clause.upper()} of a view takes a number")
                 normal.set(clause, node.copy())
-        outputs = {output.alias.casefold(): output.this for output in reversed(normal.expressions)}
+        outputs = {output.alias.lower(): output.this for output in reversed(normal.expressions)}
         terms = []
         for ordered in all_outputs_in_order(query.args["order"], len(normal.expressions)):
             term, inside = ordered.copy(), ordered.this
             if isinstance(inside, exp.Literal) and inside.is_int:
                 term.set("this", exp.Literal.number(inside.name))
-            elif isinstance(inside, exp.Column) and not inside.table and inside.name.casefold() in outputs:
-                names = [output.alias.casefold() for output in normal.expressions]
-                term.set("this", exp.Literal.number(names.index(inside.name.casefold()) + 1))
+            elif isinstance(inside, exp.Column) and not inside.table and inside.name.lower() in outputs:
+                names = [output.alias.lower() for output in normal.expressions]
+                term.set("this", exp.Literal.number(names.index(inside.name.lower()) + 1))
             else:
                 for column in syntax.columns(inside) if query.args.get("distinct") else ():
-                    if self._with_outputs(column, ctes, scope, outputs) != outputs.get(column.name.casefold()):
+                    if self._with_outputs(column, ctes, scope, outputs) != outputs.get(column.name.lower()):
                         raise InvalidInput(
                             f"a view cannot order SELECT DISTINCT by {column.sql(syntax.DIALECT)}, which is no output "
                             "of this name: add it to the SELECT, or write its alias"
@@ -423,10 +423,10 @@ def _with_ctes(query: exp.Expr, ctes: Mapping[str, _Cte]) -> Mapping[str, _Cte]:
         if not isinstance(cte.this, exp.Query):
             raise InvalidInput(f"a view's WITH takes queries, not {cte.this.key.upper()}")
         renamed = [column.name for column in cte.args["alias"].columns]
-        if cte.alias.casefold() in own:
+        if cte.alias.lower() in own:
             raise InvalidInput(f"WITH has two queries of one name, {cte.alias}: give one of them another name")
-        own.add(cte.alias.casefold())
-        known[cte.alias.casefold()] = _Cte(cte.this, renamed, dict(known))
+        own.add(cte.alias.lower())
+        known[cte.alias.lower()] = _Cte(cte.this, renamed, dict(known))
     return known
 
 

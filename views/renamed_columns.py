@@ -30,7 +30,7 @@ def text_now(sql: str, then: Tables, now: Tables) -> str:
 
     then: the columns that the view reads, in the names of the time when its text was given.
     """
-    names = {name.casefold(): _present_names(table, now[name]) for name, table in then.items()}
+    names = {name.lower(): _present_names(table, now[name]) for name, table in then.items()}
     wanted = _renamed_form(normal_form(parse(sql), then), names)
     if _form(sql, now) == wanted:
         return sql
@@ -48,9 +48,9 @@ def is_text_of(sql: str, given: str, then: Tables, now: Tables) -> bool:
 
     given: the text of the view, over the columns `then`. Raises InvalidInput for a text that cannot be given now.
     """
-    if {table.casefold() for table in tables_of(sql)} != {table.casefold() for table in now}:
+    if {table.lower() for table in tables_of(sql)} != {table.lower() for table in now}:
         return False
-    names = {name.casefold(): _present_names(table, now[name]) for name, table in then.items()}
+    names = {name.lower(): _present_names(table, now[name]) for name, table in then.items()}
     form = _form(given, then)
     return form is not None and normal_form(parse(sql), now) == _renamed_form(form, names)
 
@@ -58,13 +58,13 @@ def is_text_of(sql: str, given: str, then: Tables, now: Tables) -> bool:
 def _present_names(then: TableSchema, now: TableSchema) -> dict[str, str]:
     present = dict(zip(now.ids, now.schema.names, strict=True))
     pairs = zip(then.schema.names, then.ids, strict=True)
-    return {name.casefold(): present[id_] for name, id_ in pairs if id_ in present}
+    return {name.lower(): present[id_] for name, id_ in pairs if id_ in present}
 
 
 def _renamed_form(form: NormalForm, names: _Names) -> NormalForm:
     def renamed(column: exp.Column) -> exp.Expr | None:
         table = form.occurrences.get(column.table)
-        return syntax.column(column.table, names[table.casefold()][column.name.casefold()]) if table else None
+        return syntax.column(column.table, names[table.lower()][column.name.lower()]) if table else None
 
     query = syntax.replaced(form.query, renamed)
     assert isinstance(query, exp.Query)
@@ -88,19 +88,19 @@ def _with_names(query: exp.Query, names: _Names, *, quoted: bool) -> exp.Query:
     visible: dict[int, Mapping[str, Mapping[str, str]]] = {id(None): {}}
     for block in blocks:
         sources = [source for source in syntax.sources_of(block) if isinstance(source, exp.Table)]
-        own = {s.alias_or_name.casefold(): names[s.name.casefold()] for s in sources if s.name.casefold() in names}
+        own = {s.alias_or_name.lower(): names[s.name.lower()] for s in sources if s.name.lower() in names}
         by_source = visible[id(block)] = {**visible[id(block.find_ancestor(exp.Select))], **own}
         anywhere = {former: name for columns in by_source.values() for former, name in columns.items()}
         outputs = [(output, name_of_output(output)) for output in block.expressions]
-        named = {name.casefold() for _, name in outputs}
+        named = {name.lower() for _, name in outputs}
         for column in columns_of[id(block)]:
-            columns = by_source.get(column.table.casefold(), {}) if column.table else anywhere
-            means_output = not column.table and column.name.casefold() in named and _is_after_outputs(column, block)
-            if not means_output and columns.get(column.name.casefold(), column.name) != column.name:
-                column.set("this", exp.to_identifier(columns[column.name.casefold()], quoted=quoted))
+            columns = by_source.get(column.table.lower(), {}) if column.table else anywhere
+            means_output = not column.table and column.name.lower() in named and _is_after_outputs(column, block)
+            if not means_output and columns.get(column.name.lower(), column.name) != column.name:
+                column.set("this", exp.to_identifier(columns[column.name.lower()], quoted=quoted))
         for join in syntax.joins_of(block):
             using = join.args.get("using") or []
-            renamed = [anywhere.get(name.name.casefold(), name.name) for name in using]
+            renamed = [anywhere.get(name.name.lower(), name.name) for name in using]
             join.set("using", [exp.to_identifier(name, quoted=quoted) for name in renamed])
         for output, name in outputs:
             if name and name_of_output(output) != name:
@@ -122,21 +122,21 @@ def _with_subqueries(query: exp.Query, then: Tables, names: _Names) -> exp.Query
     """Return the query with a subquery in place of each renamed table, which gives its columns their former names."""
     all_columns = query.find(exp.Star) is not None
     spelled = {
-        name.casefold(): table
+        name.lower(): table
         for name, table in then.items()
-        if all_columns or list(names[name.casefold()].values()) != table.schema.names
+        if all_columns or list(names[name.lower()].values()) != table.schema.names
     }
 
     def visit(current: exp.Expr, ctes: frozenset[str]) -> None:
         clause = current.args.get("with_")
         for cte in clause.expressions if isinstance(clause, exp.With) else ():
             visit(cte.this, ctes)
-            ctes |= {cte.alias.casefold()}
+            ctes |= {cte.alias.lower()}
         for child in list(current.iter_expressions()):
             if child is clause:
                 continue
             visit(child, ctes)
-            name = child.name.casefold() if isinstance(child, exp.Table) else ""
+            name = child.name.lower() if isinstance(child, exp.Table) else ""
             if name in spelled and name not in ctes:
                 child.replace(_subquery(child, spelled[name], names[name]))
 
@@ -146,7 +146,7 @@ def _with_subqueries(query: exp.Query, then: Tables, names: _Names) -> exp.Query
 
 def _subquery(source: exp.Expr, then: TableSchema, names: Mapping[str, str]) -> exp.Subquery:
     outputs = [
-        exp.alias_(exp.column(exp.to_identifier(names[name.casefold()], quoted=True)), name, quoted=True)
+        exp.alias_(exp.column(exp.to_identifier(names[name.lower()], quoted=True)), name, quoted=True)
         for name in then.schema.names
     ]
     table = exp.Table(this=exp.to_identifier(source.name, quoted=True))

@@ -26,12 +26,12 @@ class FromSource:
     def __post_init__(self) -> None:
         by_lower_case: dict[str, list[str]] = {}
         for name in self.columns:
-            by_lower_case.setdefault(name.casefold(), []).append(name)
+            by_lower_case.setdefault(name.lower(), []).append(name)
         object.__setattr__(self, "by_lower_case", by_lower_case)
 
     def column(self, name: str) -> exp.Column | None:
         """Return the column of this name; None if there is none. Raises InvalidInput for a name that several have."""
-        matches = self.by_lower_case.get(name.casefold(), [])
+        matches = self.by_lower_case.get(name.lower(), [])
         if len(matches) > 1:
             raise case_twins(self.name, matches)
         return syntax.column(self.alias, matches[0]) if matches else None
@@ -68,7 +68,7 @@ class Scope:
     def _set_columns(self, columns: list[FromColumn]) -> None:
         self.columns, self.by_lower_case = columns, {}
         for column in columns:
-            self.by_lower_case.setdefault(column.name.casefold(), []).append(column)
+            self.by_lower_case.setdefault(column.name.lower(), []).append(column)
 
     def copy(self) -> Scope:
         return Scope(self.outer, list(self.sources), list(self.columns), list(self.hidden))
@@ -87,9 +87,9 @@ class Scope:
         merged: list[FromColumn] = []
         pairs: list[tuple[FromColumn, FromColumn]] = []
         right = _columns_of(source)
-        by_name = {column.name.casefold(): column for column in reversed(right)}
+        by_name = {column.name.lower(): column for column in reversed(right)}
         for name in names:
-            left_column, right_column = self.find(name), by_name.get(name.casefold())
+            left_column, right_column = self.find(name), by_name.get(name.lower())
             if left_column is None or right_column is None:
                 raise InvalidInput(f"USING ({name}): both sides of the join must have the column{past(name)}")
             pairs.append((left_column, right_column))
@@ -111,7 +111,7 @@ class Scope:
 
     def find(self, name: str) -> FromColumn | None:
         """Return the column of this name. Raises InvalidInput for a name that several columns have."""
-        matches = self.by_lower_case.get(name.casefold(), [])
+        matches = self.by_lower_case.get(name.lower(), [])
         if len(matches) > 1:
             if len({match.alias for match in matches}) == 1:
                 raise case_twins(matches[0].source, [match.name for match in matches])
@@ -120,7 +120,7 @@ class Scope:
 
     def find_in(self, table: str, name: str) -> tuple[bool, exp.Expr | None]:
         """Return True if a source has the name `table`, and its column; None if it has no such column."""
-        sources = [source for source in self.sources if source.name.casefold() == table.casefold()]
+        sources = [source for source in self.sources if source.name.lower() == table.lower()]
         if len(sources) > 1:
             raise InvalidInput(f"the table name {table!r} is ambiguous: give each occurrence an alias")
         return bool(sources), sources[0].column(name) if sources else None
@@ -135,14 +135,14 @@ class Scope:
         if isinstance(node, exp.Column):
             if not self.find_in(node.table, "")[0]:
                 raise InvalidInput(f"{node.sql(syntax.DIALECT)} names no source of its block")
-            columns = [c for c in [*self.hidden, *self.columns] if c.source.casefold() == node.table.casefold()]
-        left_out = {column.name.casefold() for column in star.args.get("except_") or []}
+            columns = [c for c in [*self.hidden, *self.columns] if c.source.lower() == node.table.lower()]
+        left_out = {column.name.lower() for column in star.args.get("except_") or []}
         for name in left_out:
-            twins = [column for column in columns if column.name.casefold() == name]
+            twins = [column for column in columns if column.name.lower() == name]
             if len(twins) > 1 and len({column.alias for column in twins}) == 1:
                 raise case_twins(twins[0].source, [column.name for column in twins])
         # A stored view does not read the columns that it leaves out: its tables need not have them any more.
-        return [syntax.named(c.value, c.name) for c in columns if c.name.casefold() not in left_out]
+        return [syntax.named(c.value, c.name) for c in columns if c.name.lower() not in left_out]
 
 
 def sources_in(scope: Scope) -> dict[str, Sequence[str]]:

@@ -162,4 +162,4 @@ def replaced(node: exp.Expr, change: Callable[[exp.Column], exp.Expr | None]) ->
 
 def lookup(names: Mapping[str, str], name: str) -> str | None:
     """Return the spelling of a name that is compared without case."""
-    return names.get(name.casefold())
+    return names.get(name.lower())

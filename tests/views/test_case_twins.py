@@ -62,9 +62,26 @@ def test_a_column_is_never_read_for_its_twin(store: el.Store) -> None:
 @pytest.mark.planted
 def test_a_column_that_is_read_for_its_twin_is_found(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def first(source: scope.FromSource, name: str) -> object:
-        matches = source.by_lower_case.get(name.casefold(), [])
+        matches = source.by_lower_case.get(name.lower(), [])
         return scope.syntax.column(source.alias, matches[0]) if matches else None
 
     monkeypatch.setattr(scope.FromSource, "column", first)
     with store, pytest.raises((AssertionError, pytest.fail.Exception)):
         check_twins_are_refused(store)
+
+
+@pytest.mark.parametrize("ss", ["ss", "SS"])
+def test_letters_that_only_a_fold_of_case_joins_are_two_names(tmp_path: Path, ss: str) -> None:
+    """A column `ß` was read for an outer `ss`, and an output `ß` for a column `ss`: `casefold` makes both one."""
+    with el.open(tmp_path / "s", durability="os") as store:
+        named = pa.schema([("id", pa.int64()), ("ss", pa.int64())])
+        store.create_table("t", named, ["id"]).upsert([{"id": 1, "ss": 100}, {"id": 2, "ss": 7}])
+        store.create_table("u", pa.schema([("id", pa.int64()), ("ß", pa.int64())]), ["id"]).upsert([{"id": 1, "ß": 7}])
+        exists = f"SELECT id FROM t WHERE EXISTS (SELECT 1 FROM u WHERE {ss} = 7)"
+        assert rows_of(store, exists, "id") == [{"id": 2}]
+        first = f"SELECT -ss AS `ß`, id FROM t ORDER BY {ss}, id LIMIT 1"
+        assert rows_of(store, first, "id") == [{"ß": -7, "id": 2}]
+        both = f"SELECT t.id, t.{ss} AS ss, u.ẞ AS `ß` FROM t JOIN u USING (id)"
+        assert rows_of(store, both, "id") == [{"id": 1, "ss": 100, "ß": 7}]
+        with pytest.raises(el.InvalidInput, match="unknown"):
+            rows_of(store, "SELECT id, u.ss AS x FROM u", "id")
