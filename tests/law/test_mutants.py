@@ -82,15 +82,16 @@ def log_range(after_by: int, until_by: int) -> Mutant:
 
 def barrier_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt decides anew: the barrier in the record is passed over."""
-    entered = job_module.JobRunner._prepare_job
+    entered = job_module.JobRunner._enter
 
     def forgetful(runner: Any, lease: Any, **options: Any) -> Any:
-        return replace(entered(runner, lease, **options), barrier=None)
+        state = entered(runner, lease, **options)
+        return replace(state, job=replace(state.job, barrier=None))
 
     def record(runner: Any, lease: Any) -> Any:
         def body(tx: Any) -> Any:
             job = replace(job_module.get_job(tx, runner.job_id, runner.name), barrier=None)
-            barrier = job_module.read_next_step(tx, runner.handle, job).barrier
+            barrier = job_module.read_job_state(tx, runner.handle, job).next.barrier
             assert barrier is not None
             job = replace(job, barrier=(barrier.prev, barrier.curr, barrier.kind))
             tx.put(job_module.job_key(job.id), job.to_record())
@@ -98,7 +99,7 @@ def barrier_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return runner.handle.catalog.transact(body)
 
-    monkeypatch.setattr(job_module.JobRunner, "_prepare_job", forgetful)
+    monkeypatch.setattr(job_module.JobRunner, "_enter", forgetful)
     monkeypatch.setattr(job_module.JobRunner, "_record_barrier", record)
 
 

@@ -118,6 +118,7 @@ def _require_reads(root: str, url: str) -> None:
 
 
 @pytest.mark.rule("1.72")
+@pytest.mark.local_only
 def test_a_vacuum_elsewhere_ends_a_snapshot_and_takes_no_row(tmp_path: Path) -> None:
     """A reader without holds gets all rows of its epoch, or a typed error."""
     clock = [1_767_225_600_000]
