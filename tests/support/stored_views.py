@@ -231,7 +231,7 @@ class StoredViews:
     def _replace(self) -> None:
         """Replace some views: each has some rows of its first query from then on, or all of them."""
         chance, new = self.chance, {}
-        for name in chance.sample(sorted(self.views), chance.randint(1, 2)):
+        for name in chance.sample(sorted(self.views), min(len(self.views), chance.randint(1, 2))):
             sqls = self._replacements(name)
             new[name] = chance.choice([*sqls, *sqls, self.first[name]])
         made = dict.fromkeys(new, self.store.last_epoch)
