@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from epochlog.checkpoint.job.drain import drain as drain_job
 from epochlog.checkpoint.job.job_ddl import JobInfo, alter_job, cancel_job, job_info
+from epochlog.checkpoint.job.refresh_adapter import LocalRefreshAdapter
 from epochlog.checkpoint.job.runner import JobRunner, LocalRefresh
 from epochlog.checkpoint.job.running_queries import live
 from epochlog.checkpoint.job.steps import run_steps
@@ -80,6 +81,8 @@ class Job(OneProcess):
         refresh.
         """
         self._require_plain()
+        if until is None:
+            return self._runner.step(refresh, LocalRefreshAdapter(self._handle), take_over=take_over)
         return run_steps(
             self._runner, lambda take: self._runner.step_local(refresh, take_over=take), until, take_over=take_over
         )

@@ -21,7 +21,7 @@ from epochlog.store.commit.boundaries import may_seal, seal_now
 from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.difference import difference
 from epochlog.store.commit.job_commit import JobCommit, JobEnd, check_incarnation, count_rows, require_unparked
-from epochlog.store.commit.transaction import commit_changes
+from epochlog.store.commit.transaction import CommitResult, commit_changes
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.log_events import BARRIER, JOB_FINISHED, REFRESH_FAILED, REFRESH_RESTARTED, RUNNER_FENCED
@@ -74,7 +74,9 @@ class JobRunner(JobClaims):
         lease = lease or self._stepping
         plan = None
         try:
-            plan = self._plan_next(self._enter(lease, take_over=take_over), lease, unchunked=unchunked)
+            job = self._with_barrier(self._enter(lease, take_over=take_over), lease)
+            if job is not None:
+                plan = self._plan(job, unchunked=unchunked)
         finally:
             if plan is None and lease.kind == "step":
                 self.release(lease)
@@ -94,17 +96,25 @@ class JobRunner(JobClaims):
         self.check(state.job, lease)
         return state
 
-    def _plan_next(self, state: JobState, lease: RunnerLease, *, unchunked: bool) -> RefreshPlan | None:
-        job = state.job
+    def _with_barrier(self, state: JobState, lease: RunnerLease) -> JobRecord | None:
+        """Return the job with a recorded barrier, of this lease; None if there is nothing to do."""
+        job, last_epoch, decided = state.job, state.epochs.last_epoch, state.next
         if job.state == "finished":
             return None
-        if job.barrier is None:
-            decided = self._record_next_barrier(state, lease)
-            if decided is None:
-                return None
-            job = decided
-        elif not _is_runner(job, lease):
-            job = self.acquire(lease)
+        if job.barrier is not None:
+            return job if _is_runner(job, lease) else self.acquire(lease)
+        if depends_on_time(state.epochs, job):
+            decided = state.sealed()
+            if may_seal(self.handle, last_epoch, sealed=state.clockwork.is_stop(last_epoch, job)):
+                seal_now(self.handle)
+            recorded = self._record_barrier(lease) if decided.refreshes else job
+            if recorded.barrier is not None:
+                return recorded
+        if decided.kind == "caught_up":
+            self._mark_caught_up(job)
+        return None
+
+    def _plan(self, job: JobRecord, *, unchunked: bool) -> RefreshPlan:
         if unchunked and job.cursor is not None:
             job = discard_chunks(self.handle, job, job.incarnation)
         self.handle.intents.store_intent()  # the write intent must exist before the catalog read that plans the writers
@@ -130,44 +140,49 @@ class JobRunner(JobClaims):
         For a backfill chunk, record its segments and return 0. A refused commit deletes its files. keep: leave the
         files, because the caller commits them again. operation: of the commit in the outputs' histories.
         """
-        changes = [
+        refreshed = [
             TableChange(output.table, tuple(outputs.get(name, ())), operation) for name, output in plan.outputs.items()
         ]
+        changes, job, ends = refreshed, plan.job, list[JobEnd]()
+
+        def end_of(view: ReadTxn) -> JobEnd:
+            ends.append(self._state_after(view, plan))
+            return ends[-1]
+
         try:
             if plan.next_cursor is not None:
                 return self._record_chunk(plan, plan.next_cursor, changes)
-            if plan.job.replacing:
-                return self._replace(plan, changes)
-            return self._commit(plan, changes)
+            if job.replacing:
+                changes = self._differences(plan, refreshed)
+            target = JobCommit(
+                self.job_id, self.name, job.incarnation, job.position, plan.barrier.curr, end_of, plan.step_time()
+            )
+            committed = commit_changes(self.handle, changes, target)
         except EpochlogError as error:
-            if not keep:
+            if changes is not refreshed:
                 discard_refused(self.handle, error, changes)
+            if not keep:
+                discard_refused(self.handle, error, refreshed)
             self._log_failure(error, plan)
             raise
+        self._forget_runner(plan)
+        self._log_commit(plan, committed, is_last=committed.is_new and ends[-1].state == "finished")
+        if changes is not refreshed:
+            hit("rebuild:after-commit")
+            remove_segments(self.handle.files, (segment for change in refreshed for segment in change.segments))
+        return committed.epoch
 
     def _log_failure(self, error: BaseException, plan: RefreshPlan) -> None:
         """Log a failed refresh or commit, unless its step begins again, or another event tells it."""
         if not isinstance(error, Fenced) and not self.is_overtaken(plan):
             self.handle.log(REFRESH_FAILED, job=self.name, epoch=plan.barrier.curr, error=error)
 
-    def _commit(self, plan: RefreshPlan, changes: Sequence[TableChange]) -> int:
-        job, ends = plan.job, list[JobEnd]()
-
-        def end_of(view: ReadTxn) -> JobEnd:
-            ends.append(self._state_after(view, plan))
-            return ends[-1]
-
-        target = JobCommit(
-            self.job_id, self.name, job.incarnation, job.position, plan.barrier.curr, end_of, plan.step_time()
-        )
-        committed = commit_changes(self.handle, changes, target)
-        self._forget_runner(plan)
+    def _log_commit(self, plan: RefreshPlan, committed: CommitResult, *, is_last: bool) -> None:
         took_ms, epoch = round((monotonic_s() - plan.began_s) * 1000), committed.epoch
         rows, unchanged = count_rows(committed.changes)
         self.handle.log(BARRIER, job=self.name, epoch=epoch, rows=rows, unchanged=unchanged, took_ms=took_ms)
-        if committed.is_new and (ends[-1].state == "finished" or job.ends_at(epoch)):
+        if is_last or (committed.is_new and plan.job.ends_at(epoch)):
             self.handle.log(JOB_FINISHED, job=self.name, epoch=epoch)
-        return epoch
 
     def _record_chunk(self, plan: RefreshPlan, next_cursor: Cursor, changes: Sequence[TableChange]) -> int:
         job, curr = plan.job, plan.barrier.curr
@@ -176,8 +191,8 @@ class JobRunner(JobClaims):
         self._forget_runner(plan)
         return 0
 
-    def _replace(self, plan: RefreshPlan, rebuilt: Sequence[TableChange]) -> int:
-        """Commit the difference between the old rows and the rebuilt ones. Readers see that difference alone."""
+    def _differences(self, plan: RefreshPlan, rebuilt: Sequence[TableChange]) -> list[TableChange]:
+        """Write the differences between the old rows and the rebuilt ones. Readers see these alone."""
         changes: list[TableChange] = []
         try:
             for change in rebuilt:
@@ -185,14 +200,11 @@ class JobRunner(JobClaims):
                 assert output.replaced is not None
                 written = difference(output.target, output.replaced, output.previous.extended(change.segments))
                 changes.append(replace(change, segments=tuple(written), operation="rebuild", is_difference=True))
-            hit("rebuild:before-commit")
-            epoch = self._commit(plan, changes)
         except EpochlogError as error:
             discard_refused(self.handle, error, changes)
             raise
-        hit("rebuild:after-commit")
-        remove_segments(self.handle.files, (segment for change in rebuilt for segment in change.segments))
-        return epoch
+        hit("rebuild:before-commit")
+        return changes
 
     def rebuild(self) -> None:
         """Request that the next barrier, by any runner, rebuilds all outputs. Raises TableFinished."""
@@ -256,6 +268,7 @@ class JobRunner(JobClaims):
 
         Raises JobRunning also while another thread, or the refresh itself, steps the job with this runner.
         """
+        self.handle.require_writable()
         self.check_refresh(refresh)
         self.repeat_step = lambda: self.step(refresh, adapter)
         if lease is None:
@@ -293,7 +306,13 @@ class JobRunner(JobClaims):
                 times.append(monotonic_s())
                 run.epoch = epoch = self.commit(plan, {})
             else:
-                run.epoch = epoch = self._refresh(plan, refresh, adapter, times)
+                context = adapter.context(plan)
+                try:
+                    segments = self.run_refresh(plan, context, refresh, adapter)
+                    times.append(monotonic_s())
+                    run.epoch = epoch = self.commit(plan, segments, operation=context.operation)
+                finally:
+                    context._end()
         if epoch:
             self._note_phases([*times, monotonic_s()])
         return epoch
@@ -331,18 +350,6 @@ class JobRunner(JobClaims):
         finally:
             del self.refreshing[lease.holder]
 
-    def _refresh(
-        self, plan: RefreshPlan, refresh: Callable[[Any], Any], adapter: RefreshAdapter, times: list[float]
-    ) -> int:
-        """Refresh and commit. times: gets the end of the refresh."""
-        context = adapter.context(plan)
-        try:
-            segments = self.run_refresh(plan, context, refresh, adapter)
-            times.append(monotonic_s())
-            return self.commit(plan, segments, operation=context.operation)
-        finally:
-            context._end()
-
     def run_refresh(
         self,
         plan: RefreshPlan,
@@ -374,21 +381,6 @@ class JobRunner(JobClaims):
     def has_work(self) -> bool:
         """Return True if the job has a barrier in flight, or would get one at the boundaries that are past."""
         return self._read_state().sealed().refreshes
-
-    def _record_next_barrier(self, state: JobState, lease: RunnerLease) -> JobRecord | None:
-        """Record the job's next barrier and return the job; None if there is nothing to do."""
-        job, last_epoch = state.job, state.epochs.last_epoch
-        decided = state.next
-        if depends_on_time(state.epochs, job):
-            decided = state.sealed()
-            if may_seal(self.handle, last_epoch, sealed=state.clockwork.is_stop(last_epoch, job)):
-                seal_now(self.handle)
-            recorded = self._record_barrier(lease) if decided.refreshes else job
-            if recorded.barrier is not None:
-                return recorded
-        if decided.kind == "caught_up":
-            self._mark_caught_up(job)
-        return None
 
     def _read_state(self) -> JobState:
         return self.handle.catalog.read(self._state_in)

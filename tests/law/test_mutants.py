@@ -116,7 +116,7 @@ def outputs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def rows_of_a_failed_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows written before the refresh raised are committed."""
 
-    def step_local(runner: Any, refresh: Any, **options: Any) -> int | None:
+    def step(runner: Any, refresh: Any, adapter: Any, **options: Any) -> int | None:
         barrier = runner.begin(**options)
         if barrier is None:
             return None
@@ -129,7 +129,7 @@ def rows_of_a_failed_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
             raise
         return runner.commit(barrier, context._finish())
 
-    monkeypatch.setattr(job_module.JobRunner, "step_local", step_local)
+    monkeypatch.setattr(job_module.JobRunner, "step", step)
 
 
 def ends_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
