@@ -21,6 +21,7 @@ def run_steps(
     call are not waited for, so the call ends beside any writers. Raises InvalidInput, and the errors of the steps;
     earlier steps of the call stay committed.
     """
+    runner.handle.require_writable()
     if until is None:
         return step(take_over)
     if until != "newest":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from epochlog.errors import BarrierChanged, Fenced, InvalidInput, JobParked
 from epochlog.store.catalog.keys import job_key, pace_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
+from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord
 from epochlog.store.metadata.lookups import get_job, get_table
@@ -56,7 +57,6 @@ class JobCommit:
     step_time: StepTime | None = None
     """Time of a step of a view that counts for its stride."""
 
-    points: ClassVar[tuple[str, str]] = ("job:before-commit", "job:after-commit")
     failures: ClassVar[tuple[type[BaseException], ...]] = DEFINITE_JOB_FAILURES
 
     def prepare(
@@ -77,6 +77,12 @@ class JobCommit:
 
         with handle.intents.required():
             return prepare_outputs(handle, changes, begin)
+
+    def before_transaction(self) -> None:
+        hit("job:before-commit")
+
+    def after_transaction(self) -> None:
+        hit("job:after-commit")
 
     def record(self, handle: Handle, tx: Txn, changes: Sequence[Prepared]) -> tuple[int, list[Written] | None]:
         job = get_job(tx, self.job_id, self.name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from epochlog.errors import EpochRegressed, InvalidInput, NotWritable
 from epochlog.store.catalog.protocol import ReadTxn, Txn
+from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
@@ -49,7 +50,6 @@ class RootCommit:
     load: LoadCommit | None = None
     """The load of which this commit is a checkpoint: its fence is checked, and the states of its parts are written."""
 
-    points: ClassVar[tuple[str, str]] = ("commit:segments-written", "commit:after-transaction")
     failures: ClassVar[tuple[type[BaseException], ...]] = DEFINITE_FAILURES
 
     def __post_init__(self) -> None:
@@ -63,6 +63,12 @@ class RootCommit:
         self, handle: Handle, changes: Sequence[TableChange], tried: Sequence[Prepared] | None
     ) -> Sequence[Prepared]:
         return prepare_root(handle, changes, tried, self.epoch)
+
+    def before_transaction(self) -> None:
+        hit("commit:segments-written")
+
+    def after_transaction(self) -> None:
+        hit("commit:after-transaction")
 
     def record(self, handle: Handle, tx: Txn, changes: Sequence[Prepared]) -> tuple[int, list[Written] | None]:
         asked, tables = (

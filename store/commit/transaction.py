@@ -55,8 +55,6 @@ class CommitResult:
 class CommitTarget(Protocol):
     """Kind of a commit: it decides the epoch and the fence, and records what belongs to the commit beside tables."""
 
-    points: ClassVar[tuple[str, str]]
-    """Its failpoints before and after the transaction."""
     failures: ClassVar[tuple[type[BaseException], ...]]
     """Errors after which the commit has certainly not landed."""
 
@@ -68,9 +66,15 @@ class CommitTarget(Protocol):
         """
         ...
 
+    def before_transaction(self) -> None:
+        """Reach the failpoint before the transaction."""
+
     def record(self, handle: Handle, tx: Txn, changes: Sequence[Prepared]) -> tuple[int, list[Written] | None]:
         """Record the commit in a transaction; return its epoch, and the tables. None: it had landed before."""
         ...
+
+    def after_transaction(self) -> None:
+        """Reach the failpoint after the transaction."""
 
 
 def commit_changes(
@@ -90,7 +94,7 @@ def commit_changes(
             check_segments(handle, change)
         attempt = target.prepare(handle, changes, None)
         while True:
-            hit(target.points[0])
+            target.before_transaction()
             try:
                 with handle.intents.required():
                     epoch, written = handle.catalog.transact(
@@ -105,7 +109,7 @@ def commit_changes(
         if delete_refused:
             remove_segments(handle.files, segments)
         raise
-    hit(target.points[1])
+    target.after_transaction()
     if written is None:
         remove_new_files(handle, attempt)
         if delete_refused:

@@ -38,7 +38,6 @@ from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.pipeline.step_scheduler import JobStep, failed
 from epochlog.checkpoint.worker.job_part import JobPart
 from epochlog.store.commit import job_commit
-from epochlog.store.commit import transaction as commit_transaction
 from ports import fixed_location
 from wait_until import wait_until
 
@@ -269,7 +268,7 @@ def test_a_dropped_job_ends_its_driver_with_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "place",
-    [(JobRunner, "commit"), (job_commit, "prepare_outputs"), (commit_transaction, "hit")],
+    [(JobRunner, "commit"), (job_commit, "prepare_outputs"), (job_commit, "hit")],
     ids=lambda place: place[1],
 )
 def test_a_job_that_is_dropped_at_its_commit_ends_its_driver(

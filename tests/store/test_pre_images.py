@@ -18,8 +18,7 @@ import epochlog as el
 from epochlog.spark.overwrite import commit_overwrite
 from epochlog.store.changelog import pre_images
 from epochlog.store.changelog.log_plan import plan_changes
-from epochlog.store.commit import preparation
-from epochlog.store.commit import transaction as commit_transaction
+from epochlog.store.commit import preparation, root_commit
 from epochlog.store.commit.change import TableChange
 from epochlog.store.metadata.lookups import find_table, get_entries
 from epochlog.store.scan.scan_plan import ScanPlan
@@ -217,7 +216,7 @@ def raced(monkeypatch: pytest.MonkeyPatch, acts: Sequence[Callable[[], object]])
             busy.pop()
 
     monkeypatch.setattr(ScanPlan, "rows_of", looking)
-    monkeypatch.setattr(commit_transaction, "hit", landing)
+    monkeypatch.setattr(root_commit, "hit", landing)
     return looked_up
 
 

@@ -11,7 +11,6 @@ import pytest
 import epochlog as el
 from epochlog.store.catalog.lmdb.catalog import LmdbCatalog
 from epochlog.store.commit import root_commit
-from epochlog.store.commit import transaction as commit_transaction
 from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.prepared import NO_REQUIREMENTS, Requirements
 from epochlog.store.metadata.definitions import TableDef
@@ -131,7 +130,7 @@ def test_a_setting_that_comes_meanwhile_is_heeded(
         if name == "commit:segments-written" and landing:
             landing.pop()()
 
-    monkeypatch.setattr(commit_transaction, "hit", alter)
+    monkeypatch.setattr(root_commit, "hit", alter)
     epoch = table.upsert(pa.table({"k": [1], "v": [11]}, schema=SCHEMA))
     entries = lab.store._handle.catalog.read(lambda view: get_entries(view, table._table.id, epoch - 1, epoch))
     assert [group.stores_images for entry in entries for group in entry.groups] == ["changelog" in settings[0]]

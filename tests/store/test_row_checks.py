@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store.commit import preparation, row_checks
-from epochlog.store.commit import transaction as commit_transaction
+from epochlog.store.commit import preparation, root_commit, row_checks
 from lab import Lab
 from sink_simulation import SinkWrite
 
@@ -181,7 +180,7 @@ def test_a_commit_under_way_is_tested_with_a_check_that_is_added_meanwhile(
         if name == "commit:segments-written" and landing:
             landing.pop()()
 
-    monkeypatch.setattr(commit_transaction, "hit", land)
+    monkeypatch.setattr(root_commit, "hit", land)
     with pytest.raises(el.CheckViolated):
         table.upsert([row(1, -5)])
     assert table.count() == 0

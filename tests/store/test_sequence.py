@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import epochlog as el
 from cdc import SCHEMA, CdcEvent, contents, deletes, events, expected, replayed, rows_of, upserts
 from epochlog.store.changelog.apply_changes import take_rows
-from epochlog.store.commit import kept_merge, preparation, verdict
+from epochlog.store.commit import kept_merge, preparation, root_commit, verdict
 from epochlog.store.commit import transaction as commit_transaction
 from epochlog.store.metadata.kept_deletes import kept_deletes, kept_records
 from epochlog.store.retention.retention import apply_retention
@@ -221,7 +221,7 @@ def test_a_kept_delete_that_expires_before_the_transaction_is_judged_again(
         if ticks:
             lab.tick(ticks.pop(0))
 
-    monkeypatch.setattr(commit_transaction, "hit", tick)
+    monkeypatch.setattr(root_commit, "hit", tick)
     table.upsert(upserts([CdcEvent(1, 4)]))
     assert contents(table) == {1: ("1@4", 4)}
 
@@ -240,7 +240,7 @@ def racing(lab: Lab, monkeypatch: pytest.MonkeyPatch, landing: list[Callable[[el
             landing.pop(0)(other)
             busy.pop()
 
-    monkeypatch.setattr(commit_transaction, "hit", land)
+    monkeypatch.setattr(root_commit, "hit", land)
 
 
 @pytest.mark.rule("1.13")

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import epochlog as el
-from epochlog.store.commit import merged_updates, preparation
-from epochlog.store.commit import transaction as commit_transaction
+from epochlog.store.commit import merged_updates, preparation, root_commit
 from lab import Lab
 
 SCHEMA = pa.schema([("k", pa.int64()), ("a", pa.string()), ("b", pa.int64()), ("c", pa.float64())])
@@ -192,7 +191,7 @@ def test_updates_that_race_both_count(lab: Lab, monkeypatch: pytest.MonkeyPatch,
         return real(self, epochs, touched)
 
     monkeypatch.setattr(merged_updates.UpdateMerge, "merge", counted)
-    monkeypatch.setattr(commit_transaction, "hit", land)
+    monkeypatch.setattr(root_commit, "hit", land)
     table.update([{"k": k, "b": 5} for k in (*range(50), 200)])
     assert not landing
     assert looked_up == [-1, -1, 2, 1, -1, 1]  # of ours, of the other's first; then ours again, by touched keys only
