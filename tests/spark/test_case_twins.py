@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 
 import epochlog as el
 from epochlog.spark.errors import find_epochlog_error
+from spark_store import refusal
 
 pytestmark = [pytest.mark.spark, pytest.mark.medium]
 TWINS = {"k": (["k", "K", "v"], ["k"]), "v": (["i", "v", "V"], ["i"]), "both": (["k", "K", "v"], ["k", "K"])}
@@ -20,14 +21,6 @@ def rows(names: list[str], *numbers: int) -> pa.Table:
     """Rows whose columns have n, 10 n and 100 n."""
     columns = [pa.array([number * 10**at for number in numbers]) for at in range(len(names))]
     return pa.table(columns, pa.schema([(name, pa.int64()) for name in names]))
-
-
-def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises((PySparkException, el.EpochlogError)) as caught:
-        call()
-    error = find_epochlog_error(caught.value)
-    assert error is not None, caught.value
-    return f"{type(error).__name__}: {error}"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # Spark's own name
 
 import epochlog as el
 from epochlog.spark.errors import find_epochlog_error
+from spark_store import refusal
 
 pytestmark = pytest.mark.spark
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("text", pa.string())])
@@ -30,15 +31,6 @@ def store(tmp_path: Path, spark: SparkSession) -> Iterator[el.Store]:
         el.catalog(spark, made)
         yield made
         spark.sql("USE spark_catalog.default")
-
-
-def refusal(call: Callable[[], object]) -> str:
-    """Return the typed error of a call as text, with its class."""
-    with pytest.raises((PySparkException, el.EpochlogError)) as caught:
-        call()
-    error = find_epochlog_error(caught.value)
-    assert error is not None, caught.value
-    return f"{type(error).__name__}: {error}"
 
 
 def content(store: el.Store, table: str = "a") -> list[tuple[Any, ...]]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import epochlog as el
+from epochlog.spark.errors import find_epochlog_error
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("day", pa.string()), ("amount", pa.float64())])
 
@@ -64,3 +68,12 @@ def rows(first: int, count: int, amount: float = 1.0) -> pa.Table:
     """Rows of `orders` with ids from `first` on, over three days."""
     ids = list(range(first, first + count))
     return pa.table({"id": ids, "day": [f"d{i % 3}" for i in ids], "amount": [amount * i for i in ids]}, schema=SCHEMA)
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """Return the typed error of a call on Spark as text, with its class."""
+    with pytest.raises((PySparkException, el.EpochlogError)) as caught:
+        call()
+    error = find_epochlog_error(caught.value)
+    assert error is not None, caught.value
+    return f"{type(error).__name__}: {error}"
