@@ -29,8 +29,8 @@ class _LevelFiles:
     """Files of one level: functions that read them."""
 
     files: Sequence[Callable[[], Rows]]
-    rows: int
-    """Rows of all files, at most."""
+    rows: Sequence[int]
+    """Rows of each file, at most."""
     merge: Callable[[Sequence[Rows]], Rows] = joined
 
 
@@ -73,7 +73,9 @@ class LevelReader:
         if of_run is None:
             read += self._segment_levels(options, passing, borders)
         files = [file for level in read for file in level.files]
-        rows = iter(parallel_map(call, files, sum(level.rows for level in read)))
+        counts = [count for level in read for count in level.rows]
+        beside_largest = sum(counts) - max(counts, default=0)  # small files beside one large are worth no thread
+        rows = iter(parallel_map(call, files, min(sum(counts), 2 * beside_largest)))
         merged = [level.merge([next(rows) for _ in level.files]) for level in read]
         return [level for level in merged if len(level.keys)]
 
@@ -108,7 +110,7 @@ class LevelReader:
             if not excluded(segment) and options.key_range.overlaps(segment.key_min, segment.key_max):
                 read = SegmentReader(self.files, segment, self.table, self.codec).read
                 file = partial(read, options.columns, options.key_range, passing=passing, borders=borders)
-                yield _LevelFiles([file], segment.rows)
+                yield _LevelFiles([file], [segment.rows])
 
     def _run_levels(
         self, run: SortedRun, options: ReadOptions, passing: Sequence[KeyRange], *, oldest: bool, keyed: bool
@@ -132,4 +134,4 @@ class LevelReader:
                 for part in chosen
             ]  # fmt: skip
             if files:
-                yield _LevelFiles(files, sum(part.rows for part in chosen), merge)
+                yield _LevelFiles(files, [part.rows for part in chosen], merge)
