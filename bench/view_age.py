@@ -142,7 +142,9 @@ def measure(store: el.Store, pipe: el.Pipeline, rate: float, seconds: float) -> 
     writer.start()
     ages = list[tuple[float, float]]()
     while (passed := time.monotonic() - began) < seconds:
-        time.sleep(min(SAMPLE_S, seconds - passed))
+        writer.join(min(SAMPLE_S, seconds - passed))
+        if not writer.is_alive():
+            break  # `stop` raises its error
         with store.snapshot(list(VIEWS), consistency=el.Aligned()) as moment:
             age = time.time() - to_unix_ms(min(moment.epochs.values())) / 1000
         ages.append((time.monotonic() - began, age))

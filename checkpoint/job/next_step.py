@@ -152,7 +152,7 @@ class JobState:
 
     @property
     def next(self) -> NextStep:
-        """The next step at the boundaries that are sealed now."""
+        """Return the next step at the boundaries that are sealed now."""
         return next_step(self.epochs, self.job, self.clockwork)
 
     def sealed(self) -> NextStep:

@@ -98,7 +98,7 @@ class JobRunner(JobClaims):
 
     def _with_barrier(self, state: JobState, lease: RunnerLease) -> JobRecord | None:
         """Return the job with a recorded barrier, of this lease; None if there is nothing to do."""
-        job, last_epoch, decided = state.job, state.epochs.last_epoch, state.next
+        job, last_epoch = state.job, state.epochs.last_epoch
         if job.state == "finished":
             return None
         if job.barrier is not None:
@@ -110,6 +110,8 @@ class JobRunner(JobClaims):
             recorded = self._record_barrier(lease) if decided.refreshes else job
             if recorded.barrier is not None:
                 return recorded
+        else:
+            decided = state.next
         if decided.kind == "caught_up":
             self._mark_caught_up(job)
         return None
@@ -145,8 +147,8 @@ class JobRunner(JobClaims):
         ]
         changes, job, ends = refreshed, plan.job, list[JobEnd]()
 
-        def end_of(view: ReadTxn) -> JobEnd:
-            ends.append(self._state_after(view, plan))
+        def end_of(view: ReadTxn, current: JobRecord) -> JobEnd:
+            ends.append(self._state_after(view, plan, current))
             return ends[-1]
 
         try:
@@ -181,7 +183,7 @@ class JobRunner(JobClaims):
         took_ms, epoch = round((monotonic_s() - plan.began_s) * 1000), committed.epoch
         rows, unchanged = count_rows(committed.changes)
         self.handle.log(BARRIER, job=self.name, epoch=epoch, rows=rows, unchanged=unchanged, took_ms=took_ms)
-        if is_last or (committed.is_new and plan.job.ends_at(epoch)):
+        if is_last:
             self.handle.log(JOB_FINISHED, job=self.name, epoch=epoch)
 
     def _record_chunk(self, plan: RefreshPlan, next_cursor: Cursor, changes: Sequence[TableChange]) -> int:
@@ -383,10 +385,9 @@ class JobRunner(JobClaims):
         return self._read_state().sealed().refreshes
 
     def _read_state(self) -> JobState:
-        return self.handle.catalog.read(self._state_in)
-
-    def _state_in(self, view: ReadTxn) -> JobState:
-        return read_job_state(view, self.handle, get_job(view, self.job_id, self.name))
+        return self.handle.catalog.read(
+            lambda view: read_job_state(view, self.handle, get_job(view, self.job_id, self.name))
+        )
 
     def _record_barrier(self, lease: RunnerLease) -> JobRecord:
         """Decide and record the barrier in one transaction. A runner that comes later gets the recorded barrier.
@@ -425,10 +426,11 @@ class JobRunner(JobClaims):
 
         self.handle.catalog.transact(body)
 
-    def _state_after(self, view: ReadTxn, plan: RefreshPlan) -> JobEnd:
-        """Return the job's state after the commit of the barrier: finished if all upstreams end at or below it."""
-        job, state = plan.job, self._state_in(view)
-        outside = state.job.outside_ms is not None  # the job may have been marked since the barrier was recorded
+    def _state_after(self, view: ReadTxn, plan: RefreshPlan, current: JobRecord) -> JobEnd:
+        """Return the job's state after the commit of the barrier: finished if it is drained by then, or all upstreams
+        end at or below it. current: the job's record now; it may have been marked outside since the plan.
+        """
+        job, state = plan.job, read_job_state(view, self.handle, current)
         tables = [state.epochs.table(upstream) for upstream in job.upstreams]
         for table in tables:
             if not state.epochs.complete(table.table_id, plan.barrier.curr):
@@ -437,9 +439,12 @@ class JobRunner(JobClaims):
                     f"is complete only through {show_epoch(state.epochs.complete_through(table.table_id))}; step the "
                     "job again when the upstream has reached that epoch"
                 )
-        if all(table.state == "finished" and table.position <= plan.barrier.curr for table in tables):
+        ended = all(table.state == "finished" and table.position <= plan.barrier.curr for table in tables)
+        if ended or current.ends_at(plan.barrier.curr):
             return JobEnd("finished", caught_up=True)
-        caught_up = (outside or job.state == "creating") and state.has_caught_up(plan.barrier.curr)
+        caught_up = (current.outside_ms is not None or job.state == "creating") and state.has_caught_up(
+            plan.barrier.curr
+        )
         if job.replacing:  # a rebuild of a running job
             return JobEnd("running", caught_up)
         return JobEnd("running" if job.state == "creating" and caught_up else job.state, caught_up)

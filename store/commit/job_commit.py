@@ -36,7 +36,7 @@ class JobEnd:
 
     state: str
     caught_up: bool = False
-    """True if a job outside of `global` takes part in it again."""
+    """True if a job outside of `global` takes part in it again; so does one that has finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class JobCommit:
     """The runner's; the catalog must have no newer one."""
     prev: int
     curr: int
-    end_of: Callable[[ReadTxn], JobEnd]
-    """Returns the job's state after the commit, unless a drain ends it; raises UpstreamIncomplete."""
+    end_of: Callable[[ReadTxn, JobRecord], JobEnd]
+    """Returns the state of the job after the commit; raises UpstreamIncomplete."""
     step_time: StepTime | None = None
     """Time of a step of a view that counts for its stride."""
 
@@ -93,9 +93,8 @@ class JobCommit:
         if sorted(prepared.change.table_id for prepared in changes) != sorted(job.outputs):
             raise InvalidInput(f"job {job.name!r} must commit all its outputs together")
         now_ms, written = handle.catalog.now_ms(), list[Written]()
-        after_commit = self.end_of(tx)
-        state = "finished" if job.ends_at(self.curr) else after_commit.state
-        labels, end = {self.curr: self.curr}, state == "finished"  # the segments that parts report carry this label
+        ending = self.end_of(tx, job)
+        labels, end = {self.curr: self.curr}, ending.state == "finished"  # segments that parts report have this label
         for prepared in changes:
             table = get_table(tx, prepared.change.table_id, prepared.change.name)
             if not job.replacing:
@@ -111,14 +110,14 @@ class JobCommit:
             job.without_rebuild() if late else job,  # the views of one replacement change at its boundary
             position=self.curr,
             barrier=None,
-            state=state,
+            state=ending.state,
             last_error=None,
             failed_ms=None,
             cursor=None,
             rebuild=None,
             unread=None,
             progress_ms=now_ms,
-            outside_ms=None if after_commit.caught_up or state == "finished" else job.outside_ms,
+            outside_ms=None if ending.caught_up else job.outside_ms,
             runner=job.runner_after_step,
         )
         tx.put(job_key(job.id), after.to_record())

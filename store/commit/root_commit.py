@@ -71,10 +71,8 @@ class RootCommit:
         hit("commit:after-transaction")
 
     def record(self, handle: Handle, tx: Txn, changes: Sequence[Prepared]) -> tuple[int, list[Written] | None]:
-        asked, tables = (
-            [prepared.change for prepared in changes],
-            sorted(prepared.change.table_id for prepared in changes),
-        )
+        asked = [prepared.change for prepared in changes]
+        tables = sorted(change.table_id for change in asked)
         pair = pair_of(tx, self.txn)
         earlier = resolve_outcome(tx, pair, tables)
         if earlier is not None:
