@@ -79,6 +79,13 @@ class Meter:
         return result
 
 
+def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, int | None]]:
+    """Yield the instructions of a function that have an effect, with their lines."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname not in _WITHOUT_EFFECT:
+            yield instruction, instruction.positions.lineno if instruction.positions else None
+
+
 @cache
 def _costly(code: CodeType) -> Mapping[int, tuple[str, tuple[str, ...]]]:
     """Return the instructions that may go through columns in C: by offset, the attribute used ("in": a search), and the
@@ -86,10 +93,8 @@ def _costly(code: CodeType) -> Mapping[int, tuple[str, tuple[str, ...]]]:
     """
     costly: dict[int, tuple[str, tuple[str, ...]]] = {}
     path: tuple[str, ...] = ()  # of the object on top of the stack; empty: not known
-    for instruction in dis.get_instructions(code):
+    for instruction, _ in _instructions(code):
         name, value = instruction.opname, instruction.argval
-        if name in _WITHOUT_EFFECT:
-            continue
         if name in _ATTRIBUTES:
             if path and value in _OF_ARROW | _OF_LISTS | _OF_PARQUET:
                 costly[instruction.offset] = value, path
@@ -127,15 +132,21 @@ def counted(folders: tuple[str, ...]) -> Iterator[WidthWork]:
     def tracer_of(code: CodeType) -> Callable[..., Any]:
         costly, file = _costly(code), code.co_filename.removeprefix(_PACKAGE + "/")
         function, instructions = f"{file}: {code.co_qualname}", work.instructions
+        by_line = Counter(line for _, line in _instructions(code))
 
-        def local(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+        def of_lines(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+            if event == "line":
+                instructions[function] += by_line[frame.f_lineno]
+            return of_lines
+
+        def of_instructions(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
             if event == "opcode":
                 instructions[function] += 1
                 if frame.f_lasti in costly:
                     work.columns[f"{file}:{frame.f_lineno}"] += _width(frame, *costly[frame.f_lasti])
-            return local
+            return of_instructions
 
-        return local
+        return of_instructions if costly else of_lines
 
     def begun(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         code = frame.f_code
@@ -143,9 +154,12 @@ def counted(folders: tuple[str, ...]) -> Iterator[WidthWork]:
             return None
         if threading.current_thread().name == "epochlog-leases":
             return None  # its work grows with time
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if code not in tracers:
             tracers[code] = tracer_of(code)
+        frame.f_trace_opcodes = bool(
+            _costly(code)
+        )  # an event for each takes several times as long as one for each line
+        frame.f_trace_lines = not frame.f_trace_opcodes
         return tracers[code]
 
     before, collects = sys.gettrace(), gc.isenabled()
