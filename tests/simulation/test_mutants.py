@@ -17,9 +17,9 @@ from epochlog.checkpoint.manager.manager import CheckpointManager
 from epochlog.checkpoint.manager.task_registry import TaskRegistry
 from epochlog.checkpoint.manager.unacked_reports import Outbox
 from epochlog.errors import Fenced, SegmentUnknown
-from epochlog.testing.simulator.runs import SeedFailed, check, check_apart
-from epochlog.testing.simulator.shapes import KINDS, Violation
-from epochlog.testing.simulator.world import World
+from simulator.runs import SeedFailed, check, check_apart
+from simulator.shapes import KINDS, Violation
+from simulator.world import World
 
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
 

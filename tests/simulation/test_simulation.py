@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from epochlog.checkpoint import CheckpointManager
-from epochlog.testing.simulator.runs import check
-from epochlog.testing.simulator.shapes import KINDS, Violation, draw_plan
-from epochlog.testing.simulator.world import World
 from seeds import seeds
+from simulator.runs import check
+from simulator.shapes import KINDS, Violation, draw_plan
+from simulator.world import World
 
 pytestmark = pytest.mark.local_only
 
 SEEDS = int(os.environ.get("EPOCHLOG_SIM_SEEDS", "300"))
 FEW = 12
 IN_ONE = 50
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.mark.rule("5.22", "5.23")
@@ -37,13 +39,13 @@ def test_many_seeds(first: int) -> None:
 
 def test_the_same_seed_gives_the_same_trace() -> None:
     """In this process, and in another whose strings hash otherwise."""
-    code = "from epochlog.testing.simulator.world import World; print(World(7).run().hash())"
+    code = "from simulator.world import World; print(World(7).run().hash())"
     here = World(7).run().hash()
     assert World(7).run().hash() == here != World(8).run().hash()
     for salt in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": salt},
+            env={**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": str(SUPPORT)},
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert done.stdout.strip() == here

@@ -188,7 +188,7 @@ CHANCE_HOMES = (
 KEY_PREFIX = re.compile(rb"(consumer|gone|hist|hold|intent|job|lease|load|log|made|runs|table|trace|txn|txnapp|used)/")
 VAGUE_NAMES = frozenset({"found", "one", "told"})
 DECISION_HOMES = {
-    "next_barrier": ("checkpoint/log_source/log_barriers.py", "testing/simulator/catalog.py"),
+    "next_barrier": ("checkpoint/log_source/log_barriers.py",),
     "due_barrier": ("checkpoint/job/next_step.py", "checkpoint/job/wait_reasons.py"),
     "is_caught_up": ("checkpoint/job/next_step.py",),
     "JobCommit": ("checkpoint/job/runner.py",),
@@ -197,7 +197,6 @@ DECISION_HOMES = {
     "CheckpointManager": (
         "checkpoint/__init__.py",
         "checkpoint/coordinator/decision_executor.py",
-        "testing/simulator/*",
     ),
 }
 """Functions that decide about the commits of jobs, and the files that may import them."""
