@@ -63,14 +63,12 @@ class OutputCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Result of comparing a job's outputs with a query over its upstreams, at `epoch`, the job's newest commit.
-
-    outputs: the compared outputs, by name. `print(report)` shows the differences.
-    """
+    """Result of comparing a job's outputs with a query over its upstreams, at `epoch`, the job's newest commit."""
 
     job: str
     epoch: int
     outputs: Mapping[str, OutputCheck]
+    """Compared outputs, by name. `print(report)` shows the differences."""
 
     @property
     def ok(self) -> bool:

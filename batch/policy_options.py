@@ -18,18 +18,17 @@ class OptionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyOption:
-    """Option of a policy: `max_lag` is `--max-lag` on the command line. Policies that share its name share its kind.
-
-    keyword: the argument of the policy's class, if its name differs. each_table: the argument is a dict with the value
-    for each named table. implies: the option selects the policy when none is named.
-    """
+    """Option of a policy: `max_lag` is `--max-lag` on the command line. Policies that share its name share its kind."""
 
     name: str
     kind: OptionKind
     help: str
     keyword: str = ""
+    """Argument of the policy's class, if its name differs."""
     each_table: bool = False
+    """The argument is a dict with the value for each named table."""
     implies: bool = False
+    """The option selects the policy when none is named."""
 
     @property
     def argument(self) -> str:

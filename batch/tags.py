@@ -34,16 +34,16 @@ _NAME = re.compile(r"(?![0-9]+$)[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Tag as of now; times are Unix milliseconds.
-
-    epochs: by table, without tables that were dropped since. token: `consistency=epochlog.Exact(token)` repeats the
-    snapshot, in any process, until `until_ms` (None: for good). The token that `snapshot.tag` returns also has the
-    reasons for tables left out; the catalog does not keep them, so the tokens of `store.tags()` have none.
-    """
+    """Tag as of now; times are Unix milliseconds."""
 
     name: str
     epochs: Mapping[str, int]
+    """By table, without tables that were dropped since."""
     token: str = field(repr=False)
+    """`consistency=epochlog.Exact(token)` repeats the snapshot, in any process, until `until_ms` (None: for good). The
+    token that `snapshot.tag` returns also has the reasons for tables left out; the catalog does not keep them, so the
+    tokens of `store.tags()` have none.
+    """
     since_ms: int
     until_ms: int | None
 

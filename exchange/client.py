@@ -51,11 +51,12 @@ def connect(
 
 @dataclass(frozen=True, slots=True)
 class ServedTable:
-    """Table of a served store. epoch: the epoch of its newest commit, 0 before the first."""
+    """Table of a served store."""
 
     name: str
     schema: pa.Schema
     epoch: int
+    """Epoch of its newest commit, 0 before the first."""
 
 
 class Client(Closeable):

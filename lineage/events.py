@@ -40,28 +40,29 @@ class WrittenOutput:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts of a run that all its events have. schemas: of inputs and outputs, by table. prev, curr: the barrier.
-
-    namespace: of the job and of its tables. sql: the query of a view, in Spark's dialect; None of another job.
-    """
+    """Facts of a run that all its events have. schemas: of inputs and outputs, by table. prev, curr: the barrier."""
 
     run_id: str
     namespace: str
+    """OpenLineage namespace of the job and of its tables."""
     job: str
     prev: int
     curr: int
     inputs: Mapping[str, pa.Schema]
     outputs: Mapping[str, pa.Schema]
     sql: str | None = None
+    """Query of a view, in Spark's dialect; None of another job."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """End of a run. written: by output, for a commit. error: of a failed run."""
+    """End of a run."""
 
     state: RunState
     written: Mapping[str, WrittenOutput] = field(default_factory=dict)
+    """By output, for a commit."""
     error: str | None = None
+    """Error of a failed run; None of any other."""
 
 
 def run_id(store_id: str, job_id: int, curr: int, holder: str, attempt: int) -> str:

@@ -29,15 +29,17 @@ MOST_NEW_COMMITS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """State at one time. lag_ms: the largest lag of a table; rows_per_s: rows committed to root tables since the sample
-    before; latency_ms: mean time from the boundary of a job's commit to the commit; decision_ms, collection_ms,
-    commit_ms: mean times of the phases of the barriers that this process ran. None: no commit, or the first sample.
+    """State at one time. decision_ms, collection_ms, commit_ms: mean times of the phases of the barriers that this
+    process ran. None: no commit, or the first sample.
     """
 
     at_ms: int
     lag_ms: int
+    """Largest lag of a table."""
     rows_per_s: float | None
+    """Rows committed to root tables since the sample before."""
     latency_ms: float | None
+    """Mean time from the boundary of a job's commit to the commit."""
     decision_ms: float | None
     collection_ms: float | None
     commit_ms: float | None

@@ -53,13 +53,14 @@ ServerFacts = Callable[[], Facts]
 
 @dataclass(frozen=True, slots=True)
 class PageLook:
-    """State of the store that the page shows, from one state of the catalog. holds: recorded and alive."""
+    """State of the store that the page shows, from one state of the catalog."""
 
     store: StoreLook
     common: CommonEpoch
     tags: list[Tag]
     consumers: list[ConsumerInfo]
     holds: list[Hold]
+    """Recorded and alive."""
     writers: list[Facts]
 
 

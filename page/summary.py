@@ -26,15 +26,16 @@ _ERROR_TYPE = re.compile(r"[A-Za-z_][\w.]*(?=: |:?$)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class CommonEpoch:
-    """Newest epoch at which tables can be read together, and the tables without which it would be newer.
-
-    epoch: None if there is none. tables: the tables that share it. missing: the other tables of the store. held_by: the
-    tables to blame for the epoch, or for the missing tables; `blame` has the sentence for each.
-    """
+    """Newest epoch at which tables can be read together, and the tables without which it would be newer."""
 
     epoch: int | None
+    """None if there is none."""
     tables: tuple[str, ...]
+    """Tables that share it."""
     missing: tuple[str, ...]
+    """Other tables of the store. held_by: the tables to blame for the epoch, or for the missing tables; `blame` has the
+    sentence for each.
+    """
     blame: Mapping[str, str]
 
     @property

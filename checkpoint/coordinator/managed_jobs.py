@@ -65,13 +65,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Answer to a Decide. barrier: the next one, or None if there is nothing to do. last: a drain ends with it.
-    renewed: it is not the barrier of the attempts before it, whose segments are no part of it.
-    """
+    """Answer to a Decide."""
 
     barrier: Barrier | None
+    """Next one, or None if there is nothing to do."""
     last: bool = False
+    """A drain ends with it."""
     renewed: bool = False
+    """It is not the barrier of the attempts before it, whose segments are no part of it."""
 
 
 @dataclass(frozen=True, slots=True)

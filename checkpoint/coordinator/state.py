@@ -18,14 +18,12 @@ from .worker_connection import WorkerConnection
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """Settings of a coordinator; times in ms.
-
-    heartbeat_ms: the longest time between two messages of either side. timeout_ms: the time after which a silent
-    worker is lost, and also a worker that was disconnected and has not reconnected.
-    """
+    """Settings of a coordinator; times in ms."""
 
     heartbeat_ms: int = 1_000
+    """Longest time between two messages of either side."""
     timeout_ms: int = 10_000
+    """Time after which a silent worker is lost, and also a worker that was disconnected and has not reconnected."""
     checkpoints: commands.JobSettings = field(default_factory=commands.JobSettings)
 
     def __post_init__(self) -> None:
@@ -39,7 +37,7 @@ class CoordinatorSettings:
 
 @dataclass(slots=True)
 class Owner:
-    """Owner of a part: a worker under an incarnation. lost_s: monotonic time of its disconnection in seconds, or None.
+    """Owner of a part: a worker under an incarnation.
 
     started, committed, aborted: the newest message of each kind that was sent to it; a disconnection may lose them.
     """
@@ -48,6 +46,7 @@ class Owner:
     incarnation: int
     connection: WorkerConnection | None
     lost_s: float | None = None
+    """Monotonic time of its disconnection in seconds, or None."""
     started: wire.Started | None = None
     committed: wire.Committed | None = None
     aborted: wire.Aborted | None = None
@@ -55,21 +54,20 @@ class Owner:
 
 @dataclass(slots=True)
 class Running:
-    """Load or job that is registered at the manager.
-
-    has_changes: its parts may have something to commit. inject: the newest barrier that was sent to the parts.
-    unresolved: failed attempts to resolve a commit's outcome since the last successful commit.
-    commit_error: the error of the newest commit whose outcome was unknown.
-    """
+    """Load or job that is registered at the manager."""
 
     managed_job: ManagedJob
     parts: int
     kind: wire.Kind
     name: str
     has_changes: bool = False
+    """True if a part may have something to commit."""
     inject: commands.Inject | None = None
+    """Newest barrier that was sent to the parts."""
     unresolved: int = 0
+    """Failed attempts to resolve a commit's outcome since the last successful commit."""
     commit_error: Exception | None = None
+    """Error of the newest commit whose outcome was unknown."""
 
     @property
     def key(self) -> str:

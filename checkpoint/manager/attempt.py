@@ -12,11 +12,12 @@ from .commands import Actor, Phase, Report, Segments
 
 @dataclass(slots=True)
 class Attempt:
-    """Try to commit one barrier. serves: the number of forced checkpoints, of all requested, that its commit serves."""
+    """Try to commit one barrier."""
 
     barrier_id: int
     since_ms: int
     serves: int
+    """Number of forced checkpoints, of all requested, that its commit serves."""
     drain: bool
     deadline_ms: int
     phase: Phase = "deciding"

@@ -25,37 +25,36 @@ Phase = Literal["idle", "deciding", "collecting", "committing", "resolving"]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report of one actor for one barrier.
-
-    segments: its sealed segments that no accepted report has named yet (see `Outbox`). state: opaque bytes, stored with
-    the commit, from which the actor resumes after this barrier. ended: its data has ended at or before this barrier.
-    """
+    """Report of one actor for one barrier."""
 
     job: str
     barrier_id: int
     actor: Actor
     incarnation: int
     segments: Segments = field(default_factory=dict)
+    """Sealed segments of the actor that no accepted report has named yet (see `Outbox`)."""
     state: bytes = b""
+    """Opaque bytes, stored with the commit, from which the actor resumes after this barrier."""
     ended: bool = False
+    """True if the actor's data has ended at or before this barrier."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """Settings of a job's checkpoints: their triggers, timeouts and tolerated failures; all times in ms.
-
-    interval_ms: the time between triggers, which are multiples of it; None: only forced checkpoints, and one whenever
-    an actor's data ends. min_pause_ms: the least time from the end of an attempt to the next trigger. timeout_ms: the
-    longest time from the inject to the last report, and from Decide to its answer. tolerable_failures: the number of
-    failed attempts in a row that do not fail the job; None: any number. allow_finished: True to continue checkpoints
-    after some actors have finished. Raises InvalidInput.
-    """
+    """Settings of a job's checkpoints: their triggers, timeouts and tolerated failures; all times in ms."""
 
     interval_ms: int | None = 1_000
+    """Time between triggers, which are multiples of it; None: only forced checkpoints, and one whenever an actor's data
+    ends.
+    """
     min_pause_ms: int = 0
+    """Least time from the end of an attempt to the next trigger."""
     timeout_ms: int = 60_000
+    """Longest time from the inject to the last report, and from Decide to its answer."""
     tolerable_failures: int | None = None
+    """Number of failed attempts in a row that do not fail the job; None: any number."""
     allow_finished: bool = True
+    """True to continue checkpoints after some actors have finished. Raises InvalidInput."""
 
     def __post_init__(self) -> None:
         _require("interval_ms", self.interval_ms, 1, optional=True)
@@ -75,53 +74,53 @@ def _require(name: str, value: object, least: int, *, optional: bool = False) ->
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Request for the job's next barrier, answered with `decided`. barrier_id: the id of the new attempt.
-
-    drain: the job is draining; seal a boundary first, and answer with `last` if the barrier reaches that boundary.
-    """
+    """Request for the job's next barrier, answered with `decided`."""
 
     job: str
     barrier_id: int
+    """Id of the new attempt."""
     drain: bool = False
+    """The job is draining; seal a boundary first, and answer with `last` if the barrier reaches that boundary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inject:
-    """Barrier for these actors. Each actor that it reaches, directly or through edges, answers with a `Report`.
-
-    targets: the incarnation for each triggered actor. waits: all actors that must report. taken: for each actor of
-    `waits`, the newest barrier id whose report was accepted, 0 for none; the actor does not send the segments of an
-    accepted report again (`Outbox.report`). drain: each actor ends its data at this barrier and reports `ended`.
-    """
+    """Barrier for these actors. Each actor that it reaches, directly or through edges, answers with a `Report`."""
 
     job: str
     barrier_id: int
     barrier: Barrier
     targets: Mapping[Actor, int]
+    """Incarnation for each triggered actor."""
     waits: frozenset[Actor]
+    """All actors that must report."""
     taken: Mapping[Actor, int]
+    """For each actor of `waits`, the newest barrier id whose report was accepted, 0 for none; the actor does not send
+    the segments of an accepted report again (`Outbox.report`).
+    """
     drain: bool = False
+    """Each actor ends its data at this barrier and reports `ended`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitBarrier:
-    """Request to commit in one transaction, fenced by `incarnation`; answered with `committed`, `refused` or `unknown`.
-
-    segments: those of all reports and those carried over from aborted attempts, in the order of the reports. states:
-    by actor. finished: all actors that have finished after this commit, including those recorded before.
-    finished_vertices: the vertices whose actors are all finished. The catalog records both. final: the job and its
-    outputs end with this commit.
-    """
+    """Request to commit in one transaction, answered with `committed`, `refused` or `unknown`."""
 
     job: str
     incarnation: int
+    """Incarnation of the job: the catalog refuses the commit of an earlier one."""
     barrier_id: int
     barrier: Barrier
     segments: Segments
+    """Segments of all reports and those carried over from aborted attempts, in the order of the reports."""
     states: Mapping[Actor, bytes]
+    """By actor."""
     finished: frozenset[Actor] = frozenset()
+    """All actors that have finished after this commit, including those recorded before."""
     finished_vertices: frozenset[str] = frozenset()
+    """Vertices whose actors are all finished. The catalog records both."""
     final: bool = False
+    """The job and its outputs end with this commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +163,13 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Fence of these actors: each rolls back to the last commit and attaches again, or another process attaches.
-
-    actors: actor -> the newest incarnation that has ended, 0 for none. An actor with a newer incarnation has attached
-    since, and is not fenced.
-    """
+    """Fence of these actors: each rolls back to the last commit and attaches again, or another process attaches."""
 
     job: str
     actors: Mapping[Actor, int]
+    """Actor -> the newest incarnation that has ended, 0 for none. An actor with a newer incarnation has attached since,
+    and is not fenced.
+    """
     reason: str
 
 
@@ -180,13 +178,13 @@ class Start:
     """Permission for an actor to begin from its state in the catalog. No commit in flight can change that state.
 
     Actors that are connected by edges start together: `peers` has their incarnations, including this actor's.
-    finished: the actor had finished before the job was restored; it only passes on its end of data.
     """
 
     job: str
     actor: Actor
     incarnation: int
     finished: bool = False
+    """The actor had finished before the job was restored; it only passes on its end of data."""
     peers: Mapping[Actor, int] = field(default_factory=dict)
 
 
@@ -220,29 +218,30 @@ Decision = (
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """Status of one job at the manager.
-
-    actors: actor -> name of its TaskState. waiting_for: the actors whose reports are missing, or that do not run yet.
-    since_ms: trigger time of the attempt in flight, on the manager's clock. carried: segments carried over from aborted
-    attempts. failures: failed attempts in a row. epoch: of the newest commit that this manager has seen, 0 for none.
-    ignored: messages without effect (stale, repeated, unknown, late).
-    """
+    """Status of one job at the manager."""
 
     job: str
     state: JobState
     phase: Phase
     incarnation: int
     actors: Mapping[Actor, str]
+    """Actor -> name of its TaskState."""
     waiting_for: frozenset[Actor]
+    """The actors whose reports are missing, or that do not run yet."""
     barrier_id: int | None = None
     barrier: Barrier | None = None
     since_ms: int | None = None
+    """Trigger time of the attempt in flight, on the manager's clock."""
     carried: int = 0
+    """Segments carried over from aborted attempts."""
     forced: bool = False
     draining: bool = False
     failures: int = 0
+    """Failed attempts in a row."""
     commits: int = 0
     aborts: int = 0
     ignored: int = 0
+    """Messages without effect (stale, repeated, unknown, late)."""
     epoch: int = 0
+    """Epoch of the newest commit that this manager has seen; 0: none."""
     reason: str | None = None

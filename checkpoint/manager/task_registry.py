@@ -13,12 +13,13 @@ from .commands import Actor, Start
 
 @dataclass(slots=True)
 class RegisteredTask:
-    """Current state of an actor. incarnation 0: not attached. finish_committed: a commit records it as finished."""
+    """Current state of an actor. incarnation 0: not attached."""
 
     state: TaskState = TaskState.INITIALIZING
     incarnation: int = 0
     waiting: bool = False  # attached, but not started yet
     finish_committed: bool = False
+    """A commit records it as finished."""
     taken: int = 0  # the newest barrier id whose report of this incarnation was accepted
     ended: int = 0  # the newest incarnation that has ended
 

@@ -22,8 +22,6 @@ State = Literal["none", "valid", "behind", "gone"]
 class Stretch:
     """Stretch of the epochs from `first` through `last`. `landed` describes `first`; `states` and `readable` hold for
     each epoch of the stretch.
-
-    readable: all requested tables can be read together.
     """
 
     first: int
@@ -31,16 +29,17 @@ class Stretch:
     landed: Mapping[str, Landed]
     states: Mapping[str, State]
     readable: bool
+    """All requested tables can be read together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Timeline of tables. tables: the requested ones; ancestors: all other tables that they descend from. The
-    stretches are in order of epoch, without gaps; earlier, later: True if there are more on that side.
-    """
+    """Timeline of tables. earlier, later: True if there are more on that side."""
 
     tables: tuple[str, ...]
+    """Requested ones."""
     ancestors: tuple[str, ...]
+    """All other tables that they descend from. The stretches are in order of epoch, without gaps."""
     stretches: tuple[Stretch, ...]
     earlier: bool = False
     later: bool = False

@@ -22,11 +22,12 @@ MAX_COMMAND = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Command to read a table's rows: at the epoch, or at that of a policy. consistency: None names no policy."""
+    """Command to read a table's rows: at the epoch, or at that of a policy."""
 
     table: str
     epoch: int | None = None
     consistency: str | None = None
+    """None names no policy."""
     options: Mapping[str, Any] = field(default_factory=dict)
     columns: tuple[str, ...] | None = None
 
@@ -45,14 +46,13 @@ class ChangesCommand:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Command to write rows into a table. rows: the announced number of rows; a stream with any other number is
-    refused, so an interrupted one is too.
-    """
+    """Command to write rows into a table."""
 
     table: str
     txn: tuple[str, int] | None = None
     operation: str = "upsert"
     rows: int | None = None
+    """Announced number of rows; a stream with any other number is refused, so an interrupted one is too."""
 
 
 _KEYS = {

@@ -20,12 +20,12 @@ from epochlog.store.env.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class FlightPart:
-    """Part of a flight. batches: starts reading the part at its beginning; the iterator raises the errors of its files.
-    footprint: the memory that reading takes.
-    """
+    """Part of a flight."""
 
     batches: Callable[[], Iterator[pa.RecordBatch]]
+    """Starts reading the part at its beginning; the iterator raises the errors of its files."""
     footprint: Footprint
+    """Memory that reading takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,10 @@ class LeasedFlight:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Client of a flight. peer: its connection, `host:port`."""
+    """Client of a flight."""
 
     peer: str
+    """Connection of the client, `host:port`."""
     may_write: bool
 
     @property
@@ -70,11 +71,13 @@ class _Flight:
 
 @dataclass(slots=True, eq=False)
 class _Plan:
-    """Flight that is being planned. waits: it waits for an epoch; displaced: another flight has its place."""
+    """Flight that is being planned."""
 
     caller: Caller
     waits: bool = False
+    """It waits for an epoch."""
     displaced: bool = False
+    """Another flight has its place."""
 
     def keep_waiting(self) -> None:
         """Record that the plan waits. Raises LimitExceeded when another flight has its place."""

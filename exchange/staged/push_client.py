@@ -34,14 +34,16 @@ RETRIED = ("CatalogUnavailable", "OutcomeUnknown", "StoreClosed", "ServerUnavail
 
 @dataclass(slots=True)
 class Sent:
-    """Batch without an answer. awaited: the caller of its push waits for the answer. error: the server's refusal."""
+    """Batch without an answer."""
 
     message: bytes
     rows: pa.RecordBatch
     deadline: Deadline
     awaited: bool
+    """The caller of its push waits for the answer."""
     done: bool = False
     error: EpochlogError | None = None
+    """Server's refusal."""
 
 
 class Pusher:

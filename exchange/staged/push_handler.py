@@ -44,23 +44,25 @@ LONGEST_WAIT_MS = 600_000
 
 @dataclass(frozen=True, slots=True)
 class _PendingPush:
-    """Push without an answer. number: the producer's, for the answer. deadline: the end of its wait for budget."""
+    """Push without an answer."""
 
     number: int
+    """Producer's, for the answer."""
     push: Push
     deadline: Deadline
+    """End of its wait for budget."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldPush:
-    """Push that waits for disk budget. budget_version: the query's budget version at its last attempt. is_abandoned:
-    returns True after the end of the producer's stream. retry, give_up: continue or refuse the push.
-    """
+    """Push that waits for disk budget. retry, give_up: continue or refuse the push."""
 
     query: str
     budget_version: int
+    """Query's budget version at its last attempt."""
     deadline: Deadline
     is_abandoned: Callable[[], bool]
+    """Returns True after the end of the producer's stream."""
     retry: Callable[[], None]
     give_up: Callable[[], None]
 

@@ -64,12 +64,12 @@ _OPEN = [0, -1, -1, -1]
 
 @dataclass(frozen=True, slots=True)
 class EndMarks:
-    """End marks of one query from one state of the catalog. stages: the channels of each stage; passed: the end marks
-    of the channels that have passed.
-    """
+    """End marks of one query from one state of the catalog."""
 
     stages: Mapping[int, tuple[str, ...]]
+    """Channels of each stage."""
     passed: Mapping[str, EndMark] = field(default_factory=dict)
+    """End marks of the channels that have passed."""
 
     @property
     def stage(self) -> int:

@@ -69,21 +69,20 @@ KEEP = Script("keep marks", _KEEP.encode())
 
 @dataclass(frozen=True, slots=True)
 class MarksWrite:
-    """Write of one query's marks by one server.
-
-    turn: number of the write. before: SHA-1 of each of the marks that the hash may hold ("" for none): several after a
-    lost answer. clear_first: delete the marks of earlier servers and generations first. force: also those of newer
-    servers.
-    """
+    """Write of one query's marks by one server."""
 
     incarnation: int
     generation: int
     turn: int
+    """Number of the write."""
     query: str
     marks: bytes
     before: tuple[str, ...] = ("",)
+    """SHA-1 of each of the marks that the hash may hold ("" for none): several after a lost answer."""
     clear_first: bool = False
+    """Delete the marks of earlier servers and generations first."""
     force: bool = False
+    """True to replace marks of newer servers too."""
 
 
 def marks_key(store_id: str) -> bytes:

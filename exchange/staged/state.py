@@ -69,16 +69,17 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class StagedQuery:
-    """Query of a staged exchange. passed: the channels that were pushed up to their end marks. lease_ms: time until an
-    unused query ends; budget: bytes of its batches on disk. expires_ms is Unix time.
-    """
+    """Query of a staged exchange."""
 
     name: str
     stages: Stages
     passed: frozenset[str]
+    """Channels that were pushed up to their end marks."""
     lease_ms: int
+    """Time until an unused query ends."""
     expires_ms: int
     budget: int
+    """Bytes of its batches on disk. expires_ms is Unix time."""
 
     @property
     def stage(self) -> int:
@@ -106,20 +107,24 @@ class StagedQuery:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Channel of one producer. attempt: the highest seen. last: the sequence of the end mark, rows_told: its number of
-    rows; None while unknown. All sequences below `next` were pushed, and above it those in `ahead`; all below
-    `released` were deleted. rows: the rows of all pushed batches.
-    """
+    """Channel of one producer."""
 
     name: str
     stage: int
     attempt: int = 0
+    """Highest attempt of the producer that has pushed."""
     last: int | None = None
+    """Sequence of the end mark; None while unknown."""
     rows_told: int | None = None
+    """Number of rows that the end mark tells; None while unknown."""
     next: int = 0
+    """First sequence that was not pushed: all below it were."""
     ahead: tuple[int, ...] = ()
+    """Sequences above `next` that were pushed, ascending."""
     released: int = 0
+    """Sequence below which all batches were deleted."""
     rows: int = 0
+    """Rows of all pushed batches."""
 
     def has(self, seq: int) -> bool:
         """Return True if the sequence was pushed."""
@@ -141,13 +146,13 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class ChannelProgress:
-    """Progress of one channel's producer. next: the first sequence that was not pushed; sequences above it may have
-    been. last: the sequence of the end mark, -1 for an empty channel; None while unknown.
-    """
+    """Progress of one channel's producer."""
 
     stage: int
     next: int
+    """First sequence that was not pushed; sequences above it may have been."""
     last: int | None
+    """Sequence of the end mark, -1 for an empty channel; None while unknown."""
 
     @property
     def passed(self) -> bool:
@@ -157,15 +162,16 @@ class ChannelProgress:
 
 @dataclass(frozen=True, slots=True)
 class StageConsumer:
-    """Consumer of a staged exchange. incarnation: the highest that has claimed it, -1 before the first. cursor: the
-    acknowledged position of its durable state. start: the cursor at which the present incarnation began.
-    """
+    """Consumer of a staged exchange."""
 
     name: str
     stages: Stages
     incarnation: int = -1
+    """Highest that has claimed it, -1 before the first."""
     cursor: Cursor = field(default_factory=dict)
+    """Acknowledged position of its durable state."""
     start: Cursor = field(default_factory=dict)
+    """Cursor at which the present incarnation began."""
 
     @property
     def channels(self) -> list[str]:

@@ -57,15 +57,14 @@ MAX_RELEASED = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Batch that a producer pushes. path: its durable file; None if no file was written because the sequence had been
-    pushed before.
-    """
+    """Batch that a producer pushes."""
 
     channel: str
     stage: int
     seq: int
     attempt: int
     path: str | None
+    """Durable file of the batch; None if no file was written because the sequence had been pushed before."""
     bytes: int
     crc32: int
     rows: int
@@ -73,14 +72,14 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """Outcome of a push. stored: the catalog refers to its file now; otherwise the sequence had been pushed before, and
-    the file is an orphan. full: the batch does not fit into the disk budget now, and its file waits. passed: the push
-    has completed its channel.
-    """
+    """Outcome of a push."""
 
     stored: bool
+    """The catalog refers to its file now; otherwise the sequence had been pushed before, and the file is an orphan."""
     full: bool = False
+    """The batch does not fit into the disk budget now, and its file waits."""
     passed: bool = False
+    """The push has completed its channel."""
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -344,10 +343,11 @@ def _scan_pushed(view: ReadTxn, query: str, channel: Channel, first: int, stop: 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerBacklog:
-    """Batches and end marks of a consumer beyond its cursor. ends: the last sequence of each channel that has ended."""
+    """Batches and end marks of a consumer beyond its cursor."""
 
     incarnation: int
     ends: Mapping[str, int]
+    """Last sequence of each channel that has ended."""
     pushed: tuple[tuple[str, int, Pushed], ...]
 
 

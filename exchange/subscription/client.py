@@ -65,14 +65,13 @@ OpenStream = Callable[[bytes], ClientStream]
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """Item that the gate releases: a batch, or None for the notice that all changes through an epoch have arrived.
-    size: bytes.
-    """
+    """Item that the gate releases: a batch, or None for the notice that all changes through an epoch have arrived."""
 
     rows: pa.RecordBatch | None
     epoch: int
     last: bool
     size: int
+    """Bytes."""
 
 
 class Subscription(Closeable):

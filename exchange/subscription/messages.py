@@ -32,41 +32,43 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FeedPosition:
-    """Position of a feed in a table. snapshot: the epoch of the table's rows, while they are being sent. after: the
-    epoch through which all changes were sent, if `snapshot` is None. rows: the number of rows sent beyond that.
-    """
+    """Position of a feed in a table."""
 
     snapshot: int | None = None
+    """Epoch of the table's rows, while they are being sent."""
     after: int = 0
+    """Epoch through which all changes were sent, if `snapshot` is None."""
     rows: int = 0
+    """Number of rows sent beyond that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Position at which a subscriber resumes over a new connection. seqs: the next sequence of each channel, in the
-    order of the stages. held: the bytes that were received but not yet taken. schema: the version of the table's schema
-    whose columns the subscriber has.
-    """
+    """Position at which a subscriber resumes over a new connection."""
 
     store: str
     table: int
     place: FeedPosition
     seqs: tuple[int, int]
+    """Next sequence of each channel, in the order of the stages."""
     held: int = 0
+    """Bytes that were received but not yet taken."""
     incarnation: int | None = None
     schema: int = 0
+    """Version of the table's schema whose columns the subscriber has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request for a subscription. consumer: the durable name; after: an epoch, or None to begin with the rows; columns:
-    None for all. too_old, keep_s: the consumer's policies; with keep_s None its hold never expires.
-    """
+    """Request for a subscription. too_old, keep_s: the consumer's policies; with keep_s None its hold never expires."""
 
     table: str
     consumer: str | None = None
+    """Durable name."""
     after: int | None = None
+    """Epoch, or None to begin with the rows."""
     columns: tuple[str, ...] | None = None
+    """None for all."""
     too_old: str = "error"
     keep_s: float | None = KEEP.total_seconds()
     resume: Resume | None = None
@@ -74,15 +76,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionWelcome:
-    """First message of the server: the position at which the subscription begins. beat_s: the longest time without a
-    message of the server; slow_s: the longest time that a reader may take nothing while bytes wait for it.
-    """
+    """First message of the server: the position at which the subscription begins."""
 
     store: str
     table: int
     place: FeedPosition
     beat_s: float
+    """Longest time without a message of the server."""
     slow_s: float
+    """Longest time that a reader may take nothing while bytes wait for it."""
     incarnation: int | None = None
     acked: int | None = None
     schema: int = 0
@@ -91,8 +93,7 @@ class SubscriptionWelcome:
 @dataclass(frozen=True, slots=True)
 class Mark:
     """Mark of a channel. kind "rows": a batch of one epoch, `last` if it is the epoch's last one; "passed": the channel
-    is complete through the epoch, and no rows come with the mark; "end": the channel ends before sequence `seq`. size:
-    the batch's bytes, as the window counts them.
+    is complete through the epoch, and no rows come with the mark; "end": the channel ends before sequence `seq`.
     """
 
     kind: str
@@ -101,6 +102,7 @@ class Mark:
     epoch: int = 0
     last: bool = False
     size: int = 0
+    """Batch's bytes, as the window counts them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,16 +54,18 @@ PARTING_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionLimits:
-    """Limits of subscriptions. window: bytes sent and not yet taken. slow_s: the longest time that a reader may take
-    nothing while bytes wait for it; after twice that without any message the server disconnects it. beat_s: the longest
-    time without a message of the server. max_subscriptions: open at a time; clients that may only read get three
-    quarters of them.
-    """
+    """Limits of subscriptions."""
 
     window: int = 8 << 20
+    """Bytes sent and not yet taken."""
     slow_s: float = 60.0
+    """Longest time that a reader may take nothing while bytes wait for it; after twice that without any message the
+    server disconnects it.
+    """
     beat_s: float = 2.0
+    """Longest time without a message of the server."""
     max_subscriptions: int = 1_000
+    """Open at a time; clients that may only read get three quarters of them."""
 
 
 class Subscriptions:

@@ -55,34 +55,34 @@ Meter = Callable[[Iterator[pa.RecordBatch], Footprint], Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows of one epoch, in key order. last: no more rows of the epoch follow. snapshot: they are the table's rows, not
-    changes.
-    """
+    """Rows of one epoch, in key order."""
 
     data: pa.RecordBatch
     epoch: int
     last: bool
+    """No more rows of the epoch follow."""
     snapshot: bool
+    """They are the table's rows, not changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Notice that the feed is complete through an epoch. snapshot: the table's rows at that epoch are complete; else
-    its log.
-    """
+    """Notice that the feed is complete through an epoch."""
 
     epoch: int
     snapshot: bool = False
+    """The table's rows at that epoch are complete; else its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FeedRound:
-    """Plan of one round, from one state of the catalog. ended: the table's data ends with this round."""
+    """Plan of one round, from one state of the catalog."""
 
     plan: LogPlan
     position: FeedPosition
     until: int
     ended: bool
+    """The table's data ends with this round."""
 
 
 class TableFeed:

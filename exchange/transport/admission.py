@@ -42,22 +42,22 @@ class Lane(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Limits of one server. in_flight_bytes: rows in memory over all calls of a lane (a single larger piece is
-    admitted alone); calls: the most calls of a lane.
-
-    stall_s: how long a client may keep a call waiting for each least_bytes that it takes or gives; call_s: how long a
-    call may last; flights: how many flights may be open or planned, and flights_of_one: over one connection; flight_s:
-    how long a flight is held unless it is renewed.
-    """
+    """Limits of one server."""
 
     in_flight_bytes: int = 256 << 20
+    """Rows in memory over all calls of a lane (a single larger piece is admitted alone)."""
     calls: int = 1_000
+    """Most calls of a lane."""
     stall_s: float = 60.0
+    """How long a client may keep a call waiting for each least_bytes that it takes or gives."""
     least_bytes: int = 1 << 20
     call_s: float = 3600.0
+    """How long a call may last."""
     flights: int = 256
+    """How many flights may be open or planned, and flights_of_one: over one connection."""
     flights_of_one: int = 64
     flight_s: float = 300.0
+    """How long a flight is held unless it is renewed."""
 
 
 @dataclass(slots=True)

@@ -24,17 +24,18 @@ CHECK_S, COUNT_S = 1.0, 0.1
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of connections. most: connections at a time (None: half of the files that this process may open, at most
-    4,096); hello_s: seconds until a connection makes a call with a valid token; idle_s: seconds without data in either
-    direction. calls: the most calls of clients that may only read, and as many of all others; calls_of_one: the most
-    calls of one connection.
-    """
+    """Limits of connections."""
 
     most: int | None = None
+    """Connections at a time (None: half of the files that this process may open, at most 4,096)."""
     hello_s: float = 20.0
+    """Seconds until a connection makes a call with a valid token."""
     idle_s: float = 600.0
+    """Seconds without data in either direction."""
     calls: int = 1_000
+    """Most calls of clients that may only read, and as many of all others."""
     calls_of_one: int = 256
+    """Most calls of one connection."""
 
 
 class Callers:

@@ -21,13 +21,12 @@ class Role(IntEnum):
 class Exchange:
     """Service of duplex streams. `serve` runs until the stream ends; its second argument is the command after the
     service's name.
-
-    limit: bytes of a message.
     """
 
     serve: Callable[[DuplexStream, bytes], None]
     role: Role = Role.WRITE
     limit: int = MAX_MESSAGE
+    """Bytes of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +40,14 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call in progress. cancelled: returns True if the client has disconnected or the call's deadline has passed;
-    abort_connection: shuts down the client's connection. may_write: the call's token has the role WRITE. counted: a
-    context manager that counts the call as one of its connection's.
-    """
+    """Call in progress."""
 
     peer: str
     cancelled: Callable[[], bool]
+    """Returns True if the client has disconnected or the call's deadline has passed."""
     abort_connection: Callable[[], None]
+    """Shuts down the client's connection."""
     may_write: bool = True
+    """The call's token has the role WRITE."""
     counted: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Context manager that counts the call as one of its connection's."""

@@ -35,15 +35,15 @@ def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """Pieces that are made, and the source of the others. born_s: begin of the first piece; took_s: time of making all
-    that are made.
-    """
+    """Pieces that are made, and the source of the others."""
 
     make: Callable[[], Iterator[bytes]]
     source: Iterator[bytes] | None = None
     pieces: list[bytes] = field(default_factory=list[bytes])
     born_s: float = 0.0
+    """Begin of the first piece."""
     took_s: float = 0.0
+    """Time of making all that are made."""
     is_being_made: bool = True
     is_whole: bool = False
     has_failed: bool = False

@@ -31,10 +31,12 @@ _ADDRESS_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Accepted connection. peer: `host:port`; idle_s: seconds since it last sent or received data."""
+    """Accepted connection."""
 
     peer: str
+    """`host:port`."""
     idle_s: float
+    """Seconds since it last sent or received data."""
 
 
 def accepted_connections(port: int, host: str = "") -> list[Connection]:

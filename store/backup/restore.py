@@ -40,8 +40,6 @@ _WAY_OUT = (
 class RestoreReport:
     """Result of a restore: the store as of `version`, whose newest epoch is `last_epoch`, exported at `at_ms` (Unix
     ms).
-
-    `tables`: the newest committed epoch of each. Later commits are lost.
     """
 
     store_id: str
@@ -49,6 +47,7 @@ class RestoreReport:
     last_epoch: int
     at_ms: int
     tables: dict[str, int]
+    """Newest committed epoch of each. Later commits are lost."""
 
 
 @dataclass(frozen=True, slots=True)

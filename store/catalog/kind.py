@@ -23,33 +23,32 @@ from .protocol import Catalog
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Root of a store with the options of the call that opens it.
-
-    folder: the root, if it is local. url: None for the embedded catalog. clock: replaces the catalog's own clock.
-    volatile: accept a server that may lose acknowledged commits. read_only: write nothing.
-    """
+    """Root of a store with the options of the call that opens it."""
 
     root: str = field(repr=False)  # may contain a password, as may `url`; `files.place` does not
     folder: Path | None
+    """Root, if it is local."""
     files: Files
     url: str | None = field(repr=False)
+    """None for the embedded catalog."""
     clock: Callable[[], int] | None = None
+    """Replaces the catalog's own clock."""
     durability: str = "disk"
     volatile: bool = False
+    """Accept a server that may lose acknowledged commits."""
     read_only: bool = False
+    """Write nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetectedCatalog:
-    """Catalog that was created, or whose creation was completed.
-
-    store_id: the id of the root's store; None if the catalog's own record decides. generation: the id of this creation
-    of the catalog, for the marker; None for a kind without generations.
-    """
+    """Catalog that was created, or whose creation was completed."""
 
     catalog: Catalog
     store_id: str | None = None
+    """Id of the root's store; None if the catalog's own record decides."""
     generation: str | None = None
+    """Id of this creation of the catalog, for the marker; None for a kind without generations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,12 +45,10 @@ class Txn(ReadTxn, Protocol):
 
 
 class Catalog(Protocol):
-    """Transactional store of the records of tables, versions, jobs, holds and transaction outcomes. Thread-safe.
-
-    on_commit: called after each transaction of this object that may have written. It must not block.
-    """
+    """Transactional store of the records of tables, versions, jobs, holds and transaction outcomes. Thread-safe."""
 
     on_commit: Callable[[], None]
+    """Called after each transaction of this object that may have written. It must not block."""
 
     def read(self, body: Callable[[ReadTxn], T]) -> T: ...
 

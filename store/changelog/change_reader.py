@@ -37,13 +37,14 @@ PIECE_ROWS = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """groups[first:end] of a feed, within a key range. alone: no other unit is read at the same time."""
+    """groups[first:end] of a feed, within a key range."""
 
     first: int
     end: int
     keys: KeyRange
     cost: int
     alone: bool = True
+    """No other unit is read at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +58,17 @@ class _Old:
 
 @dataclass(frozen=True, slots=True)
 class ChangeReader:
-    """Reader of the changes in a range of log epochs.
-
-    options: columns in the order of the result; a filter that only prunes; a range of keys. images: return pre-images
-    too. They are read from the log if `stored`, else looked up in `before`, the state before the range.
-    """
+    """Reader of the changes in a range of log epochs."""
 
     files: Files
     table: TableSchema
     groups: Sequence[LabelGroup]
     options: ReadOptions
+    """Columns in the order of the result; a filter that only prunes; a range of keys."""
     images: bool = False
+    """Return pre-images too. They are read from the log if `stored`, else looked up in `before`, the state before the
+    range.
+    """
     stored: bool = False
     before: ScanPlan | None = None
 

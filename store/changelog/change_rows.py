@@ -32,14 +32,13 @@ _SMALL_BATCH_ROWS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Touches:
-    """Changes of several log epochs, concatenated: oldest epoch first, each in key order. labels: int64, the log epoch
-    of each row.
-    """
+    """Changes of several log epochs, concatenated: oldest epoch first, each in key order."""
 
     keys: pa.Array
     data: pa.Table
     deleted: np.ndarray
     labels: np.ndarray
+    """Int64, the log epoch of each row."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -47,11 +46,10 @@ class Touches:
 
 @dataclass(frozen=True, slots=True)
 class ByKey:
-    """Touches sorted by key, then epoch. order: their int64 positions. first, last: bool masks of each key's first and
-    last touch.
-    """
+    """Touches sorted by key, then epoch. first, last: bool masks of each key's first and last touch."""
 
     order: np.ndarray
+    """Their int64 positions."""
     first: np.ndarray
     last: np.ndarray
 

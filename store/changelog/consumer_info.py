@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """State of a consumer at the time of the call; times are Unix milliseconds.
-
-    state: "open" (a process has it open), "away" (no process has it open; its log is held), "expired" (no process has
-    had it open for keep_ms; nothing is held), "lost" (changes after its position were truncated), "dropped" (one of its
-    tables was dropped). position: the acknowledged epoch; None: it begins with the tables' rows. lag_ms: the age of the
-    oldest change that is not acknowledged, 0 if all are; lag_commits: the number of commits with changes past the
-    position. Both are None without a position. too_old: the reaction when changes after the position were truncated,
-    "error" or "snapshot". keep_ms: the time for which it holds its log after it was closed; None: without end.
-    until_ms: the time at which its hold ends unless it is opened again; None: never, or it is open, or holds nothing.
-    acked_ms: the time of the newest acknowledgement; None before the first.
-    """
+    """State of a consumer at the time of the call; times are Unix milliseconds."""
 
     name: str
     tables: tuple[str, ...]
     state: str
+    """open (a process has it open) | away (no process has; its log is held) | expired (no process has had it open for
+    keep_ms; nothing is held) | lost (changes after its position were truncated) | dropped (one of its tables was).
+    """
     position: int | None
+    """Acknowledged epoch; None: it begins with the tables' rows."""
     incarnation: int
     lag_ms: int | None
+    """Age of the oldest change that is not acknowledged, 0 if all are."""
     lag_commits: int | None
+    """Number of commits with changes past the position. Both are None without a position."""
     too_old: str
+    """Reaction when changes after the position were truncated, "error" or "snapshot"."""
     keep_ms: int | None
+    """Time for which it holds its log after it was closed; None: without end."""
     until_ms: int | None
+    """Time at which its hold ends unless it is opened again; None: never, or it is open, or holds nothing."""
     acked_ms: int | None
+    """Time of the newest acknowledgement; None before the first."""
 
 
 def list_consumers(handle: Handle) -> list[ConsumerInfo]:

@@ -18,18 +18,18 @@ _PLACE = "_place"
 
 @dataclass(frozen=True, slots=True)
 class EventShape:
-    """Shape of the rows of a sink, by the options of Spark's AUTO CDC. Picklable: Spark's tasks apply it.
-
-    deletes: a predicate over the columns of the rows; those for which it is true are deletes. columns: the columns to
-    write (None: all); without: columns to leave out. partial: rows may lack columns, which keep their values.
-    ignore_nulls: a null leaves a value as it is.
-    """
+    """Shape of the rows of a sink, by the options of Spark's AUTO CDC. Picklable: Spark's tasks apply it."""
 
     deletes: str | None = None
+    """Predicate over the columns of the rows; those for which it is true are deletes."""
     columns: tuple[str, ...] | None = None
+    """Columns to write (None: all)."""
     without: tuple[str, ...] = ()
+    """Columns to leave out."""
     partial: bool = False
+    """Rows may lack columns, which keep their values."""
     ignore_nulls: bool = False
+    """A null leaves a value as it is."""
 
     @property
     def updates(self) -> bool:

@@ -28,10 +28,12 @@ CHANGE_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Upper estimate of a read's memory in bytes. making: while a piece is read; kept: while its rows are returned."""
+    """Upper estimate of a read's memory in bytes."""
 
     making: int
+    """While a piece is read."""
     kept: int
+    """While its rows are returned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,20 +40,21 @@ BATCH_ROWS = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """Plan of a read of one range of log epochs, oldest first.
-
-    before: the state before the range, in which pre-images are looked up unless they are `stored` with the log; None if
-    history does not reach back so far. backfill: the first read of an upstream by a job, which returns the rows of
-    `before` as inserts and reads no log. altered: the alter at which the plan ends before its range does, because the
-    table's columns cannot be continued past it; None: it has the whole range.
-    """
+    """Plan of a read of one range of log epochs, oldest first."""
 
     table: TableSchema
     before: ScanPlan | None
+    """State before the range, in which pre-images are looked up unless they are `stored` with the log; None if history
+    does not reach back so far.
+    """
     groups: tuple[LabelGroup, ...] = ()
     backfill: bool = False
+    """The first read of an upstream by a job, which returns the rows of `before` as inserts and reads no log."""
     stored: bool = False
     altered: int | None = None
+    """Alter at which the plan ends before its range does, because the table's columns cannot be continued past it;
+    None: it has the whole range.
+    """
 
     def schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
         """Return the schema: the table's columns (or `columns`), all nullable, then the three change columns."""
@@ -163,15 +164,17 @@ class LogPlan:
 class Columns:
     """Columns of a read of the log of a table that was altered.
 
-    A read ends where an alter drops, renames or widens one of its columns. schema: the columns of a reader that keeps
-    them, found by field id and null where a change lacks them; None: those of the range. whole: True reads the whole
-    range, in these columns or those of its end. cut: True returns the part of the range before such an alter; else the
-    range is refused.
+    A read ends where an alter drops, renames or widens one of its columns.
     """
 
     schema: TableSchema | None = None
+    """Columns of a reader that keeps them, found by field id and null where a change lacks them; None: those of the
+    range.
+    """
     whole: bool = False
+    """True reads the whole range, in these columns or those of its end."""
     cut: bool = False
+    """True returns the part of the range before such an alter; else the range is refused."""
 
 
 def plan_changes(

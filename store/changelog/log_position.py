@@ -19,14 +19,13 @@ SNAPSHOT = "snapshot"
 class Reach:
     """Readable part of a log for a reader that has all changes through `wanted`: the log after `after`, at or above
     `wanted`.
-
-    lost: lower bound of the number of commits with changes that were truncated between the two.
     """
 
     table: TableDef
     wanted: int
     after: int
     lost: int = 0
+    """Lower bound of the number of commits with changes that were truncated between the two."""
 
     def truncated(self, advice: str) -> LogTruncated:
         """Return the error that reports the commits truncated unread, with `advice` as its last sentence."""

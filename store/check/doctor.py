@@ -38,11 +38,12 @@ class Symptom:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """State of a store's clocks at one moment. lead_ms: the time by which its newest epoch leads the clock."""
+    """State of a store's clocks at one moment."""
 
     at_ms: int
     last_epoch: int
     lead_ms: int
+    """Time by which its newest epoch leads the clock."""
     clocks: tuple[KnownClock, ...]
     symptoms: tuple[Symptom, ...]
 

@@ -48,17 +48,16 @@ class _Unread(Problem):
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Result of `verify`. `unreachable`: files that no table reaches; they are not damage, vacuum deletes them.
-
-    `unread`: files that the system refused to read, so their state is unknown; the report is then not `ok`.
-    """
+    """Result of `verify`."""
 
     tables: int
     files: int
     bytes: int
     problems: tuple[Problem, ...] = ()
     unreachable: tuple[str, ...] = field(default=())
+    """Files that no table reaches; they are not damage, vacuum deletes them."""
     unread: tuple[Problem, ...] = ()
+    """Files that the system refused to read, so their state is unknown; the report is then not `ok`."""
 
     @property
     def ok(self) -> bool:

@@ -45,17 +45,15 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Expired rows of a table: the keys at the commit `base`, by the time of a boundary and the options at that time.
-
-    table: with the columns and the ttl of that time; the keys have these columns. more: True if the table may have more
-    of them.
-    """
+    """Choice of the expired rows of a table, as of its commit `base`."""
 
     table: TableDef
+    """Table with the columns and the ttl of the time of the choice; `keys` has these columns."""
     keys: pa.Table
     base: int
     cutoff: pa.Scalar
     more: bool
+    """True if more expired rows may be left for another commit."""
 
     @property
     def expired(self) -> pc.Expression:

@@ -31,17 +31,18 @@ MAX_STATE = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class LoadRecord:
-    """Catalog record of a load. state: running | finished. incarnation: its coordinator's. checkpoint: the number of
-    its newest commit.
-    """
+    """Catalog record of a load."""
 
     name: str
     tables: tuple[int, ...]
     parts: int
     finish_tables: bool
     incarnation: int = 0
+    """Incarnation of the coordinator that may commit."""
     checkpoint: int = 0
+    """Number of its newest commit."""
     state: str = "running"
+    """running | finished."""
 
     def to_record(self) -> Record:
         return {**asdict(self), "tables": list(self.tables)}
@@ -54,13 +55,11 @@ class LoadRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """State that a part of a load reported with its newest commit; None if it has finished.
-
-    finished: its data has ended.
-    """
+    """State that a part of a load reported with its newest commit; None if it has finished."""
 
     state: bytes | None = None
     finished: bool = False
+    """True if the part's data has ended."""
 
     def to_record(self) -> Record:
         return asdict(self)
@@ -71,8 +70,7 @@ class LoadCommit:
     """Requirements and effects of a load's checkpoint.
 
     It requires its coordinator's incarnation and the checkpoint `before`. `checkpoint` is higher than `before`; numbers
-    of abandoned commits are skipped. states: new states by part index. finished: indexes of the parts whose data ended.
-    final: the load ends with it.
+    of abandoned commits are skipped.
     """
 
     name: str
@@ -80,8 +78,11 @@ class LoadCommit:
     before: int
     checkpoint: int
     states: Mapping[int, bytes] = field(default_factory=dict)
+    """New states by part index."""
     finished: frozenset[int] = frozenset()
+    """Indexes of the parts whose data ended."""
     final: bool = False
+    """The load ends with it."""
 
 
 def declare_load(handle: Handle, name: str, tables: Sequence[str], parts: int, *, finish_tables: bool) -> LoadRecord:

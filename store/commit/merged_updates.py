@@ -32,12 +32,13 @@ PIECE_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class UpdateMerge:
-    """Merge of the segments of a commit with the rows of a table before it. new_path: returns a path of a new file."""
+    """Merge of the segments of a commit with the rows of a table before it."""
 
     files: Files
     table_id: int
     before: ScanPlan
     new_path: Callable[[], str]
+    """Returns a path of a new file."""
 
     def merge(self, epochs: Sequence[Sequence[Segment]], touched: pa.Array | None = None) -> list[list[Segment]]:
         """Return, for each log epoch with updates, segments of whole rows with its net changes; none for the others.
@@ -80,9 +81,10 @@ class UpdateMerge:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of one segment in a key range. number: of its log epoch."""
+    """Rows of one segment in a key range."""
 
     number: int
+    """Position of the segment's log epoch among those of the commit."""
     segment: Segment
     rows: Rows
 

@@ -130,15 +130,16 @@ def _root(
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """State of a table before a commit. since: the segments that were committed after the last try; None if the log
-    lacks some, or there was none. kept: the kept deletes. expired: the newest epoch whose deletes are no longer known.
-    """
+    """State of a table before a commit."""
 
     table: TableDef
     before: ScanPlan
     since: list[Segment] | None
+    """Segments that were committed after the last try; None if the log lacks some, or there was none."""
     kept: KeptFiles
+    """Kept deletes."""
     expired: int
+    """Newest epoch whose deletes are no longer known."""
 
 
 def _read_state(handle: Handle, view: ReadTxn, change: TableChange, tried: Prepared, epoch: int | None) -> _State:

@@ -39,19 +39,18 @@ PAIR_MARKS: dict[str, str | int] = {"query": NO_QUERY, "batch": NO_BATCH}
 
 @dataclass(frozen=True, slots=True)
 class StreamBatch:
-    """Micro-batch of a stream as the transaction of a commit.
-
-    query: id of the stream's query; planned_ms: when the batch was planned; None if Spark does not tell it.
-    new_checkpoint: the user says that the stream was started anew, so a known number under another query is no replay.
-    batch: id of the micro-batch if the user chose a `number` other than that for the write; NO_BATCH outside of any.
-    """
+    """Micro-batch of a stream as the transaction of a commit."""
 
     app: str
     number: int
     query: str | None
+    """Id of the stream's query."""
     planned_ms: int | None = None
+    """When the batch was planned; None if Spark does not tell it."""
     new_checkpoint: bool = False
+    """The user says that the stream was started anew, so a known number under another query is no replay."""
     batch: int | None = None
+    """Id of the micro-batch if the user chose a `number` other than that for the write; NO_BATCH outside of any."""
 
     @property
     def query_hash(self) -> str:
@@ -66,12 +65,14 @@ class StreamBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Landed:
-    """Outcome of a commit that landed. query: its hash; None of an earlier release. batch: that of `StreamBatch`."""
+    """Outcome of a commit that landed."""
 
     number: int
     query: str | None
+    """Hash of the id of the stream's query; None if an earlier release wrote the record."""
     planned_ms: int | None
     batch: int | None
+    """See `StreamBatch.batch`."""
 
     @classmethod
     def of(cls, number: int, record: Any) -> _Landed | None:

@@ -35,19 +35,22 @@ PIECE_ROWS = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Decision on the segments of a commit, as of one state of the table.
-
-    masks: for each segment, by path, a bool for each row: True if the row takes effect. deletes: files of the deletes
-    to keep, oldest first. ignored, used: the verdict stands at commit epochs whose expired epoch (`expired_epoch`) is
-    at or above `ignored`, the newest expired delete of a key that the commit touches, and below `used`, the oldest kept
-    delete that refused a change. kept: the files of kept deletes that it was made with.
-    """
+    """Decision on the segments of a commit, as of one state of the table."""
 
     masks: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
+    """For each segment, by path, a bool for each row: True if the row takes effect."""
     deletes: tuple[Segment, ...] = ()
+    """Files of the deletes to keep, oldest first."""
     ignored: int = 0
+    """Epoch of the newest delete that is no longer kept and whose key the commit touches. The verdict holds only while
+    it may stay unknown: at commits whose `expired_epoch` is at or above it.
+    """
     used: int = MAX_EPOCH
+    """Epoch of the oldest kept delete that refused a change; the verdict holds only while that delete is known: at
+    commits whose `expired_epoch` is below it.
+    """
     kept: KeptFiles = ()
+    """Files of kept deletes that it was made with."""
 
     def stands_at(self, expired: int) -> bool:
         """Return True if the verdict is right for a commit that no longer knows deletes up to the epoch `expired`."""
@@ -56,20 +59,19 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Judge of the changes of a commit to one table.
-
-    before: the table's rows before the commit. kept: its kept deletes, of which those up to the epoch `expired` are no
-    longer known. blind: the commit replaces the table's rows whatever their sequences, so only its own changes of a key
-    are compared. new_path: returns the path of a new file.
-    """
+    """Judge of the changes of a commit to one table."""
 
     files: Files
     table_id: int
     before: ScanPlan
+    """Table's rows before the commit."""
     kept: KeptFiles
+    """Kept deletes of the table; those up to the epoch `expired` are no longer known."""
     expired: int
     new_path: Callable[[], str]
+    """Returns the path of a new file."""
     blind: bool = False
+    """The commit replaces the table's rows whatever their sequences, so only its own changes of a key are compared."""
 
     @property
     def table(self) -> TableSchema:
@@ -150,9 +152,10 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of one segment in a piece. number: of its log epoch."""
+    """Rows of one segment in a piece."""
 
     number: int
+    """Position of the segment's log epoch among those of the commit."""
     segment: Segment
     rows: Rows
 

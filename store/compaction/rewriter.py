@@ -32,29 +32,29 @@ PART_ROWS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows of one key range after some epochs.
-
-    live: the newest version of each key, with `_epoch`, tombstones too. history: the replaced versions to rewrite, with
-    `_epoch` and `_until`, unordered. replaced_keys: keys and `_epoch` of all replaced versions.
-    """
+    """Rows of one key range after some epochs."""
 
     live: Rows
+    """Newest version of each key, with `_epoch`, tombstones too."""
     history: tuple[Rows, ...] = ()
+    """Replaced versions to rewrite, with `_epoch` and `_until`, unordered."""
     replaced_keys: tuple[Rows, ...] = ()
+    """Keys and `_epoch` of all replaced versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """Reads inputs of one table and writes parts. safe_epoch, kept: the epochs that can be read, as in
-    CompactionTask. check: the rows of new parts to read back, as in TableOptions.
-    """
+    """Reader of the inputs of a compaction of one table, and writer of its parts."""
 
     files: Files
     table: TableSchema
     new_path: Callable[[], str]
     safe_epoch: int
+    """See `CompactionTask.safe_epoch`."""
     kept: tuple[int, ...] = ()
+    """See `CompactionTask.kept_epochs`."""
     check: str = "sample"
+    """Rows of new parts to read back, as in TableOptions."""
 
     @property
     def codec(self) -> KeyCodec:

@@ -19,23 +19,22 @@ HISTORY_PARTS = 16
 
 @dataclass(frozen=True, slots=True)
 class CompactionTask:
-    """Task to merge `runs` adjoining runs from `lo` on, and L0 through `hi` if it is among the inputs, into one run.
-
-    l0_after: the epoch at which L0 began when the task was picked; None if the task merges runs only. Versions are
-    dropped that no epoch >= `safe_epoch`, and none of the `kept_epochs` below it, can see. rewritten: the history parts
-    to merge too; the new run takes the others over unchanged. past_only: the task copies the rows that these need out
-    of the history parts `rewritten` of one run, and leaves all else in place.
-    """
+    """Task to merge `runs` adjoining runs from `lo` on, and L0 through `hi` if it is among the inputs, into one run."""
 
     reason: str
     lo: int
     hi: int
     runs: int
     l0_after: int | None
+    """Epoch at which L0 began when the task was picked; None if the task merges runs only."""
     safe_epoch: int
+    """Oldest epoch that can be read, but for `kept_epochs`: versions that only older epochs can see are dropped."""
     rewritten: tuple[str, ...] = ()
+    """History parts to merge too; the new run takes the others over unchanged."""
     kept_epochs: tuple[int, ...] = ()
+    """Epochs below `safe_epoch` that can still be read, because tags keep their rows."""
     past_only: bool = False
+    """True if the task only copies the rows that `kept_epochs` need out of the history parts `rewritten` of one run."""
 
     @property
     def bottom(self) -> bool:

@@ -21,11 +21,12 @@ PIECE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Piece of a task: the keys in [low, high), None is open. reused: the one part that holds them all and is kept."""
+    """Piece of a task: the keys in [low, high), None is open."""
 
     low: Key | None
     high: Key | None
     reused: str | None = None
+    """One part that holds them all and is kept."""
 
     @property
     def key_range(self) -> KeyRange:

@@ -21,9 +21,10 @@ Clock = Callable[[], int]
 
 @dataclass(frozen=True, slots=True)
 class BootTime:
-    """Reading of a machine's boot clock: milliseconds since its boot. It never jumps. boot: the id of the boot."""
+    """Reading of a machine's boot clock: milliseconds since its boot. It never jumps."""
 
     boot: str
+    """Id of the boot."""
     ms: int
 
 

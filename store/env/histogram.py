@@ -11,9 +11,10 @@ BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 @dataclass(slots=True)
 class Histogram:
-    """Histogram of seconds. counts: for each bound, the number of durations up to it."""
+    """Histogram of seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * len(BOUNDS_S))
+    """For each bound, the number of durations up to it."""
     total: int = 0
     sum_s: float = 0.0
 

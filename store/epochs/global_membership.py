@@ -32,15 +32,14 @@ class LateJob:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Names of the tables that take part in `global`, and the largest epoch valid for all of them.
-
-    left_out: the reason for each other table, a sentence by name. late: the jobs to mark.
-    """
+    """Names of the tables that take part in `global`, and the largest epoch valid for all of them."""
 
     members: tuple[str, ...]
     epoch: int
     left_out: Mapping[str, str]
+    """Reason for each other table, a sentence by name."""
     late: tuple[LateJob, ...]
+    """Jobs to mark."""
 
 
 def membership(view: Epochs) -> Membership:

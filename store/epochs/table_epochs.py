@@ -14,39 +14,49 @@ TableRef = int | str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableEpochs:
-    """Epochs of one table. `commits` and `changes` are int64, strictly ascending; any sequence of ints is converted.
-
-    commits: every commit, also empty ones and the end-of-data entry. changes: the epochs with rows, including
-    non-checkpoint labels, and the end of data; an entry without rows is no change. known_from: changes at or below it
-    may be forgotten. due: of a table whose job drains, rebuilds or is parked, the epoch from which on its newest commit
-    may be incomplete, whatever changes its upstreams remember; without a commit, the epoch of the job's creation.
-    kept: the epochs below `safe_epoch` whose rows a tag keeps. created: the epoch of the table's creation. adopted: of
-    a root table that was an output before, its first epoch as a root table; the valid epochs before it are not known.
-    history_ms: the time for which its older versions are kept (0: not known). job_id, interval_ms (0: not known),
-    outside_ms, superseded (ascending), former, traced_from: of the job that writes it, see JobRecord. upstreams: of the
-    commits to which no entry of `former` applies.
-    """
+    """Epochs of one table. `commits` and `changes` are int64, strictly ascending; any sequence of ints is converted."""
 
     table_id: int
     name: str
     state: str = "created"
     derived: bool = False
     upstreams: tuple[int, ...] = ()
+    """Tables that the newest query of the job reads. Commits to which an entry of `former` applies were computed from
+    others.
+    """
     safe_epoch: int = 0
     kept: tuple[int, ...] = ()
+    """Epochs below `safe_epoch` whose rows a tag keeps."""
     commits: Ints = field(default_factory=lambda: ints(()))
+    """Every commit, also empty ones and the end-of-data entry."""
     changes: Ints = field(default_factory=lambda: ints(()))
+    """Epochs with rows, including non-checkpoint labels, and the end of data; an entry without rows is no change."""
     known_from: int = 0
+    """Changes at or below it may be forgotten."""
     due: int | None = None
+    """Epoch from which on the newest commit may be incomplete, whatever the upstreams remember: set while the job
+    drains, rebuilds or is parked. Without a commit, the epoch of the job's creation.
+    """
     created: int = 0
+    """Epoch of the table's creation."""
     adopted: int = 0
+    """First epoch as a root table, of one that was an output before; its valid epochs before that are not known. 0: it
+    was never an output.
+    """
     history_ms: int = 0
+    """Time for which older versions are kept; 0: not known."""
     job_id: int | None = None
+    """Job that writes the table; None for a root table."""
     interval_ms: int = 0
+    """Time between two commits of the job; 0: not known."""
     outside_ms: int | None = None
+    """See `JobRecord.outside_ms`."""
     superseded: Ints = field(default_factory=lambda: ints(()))
+    """See `JobRecord.superseded`; ascending."""
     former: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """See `JobRecord.former`."""
     traced_from: int = 0
+    """See `JobRecord.traced_from`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "commits", ints(self.commits))

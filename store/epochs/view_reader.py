@@ -92,10 +92,11 @@ def _recency(known: _CommitEpochs) -> tuple[int, int]:
 
 
 class TableRecords(NamedTuple):
-    """Records of one table in one state of the catalog. head: that of `version`."""
+    """Records of one table in one state of the catalog."""
 
     definition: TableDef
     head: Record
+    """That of `version`."""
     version: TableVersion
 
 

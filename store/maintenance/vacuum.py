@@ -54,34 +54,33 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class VacuumedFile:
-    """File that vacuum came across.
-
-    reason: why it is (or would be) deleted, or why it stays. since_ms: when it became unreachable. until_ms: when it
-    may be deleted at the earliest. Both are Unix ms, None if unknown.
-    """
+    """File that vacuum came across."""
 
     path: str
     bytes: int
     reason: str
+    """Why it is (or would be) deleted, or why it stays."""
     since_ms: int | None = None
+    """When it became unreachable."""
     until_ms: int | None = None
+    """When it may be deleted at the earliest. Both are Unix ms, None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class VacuumReport:
-    """Result of `vacuum`: the files deleted (with `dry_run`: those that it would delete) and kept.
-
-    deleted: unreachable files. kept: unreachable files that stay for now; `noted` of them were not known before this
-    run. foreign: files in the store's folder that do not belong to the store; vacuum leaves them alone. revoked: write
-    intents of dead writers. data_files: the number of files that the catalog reaches.
-    """
+    """Result of `vacuum`: the files deleted (with `dry_run`: those that it would delete) and kept."""
 
     deleted: tuple[VacuumedFile, ...] = ()
+    """Unreachable files."""
     kept: tuple[VacuumedFile, ...] = ()
+    """Unreachable files that stay for now; `noted` of them were not known before this run."""
     foreign: tuple[VacuumedFile, ...] = ()
+    """Files in the store's folder that do not belong to the store; vacuum leaves them alone."""
     revoked: tuple[Intent, ...] = ()
+    """Write intents of dead writers."""
     noted: int = 0
     data_files: int = 0
+    """Number of files that the catalog reaches."""
     dry_run: bool = False
 
     @property

@@ -26,11 +26,7 @@ class FileState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileDecision:
-    """State of one file with its reason. since_ms: when it became unreachable; until_ms: when it may be deleted at the
-    earliest.
-
-    is_new: not yet noted as unreachable. listed: the file exists; False if only its note does.
-    """
+    """State of one file with its reason."""
 
     path: str
     bytes: int
@@ -38,26 +34,30 @@ class FileDecision:
     reason: str = ""
     table_id: int = 0
     since_ms: int = 0
+    """When it became unreachable."""
     until_ms: int | None = None
+    """When it may be deleted at the earliest."""
     is_new: bool = False
+    """Not yet noted as unreachable."""
     listed: bool = True
+    """The file exists; False if only its note does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Catalog records that decide on the listed files, read in one view after the listing.
-
-    unreachable: files noted as unreachable, by path. intents: the live ones, by id. ended: the expiry of those just
-    revoked, by id. holds: by table id.
-    """
+    """Catalog records that decide on the listed files, read in one view after the listing."""
 
     store_id: str
     now_ms: int
     reached: Mapping[str, int]
     unreachable: Mapping[str, UnreachableFile]
+    """Files noted as unreachable, by path."""
     intents: Mapping[str, Intent]
+    """Live ones, by id."""
     holds: Mapping[int, Sequence[Hold]]
+    """By table id."""
     ended: Mapping[str, int] = field(default_factory=dict)
+    """Expiry of those just revoked, by id."""
 
 
 def classify_files(listed: Iterable[FileInfo], known: Known, grace_ms: int) -> Iterator[FileDecision]:

@@ -23,29 +23,30 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRecord:
-    """Record of a consumer. Times are Unix milliseconds.
-
-    position: all changes of its tables through that epoch are acknowledged; None: none is, it begins with the tables'
-    rows. snapshot: the epoch of the rows that it is reading, which are held until it has a position; None: not yet
-    known. states: the tables of which it reads pre-images; if the log does not store them, the rows at the position are
-    held too. keep_ms: the time for which it holds after it was closed; None: without end. holder: the lease of the
-    process that has it open; the lease ends at expires_ms, and the consumer counts as closed from then on. acked_ms:
-    the time of the newest acknowledgement, 0 before the first. dropped: the name of one of its tables that was dropped.
-    """
+    """Record of a consumer. Times are Unix milliseconds."""
 
     name: str
     tables: tuple[int, ...]
     too_old: str
     keep_ms: int | None
+    """Time for which it holds after it was closed; None: without end."""
     position: int | None = None
+    """All changes of its tables through that epoch are acknowledged; None: none is, it begins with the tables' rows."""
     incarnation: int = 0
     states: tuple[int, ...] = ()
+    """Tables of which it reads pre-images; if the log does not store them, the rows at the position are held too."""
     holder: str = ""
+    """Lease of the process that has it open; the lease ends at expires_ms, and the consumer counts as closed from then
+    on.
+    """
     expires_ms: int = 0
     last_ms: int = 0
     acked_ms: int = 0
+    """Time of the newest acknowledgement, 0 before the first."""
     dropped: str | None = None
+    """Name of one of its tables that was dropped."""
     snapshot: int | None = None
+    """Epoch of the rows that it is reading, which are held until it has a position; None: not yet known."""
 
     def to_record(self) -> Record:
         return {**asdict(self), "tables": list(self.tables), "states": list(self.states)}

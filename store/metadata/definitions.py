@@ -47,9 +47,10 @@ class StoreRecord:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counters that every commit advances. last_epoch: the newest epoch issued or sealed, over all tables."""
+    """Counters that every commit advances."""
 
     last_epoch: int = 0
+    """Newest epoch issued or sealed, over all tables."""
     version: int = 0
     next_table: int = 1
     next_job: int = 1
@@ -65,31 +66,34 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class TableDef:
-    """Definition of a table, apart from its data. job_id: the job that writes it; None for a root table.
-
-    changelog: "full" if new log entries store the rows that they replace, else "upsert". full_since: the commit after
-    which all entries store them; None while new entries do not. first_changelog: the changelog at the creation of the
-    table, which applies to entries of version 0.1 without their own. drop_unchanged: True if the commits of an output
-    leave out rows without a change. created: the epoch of the creation, which was issued for it or, in a store without
-    epochs, read from the clock; 0: not known. adopted: of a root table that was an output before, its first epoch as a
-    root table; 0: it was never an output. tagged: True if epochs of the table were tagged, so that it may have rows
-    below its safe epoch that a version without tags would release. shares: True if it reaches files that another
-    table reaches, or did (see shared_files.py). checks: names and texts of the conditions that no row may break.
-    """
+    """Definition of a table, apart from its data."""
 
     id: int
     schema: TableSchema
     changelog: str
+    """What new log entries store: "full", also the rows that they replace, or "upsert"."""
     options: TableOptions
     job_id: int | None = None
+    """Job that writes it; None for a root table."""
     drop_unchanged: bool = True
+    """True if the commits of an output leave out rows without a change."""
     full_since: int | None = None
+    """Commit after which all entries store them; None while new entries do not."""
     first_changelog: str = ""
+    """Changelog at the creation of the table, which applies to entries of version 0.1 without their own."""
     created: int = 0
+    """Epoch of the creation, which was issued for it or, in a store without epochs, read from the clock; 0: not known.
+    """
     adopted: int = 0
+    """First epoch as a root table, of one that was an output before. 0: it was never an output."""
     tagged: bool = False
+    """True if epochs of the table were tagged, so that it may have rows below its safe epoch that a version without
+    tags would release.
+    """
     shares: bool = False
+    """True if it reaches files that another table reaches, or did (see shared_files.py)."""
     checks: tuple[tuple[str, str], ...] = ()
+    """Names and texts of the conditions that no row may break."""
 
     def __post_init__(self) -> None:
         if not self.first_changelog:  # the table is being created
@@ -163,33 +167,31 @@ class TableDef:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Progress of a backfill in chunks: the number of chunks (`pieces`) and `rows` so far.
-
-    place: index of the upstream of the next chunk; after the last upstream the backfill is complete. low: first key of
-    the next chunk; None: from the first row.
-    """
+    """Progress of a backfill in chunks: the number of chunks (`pieces`) and `rows` so far."""
 
     pieces: int = 0
     place: int = 0
+    """Index of the upstream of the next chunk; after the last upstream the backfill is complete."""
     low: Key | None = None
+    """First key of the next chunk; None: from the first row."""
     rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runner of a job: one step of a handle, or a query, pipeline or coordinator while it runs.
-
-    holder: its unique name. lease: the runner lease of its open store, under `lease/`. process: the result of
-    `process_id.identity`. kind: step | query | pipeline | coordinator.
-    """
+    """Runner of a job: one step of a handle, or a query, pipeline or coordinator while it runs."""
 
     holder: str
+    """Unique name of the runner."""
     lease: str
+    """Runner lease of its open store, under `lease/`."""
     process: str
+    """Result of `process_id.identity`."""
     host: str
     pid: int
     since_ms: int
     kind: str
+    """step | query | pipeline | coordinator."""
 
     @classmethod
     @checked
@@ -209,71 +211,99 @@ that have it the next format; what an earlier one may overlook lies in a record 
 
 @dataclass(frozen=True, slots=True)
 class ViewDefinition:
-    """Definition of a view, from which each runner derives the same refresh.
-
-    sql: the query as it was given, in Spark's dialect. refresh: auto | incremental | full. derivation: the DERIVATION
-    by which its rows are computed.
-    """
+    """Definition of a view, from which each runner derives the same refresh."""
 
     sql: str
+    """Query as it was given, in Spark's dialect."""
     refresh: str
+    """auto | incremental | full."""
     derivation: int
+    """DERIVATION by which its rows are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """Record of a job: lineage, position, recorded barrier and runner. Times are Unix ms; 0: not known.
-
-    state: creating | running | parked | finished. barrier: (prev, curr, kind) with prev == position, or None.
-    planned_version: the store's version when the barrier was recorded; the job reads that version or a later one.
-    drain: the epoch through which the job takes in its inputs; its first commit at or after it is its last. None: no
-    end. last_error: error of the newest attempt since the last commit. failed_ms: time of the first failure since then.
-    snapshot_rows: rows of one backfill chunk; None: no chunks. cursor: progress of the chunks of the recorded barrier.
-    rebuild: the next commit, at or after this epoch, computes the outputs again from the upstreams' rows; None: the job
-    goes on from its position. progress_ms: time of the last commit or recorded chunk. max_lag_ms: max_lag if it was
-    given as a time; None if it was given in boundaries. lost: the reason why the job is parked. unread: the first
-    change of its upstreams that it lacked then, until its next commit. outside_ms: the time since when `global` leaves
-    its tables out because of its lag, until it has caught up; None: it takes part. created_ms: time of the creation.
-    runner: the runner that has claimed the job and not left; `job_runners.live_runner` checks that it is alive. view:
-    the definition, if the job is a view. superseded: of a view, the epochs of replacements and rebuilds before whose
-    commit came another request, or parking, or another boundary: from each of them until its next commit the view has
-    no valid epoch. former: of a view, the tables that its earlier queries read, as (until, tables), ascending: commits
-    below `until` are of these. traced_from: the commits below it are of tables that were dropped. bound: the versions
-    of the upstreams' columns that the job reads, by table id; a table that is not named has its first version. columns:
-    declared columns of upstreams, by table id; None of a table: all of that version.
-    """
+    """Record of a job: lineage, position, recorded barrier and runner. Times are Unix ms; 0: not known."""
 
     id: int
     name: str
     upstreams: tuple[int, ...]
+    """Ids of the tables that the job reads."""
     outputs: tuple[int, ...]
+    """Ids of the tables that it writes."""
     backfill: str
+    """snapshot (the first commit takes in the rows of the upstreams) | log (it begins with the first entries of their
+    logs).
+    """
     interval: int
+    """Distance of two commits, as a number of boundaries of the store."""
     max_lag: int
+    """Number of the job's own boundaries by which it may lag before it merges several into one commit."""
     state: str = "creating"
+    """creating | running | parked | finished."""
     position: int = 0
+    """Epoch of the newest commit: the outputs are the query over the upstreams at it. 0 before the first."""
     incarnation: int = 0
+    """Number of the runner that may commit; a commit of an earlier one is refused (Fenced)."""
     barrier: tuple[int, int, str] | None = None
+    """Recorded barrier, which the job has to commit next: (prev, curr, kind) with prev == position. None: it chooses
+    one.
+    """
     planned_version: int = 0
+    """Store's version when the barrier was recorded; the job reads that version or a later one."""
     last_error: str | None = field(default=None)
+    """Error of the newest attempt since the last commit."""
     drain: int | None = None
+    """Epoch through which the job takes in its inputs; its first commit at or after it is its last. None: no end."""
     failed_ms: int | None = None
+    """Time of the first failed attempt since the last commit."""
     snapshot_rows: int | None = None
+    """Rows of one backfill chunk; None: no chunks."""
     cursor: Cursor | None = None
+    """Progress of the chunks of the recorded barrier."""
     rebuild: int | None = None
+    """Epoch of a requested rebuild: the next commit, at or after it, computes all rows of the outputs again. None: the
+    next commit takes in changes since `position`.
+    """
     progress_ms: int = 0
+    """Time of the last commit or recorded chunk."""
     lost: str | None = None
+    """Reason why the job is parked, in words."""
     unread: int | None = None
+    """First change of the upstreams that the job had not taken in when it was parked; until its next commit its tables
+    are not valid from that epoch on.
+    """
     max_lag_ms: int | None = None
+    """max_lag if it was given as a time; None if it was given in boundaries."""
     outside_ms: int | None = None
+    """Since when `global` leaves the outputs out because the job lags. None: they take part."""
     created_ms: int = 0
+    """Time of the creation."""
     runner: Runner | None = None
+    """Runner that has claimed the job and not left; `job_runners.live_runner` checks that it is alive."""
     view: ViewDefinition | None = None
+    """Definition of the view; None for a job with a refresh in Python."""
     superseded: tuple[int, ...] = ()
+    """Epochs of requests (replacement, rebuild) that something overtook before the view had committed them: another
+    request, parking, or a boundary. Between such an epoch and the view's next commit, the view has no valid epoch.
+    Example: replaced at 10 and at 20, committed at 30: (10,), and 10 to 29 are not valid.
+    """
     former: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Tables that earlier queries of the view read, as (until, tables), ascending: the commits below `until` were
+    computed from these tables, the later ones from `upstreams`.
+    """
     traced_from: int = 0
+    """Epoch below which commits were computed from tables that have been dropped since; nobody can say at which epochs
+    they are valid.
+    """
     bound: tuple[tuple[int, int], ...] = ()
+    """Version of each upstream's columns that the query reads, as (table id, version). A table without an entry is read
+    in its first version.
+    """
     columns: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """Columns that the job declared to read beside the key, as (table id, names). A table without an entry is read with
+    all columns of its bound version.
+    """
 
     @property
     def rebuilding(self) -> bool:

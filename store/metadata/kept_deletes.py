@@ -28,10 +28,11 @@ DELETED_AT = "_epoch"
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """File of kept deletes: their keys and sequences. epoch: that of its commit; no delete in it is newer."""
+    """File of kept deletes: their keys and sequences."""
 
     segment: Segment
     epoch: int
+    """Epoch of the commit that wrote the file; no delete in it is newer."""
 
     def to_record(self) -> Record:
         return {"epoch": self.epoch, "file": self.segment.to_record()}

@@ -23,23 +23,26 @@ NOTE_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """Wall clock and boot clock at one moment, in ms. boot: the id of the boot. host: the name of the machine."""
+    """Wall clock and boot clock at one moment, in ms."""
 
     host: str
+    """Name of the machine."""
     boot: str
+    """Id of the boot."""
     boot_ms: int
     wall_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class KnownClock:
-    """Note of a clock. ahead_ms: by how much it leads slower clocks at most, by their boots."""
+    """Note of a clock."""
 
     host: str
     boot: str
     boot_ms: int
     wall_ms: int
     ahead_ms: Mapping[str, int] = field(default_factory=dict)
+    """By how much it leads slower clocks at most, by their boots."""
 
     def jump_ms(self, now: ClockReading) -> int:
         """Return the time by which the wall clock has moved ahead of the boot clock since the note; negative: back."""

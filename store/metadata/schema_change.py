@@ -27,7 +27,7 @@ _T = pa.types
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """Columns to add, drop, rename and widen, all named as they are before the change. defaults: of added columns.
+    """Columns to add, drop, rename and widen, all named as they are before the change.
 
     Raises InvalidInput, InvalidSchema.
     """
@@ -37,6 +37,7 @@ class SchemaChange:
     rename: tuple[tuple[str, str], ...] = ()
     widen: tuple[tuple[str, pa.DataType], ...] = ()
     defaults: tuple[tuple[str, bytes], ...] = ()
+    """Defaults of added columns, as (name, encoded value)."""
 
     @classmethod
     def of(

@@ -19,11 +19,13 @@ from .definitions import TableDef
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """Record of a shared file. tables: the ids of the tables that reach it; left: of those that no longer do."""
+    """Record of a shared file."""
 
     path: str
     tables: tuple[int, ...]
+    """Ids of the tables that reach it."""
     left: tuple[int, ...] = ()
+    """Ids of tables that reached it and no longer do."""
 
     def without(self, table_id: int) -> SharedFile:
         """Return the record after a table has let the file go."""

@@ -18,26 +18,29 @@ COMPACTION_CHECKS = ("sample", "all", "off")
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """Options of a table for its retention and its compaction.
-
-    history_retention: the age up to which reads at an epoch work; None: one hour, and up to 48 hours while the replaced
-    rows take fewer bytes than the others (`store/retention/kept_history.py`). log_retention: the age up to which
-    `changes` works. compact_segments: the number of L0 segments at which `compact()` without `full`, and maintenance,
-    compact them into a run. max_segments: the number of these at which a commit compacts them before it returns.
-    tombstone_retention: of a table with a sequence, the age up to which a delete wins over older changes that arrive
-    after it. ttl: the age, by the time or date in the column `ttl_column`, from which on rows are deleted; None: never.
-    Only of a root table. compaction_check: the rows of a new run file that a compaction reads back before its inputs
-    go: "sample" (all of a small file; of others the first, the last and two random row groups), "all" or "off".
-    """
+    """Options of a table for its retention and its compaction."""
 
     history_retention: timedelta | None = None
+    """Age up to which reads at an epoch work; None: one hour, and up to 48 hours while the replaced rows take fewer
+    bytes than the others (`store/retention/kept_history.py`).
+    """
     log_retention: timedelta = timedelta(days=1)
+    """Age up to which `changes` works."""
     compact_segments: int = 8
+    """Number of L0 segments at which `compact()` without `full`, and maintenance, compact them into a run."""
     max_segments: int = 64
+    """Number of these at which a commit compacts them before it returns."""
     tombstone_retention: timedelta = TOMBSTONE_RETENTION
+    """Age up to which a delete wins over older changes that arrive after it, in a table with a sequence."""
     ttl: timedelta | None = None
+    """Age, by the time or date in the column `ttl_column`, from which on rows are deleted; None: never. Only of a root
+    table.
+    """
     ttl_column: str | None = None
     compaction_check: str = "sample"
+    """Rows of a new run file that a compaction reads back before its inputs go: "sample" (all of a small file; of
+    others the first, the last and two random row groups), "all" or "off".
+    """
 
     def __post_init__(self) -> None:
         if self.compaction_check not in COMPACTION_CHECKS:

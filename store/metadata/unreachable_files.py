@@ -20,8 +20,7 @@ from .shared_files import let_go, owner_of
 class UnreachableFile:
     """File of a table that is unreachable since `at_ms` (Unix ms), at the store's version `version`.
 
-    A reader with a hold of an earlier version may still read it. tables: of a file that clones shared, the tables that
-    have reached it; empty: only `table_id`, in whose folder it lies.
+    A reader with a hold of an earlier version may still read it.
     """
 
     path: str
@@ -30,6 +29,8 @@ class UnreachableFile:
     at_ms: int
     version: int
     tables: tuple[int, ...] = ()
+    """Of a file that clones shared, the tables that have reached it; empty: only `table_id`, in whose folder it lies.
+    """
 
     @property
     def readers(self) -> tuple[int, ...]:

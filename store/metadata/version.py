@@ -22,27 +22,28 @@ class InvariantBroken(EpochlogError, AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class LabelGroup:
-    """Segments of one log epoch, oldest first: later segments win.
-
-    images: segments with the pre-images of the group's keys (changelog="full"), oldest first; a tombstone means that
-    the key had no row. stores_images: True if the group stores pre-images, also if it replaced no row; None: an entry
-    of version 0.1, for which the table's first changelog decides.
-    """
+    """Segments of one log epoch, oldest first: later segments win."""
 
     label: int
     segments: tuple[Segment, ...]
     images: tuple[Segment, ...] = ()
+    """Segments with the pre-images of the group's keys (changelog="full"), oldest first; a tombstone means that the key
+    had no row.
+    """
     stores_images: bool | None = None
+    """True if the group stores pre-images, also if it replaced no row; None: an entry of version 0.1, for which the
+    table's first changelog decides.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """Commit of one table. epoch: the commit's epoch, at which it becomes visible. groups: its log epochs (labels
-    <= epoch).
-    """
+    """Commit of one table."""
 
     epoch: int
+    """Commit's epoch, at which it becomes visible."""
     groups: tuple[LabelGroup, ...] = ()
+    """Changes of the commit by log epoch (labels <= epoch)."""
     end: bool = False  # the table's end-of-data
 
     @property

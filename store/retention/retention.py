@@ -60,16 +60,16 @@ BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class RetentionLimits:
-    """Lowest epochs that a table's options and holds keep; everything below may be released.
-
-    states: its rows; log: its changes; commits: its remembered commits, which are needed as long as rows or log.
-    single: epochs whose rows are kept by themselves, without those of the epochs between them.
-    """
+    """Lowest epochs that a table's options and holds keep; everything below may be released."""
 
     states: int
+    """Lowest epoch whose rows are kept."""
     log: int
+    """Lowest epoch after which the changes are kept."""
     commits: int
+    """Lowest epoch from which on commits are remembered, as long as rows or log need them."""
     single: frozenset[int] = frozenset()
+    """Epochs whose rows are kept by themselves, without those of the epochs between them."""
 
 
 def limits(
@@ -98,9 +98,6 @@ def limits(
 class Released:
     """Everything that one transaction releases: the table's version after it, its runs if they change, log entries to
     delete with their files, history files, and the epochs of commits to forget.
-
-    kept: keys of records of kept deletes to forget. parked: jobs that still needed some of it. history: the new
-    direction of the table's history, if it changes. more: another transaction has more to release.
     """
 
     version: TableVersion
@@ -109,9 +106,13 @@ class Released:
     parts: tuple[RunFile, ...] = ()
     commits: tuple[int, ...] = ()
     kept: tuple[bytes, ...] = ()
+    """Keys of records of kept deletes to forget."""
     parked: tuple[StalledJob, ...] = ()
+    """Jobs that still needed some of it."""
     history: KeptHistory | None = None
+    """New direction of the table's history, if it changes."""
     more: bool = False
+    """Another transaction has more to release."""
 
 
 def apply_retention(handle: Handle, table: TableDef) -> None:

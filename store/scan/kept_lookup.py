@@ -20,13 +20,14 @@ from .point_lookup import PointReader
 
 @dataclass(frozen=True, slots=True)
 class FoundDeletes:
-    """Kept deletes of some keys. at: int64, ascending indices of these keys. sequence: their sequences as a column.
-    epochs: int64, when they were deleted.
-    """
+    """Kept deletes of some keys."""
 
     at: np.ndarray
+    """Int64, ascending indices of these keys."""
     sequence: pa.Array
+    """Their sequences as a column."""
     epochs: np.ndarray
+    """Int64, when they were deleted."""
 
 
 def kept_schema(table: TableSchema) -> TableSchema:

@@ -44,13 +44,13 @@ _sieves: LRUCache[Sieve] = LRUCache(SIEVE_BYTES, lambda sieve: sieve.marked.nbyt
 
 @dataclass(frozen=True, slots=True)
 class _Hits:
-    """Rows of some needles, tombstones too. at: int64, ascending indices of these needles. deleted: None for no
-    tombstone.
-    """
+    """Rows of some needles, tombstones too."""
 
     at: np.ndarray
+    """Int64, ascending indices of these needles."""
     data: pa.Table
     deleted: np.ndarray | None
+    """None for no tombstone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,13 @@ SMALL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Rows of a whole table, in key order, as of the newest of these segments.
-
-    data: the primary key's columns and others. keys: encoded; None while no read has needed them.
-    """
+    """Rows of a whole table, in key order, as of the newest of these segments."""
 
     segments: tuple[Segment, ...]
     data: pa.Table
+    """Primary key's columns and others."""
     keys: pa.Array | None = None
+    """Encoded; None while no read has needed them."""
 
     def covers(self, names: Sequence[str]) -> bool:
         """Return True if the result has all these columns."""
@@ -54,30 +53,32 @@ FileId = tuple[str, int, int]
 
 
 class RunRows(NamedTuple):
-    """Identity of the rows of a run as of an epoch.
-
-    past: the epoch; None for all live rows. files: the live parts, and the history files that the epoch sees: a table
-    and its clone may share all live parts and differ in their history.
-    """
+    """Identity of the rows of a run as of an epoch."""
 
     past: int | None
+    """Epoch; None for all live rows."""
     files: tuple[FileId, ...]
+    """Live parts, and the history files that the epoch sees: a table and its clone may share all live parts and differ
+    in their history.
+    """
 
 
 class ResultKey(NamedTuple):
-    """Key of a result: all that determines its rows, but for its segments and the choice of columns.
-
-    place: that of the store's files. table: its name, so that tables which share files have a result each. first: the
-    first segment, if the runs have no file. columns: the signature of the reader's schema. spare: True for a read of
-    the table's past, below the newest epoch of a run, or below the epoch at which the run was cut for a clone.
-    """
+    """Key of a result: all that determines its rows, but for its segments and the choice of columns."""
 
     place: str
+    """Place of the store's files, a folder or bucket."""
     table: str
+    """Name of the table, so that tables which share files have a result each."""
     runs: tuple[RunRows, ...]
     first: FileId | None
+    """First segment, if the runs have no file."""
     columns: tuple[object, ...]
+    """Signature of the reader's schema."""
     spare: bool
+    """True for a read of the table's past, below the newest epoch of a run, or below the epoch at which the run was cut
+    for a clone.
+    """
 
 
 def _size_of(result: Result) -> int:

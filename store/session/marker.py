@@ -18,13 +18,13 @@ _START = b'{\n "store_id": "'
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Content of a marker. catalog: the name of its kind. generation: the id of the catalog's creation or restore. The
-    marker has no URL and no password.
-    """
+    """Content of a marker."""
 
     store_id: str
     catalog: str = EMBEDDED.name
+    """Name of its kind."""
     generation: str | None = None
+    """Id of the catalog's creation or restore. The marker has no URL and no password."""
     format: int = FORMAT_VERSION
 
     def to_bytes(self) -> bytes:

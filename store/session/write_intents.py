@@ -29,17 +29,15 @@ SEALED_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """Record of a write intent. Times are Unix milliseconds.
-
-    kind: "store" for the writers of an open store, "spark" for a batch of Spark. by: the process that registered it, as
-    `1234 on host`.
-    """
+    """Record of a write intent. Times are Unix milliseconds."""
 
     id: str
     kind: str
+    """Kind of the writer: "store" for the writers of an open store, "spark" for a batch of Spark."""
     since_ms: int
     expires_ms: int
     by: str = ""
+    """Process that registered it, as `1234 on host`."""
 
     def to_record(self) -> Record:
         return asdict(self)

@@ -41,14 +41,13 @@ class Described(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ColumnMap:
-    """Columns of one file for a reader with another version of the table's schema.
-
-    sources: the file's field of each column that the reader knows; None for a column that the file lacks, which has its
-    default in all rows, or null.
-    """
+    """Columns of one file for a reader with another version of the table's schema."""
 
     schema: TableSchema
     sources: Mapping[str, pa.Field | None]
+    """File's field of each column that the reader knows; None for a column that the file lacks, which has its default
+    in all rows, or null.
+    """
 
     def physical(self, names: Iterable[str]) -> set[str]:
         """Return the names in the file of these columns. Hidden columns have one name everywhere."""

@@ -26,15 +26,14 @@ _POSITIONS = np.arange(PIECE_ROWS)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a table in key order, each key once.
-
-    keys: encoded, one contiguous array. data: the projected user columns, of equal length, in any chunks. deleted:
-    bool[rows], true for tombstones (their columns other than the key are null); None without a tombstone.
-    """
+    """Rows of a table in key order, each key once."""
 
     keys: pa.Array
+    """Encoded, one contiguous array."""
     data: pa.Table
+    """Projected user columns, of equal length, in any chunks."""
     deleted: np.ndarray | None = None
+    """Bool[rows], true for tombstones (their columns other than the key are null); None without a tombstone."""
 
     def __post_init__(self) -> None:
         assert len(self.keys) == self.data.num_rows or not self.data.num_columns
@@ -168,14 +167,12 @@ def joined(parts: Sequence[Rows]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Key range of all sources: rows of the largest source, then rows of the others, oldest first.
-
-    older: the number of small rows that come from sources older than the largest.
-    """
+    """Key range of all sources: rows of the largest source, then rows of the others, oldest first."""
 
     large: Rows
     small: tuple[Rows, ...]
     older: int
+    """Number of small rows that come from sources older than the largest."""
 
     def small_keys(self) -> list[pa.Array]:
         return [rows.keys.cast(self.large.keys.type) for rows in self.small]

@@ -55,31 +55,35 @@ Borders = dict[str, tuple[int, pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Descriptor of one segment file. The file itself has no epoch.
-
-    path: relative to the store's root. rows: includes tombstones (deletes). bytes, crc32: of the whole file. key_min,
-    key_max, blocks (the first key of each record batch): encoded keys. label: the epoch at which a root writer sealed
-    it, or None. sizes: bytes of each block in memory, in the columns of varying width. updates: of a segment of
-    updates, which a commit merges with the table's rows, the columns that it has beside the key; None for whole rows.
-    ignore_nulls: a null in an update leaves the value as it is. schema_version: of the
-    table's schema whose columns it has; 0: the first.
-    """
+    """Descriptor of one segment file. The file itself has no epoch. Keys are encoded."""
 
     path: str
+    """Relative to the store's root."""
     table_id: int
     rows: int
+    """Includes tombstones (deletes)."""
     deletes: int
     bytes: int
+    """Size of the whole file."""
     crc32: int
+    """Checksum of the whole file."""
     key_min: Key
     key_max: Key
     stats: Stats = field(default_factory=dict)
     label: int | None = None
+    """Epoch at which a root writer sealed it, or None."""
     blocks: tuple[Key, ...] = ()
+    """First key of each record batch."""
     sizes: Sizes = field(default_factory=dict)
+    """Bytes of each block in memory, in the columns of varying width."""
     updates: tuple[str, ...] | None = None
+    """Columns beside the key in a segment of updates, which is merged with the rows of the table before its commit: no
+    committed segment has updates. None: a segment of whole rows.
+    """
     ignore_nulls: bool = False
+    """A null in an update leaves the value as it is."""
     schema_version: int = 0
+    """Version of the table's schema whose columns the file has; 0: the first."""
 
     @property
     def dropped(self) -> tuple[int, ...]:

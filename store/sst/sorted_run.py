@@ -63,14 +63,7 @@ _T = pa.types
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """Descriptor of one Parquet file of a run, with the fields of Segment. blocks: the first key of each row group.
-
-    history: True for older versions of rows (columns `_epoch`, `_until`; a key may repeat), False for live rows
-    (`_epoch`). deletes: the number of tombstones, in runs above others. until: the greatest `_until`; reads at or above
-    it do not need the file. since: a lower bound of `_epoch`. kept: of a history file that has only rows which tags
-    keep, the epochs of these tags that see one of its rows. schema_version: of the table's schema whose
-    columns it has; 0: the first. dropped: field ids of columns that this version has no more.
-    """
+    """Descriptor of one Parquet file of a run, with the fields of Segment."""
 
     path: str
     rows: int
@@ -80,14 +73,25 @@ class RunFile:
     key_max: Key
     stats: Stats = field(default_factory=dict)
     history: bool = False
+    """True for older versions of rows (columns `_epoch`, `_until`; a key may repeat), False for live rows (`_epoch`).
+    """
     blocks: tuple[Key, ...] = ()
+    """First key of each row group."""
     deletes: int = 0
+    """Number of tombstones, in runs above others."""
     until: int = 0
+    """Greatest `_until`; reads at or above it do not need the file."""
     sizes: Sizes = field(default_factory=dict)
     since: int = 0
+    """Lower bound of `_epoch`."""
     kept: tuple[int, ...] = ()
+    """Tagged epochs that see a row of a history file, if only tags keep its rows; () if other reads may need it.
+    Example: (10, 25) while epochs 11 to 24 have been released.
+    """
     schema_version: int = 0
+    """Version of the table's schema whose columns the file has; 0: the first."""
     dropped: tuple[int, ...] = ()
+    """Field ids of columns that this version has no more."""
 
     def seen_at(self, epoch: int) -> bool:
         """Return True if a read of a history file at the epoch may find a row in it."""
@@ -119,20 +123,21 @@ class RunFile:
 
 @dataclass(frozen=True, slots=True)
 class SortedRun:
-    """Sorted run: the rows that the epochs (lo, hi] left behind, as Parquet files.
-
-    parts: run files with the newest row of each key at hi, with disjoint key ranges in key order. history: run files
-    with the rows that were replaced or deleted within the run; their key ranges may overlap. A read at E >= hi needs
-    parts only. A read below hi needs the rows of parts with _epoch <= E, and the rows of history with
-    _epoch <= E < _until. at: of a run that a clone took over from a table with later rows, the epoch of these rows:
-    every read of it is one at `at`.
-    """
+    """Sorted run: the rows that the epochs (lo, hi] left behind, as Parquet files."""
 
     lo: int
     hi: int
     parts: tuple[RunFile, ...]
+    """Run files with the newest row of each key at hi, with disjoint key ranges in key order."""
     history: tuple[RunFile, ...] = ()
+    """Run files with the rows that were replaced or deleted within the run; their key ranges may overlap. A read at E
+    >= hi needs parts only. A read below hi needs the rows of parts with _epoch <= E, and the rows of history with
+    _epoch <= E < _until.
+    """
     at: int | None = None
+    """Epoch at which each read sees a run that a clone took over, because the files have later rows of the source;
+    None: the files have no rows that a read must not see.
+    """
 
     def past_epoch(self, epoch: int) -> int | None:
         """Return the epoch at which a read at `epoch` sees the run's rows; None if the live parts have just these."""

@@ -14,9 +14,10 @@ _MARKS_A_KEY = 8
 
 @dataclass(frozen=True, slots=True)
 class Sieve:
-    """Set of hashes of keys. marked: a bool for each hash, cut to its highest bits; their number is a power of two."""
+    """Set of hashes of keys."""
 
     marked: np.ndarray
+    """Bool for each hash, cut to its highest bits; their number is a power of two."""
 
     @classmethod
     def of(cls, keys: Sequence[pa.Array]) -> Sieve:

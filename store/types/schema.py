@@ -55,12 +55,6 @@ class TableSchema:
     nullable; dictionary and view types are replaced by the plain type of their values, at any depth (a dictionary's
     index type would limit the values of later commits, and Arrow has no kernels for views); schema metadata is dropped.
 
-    ids: the field id of each column, which it keeps when it is renamed; an id is never used for another column.
-    version: the epoch of the `alter` that made this schema; 0 for the first one. lineage: all versions of the table's
-    schema, oldest first, by which readers find the columns of files; empty if the table was never altered.
-    defaults: field ids of added columns with the value (encoded) that they have in rows written without them.
-    evolved: True if an alter made what format 2 lacks: defaults, fields inside of structs, and types of another kind.
-
     Raises InvalidName, InvalidSchema or LimitExceeded, naming table and column.
     """
 
@@ -69,10 +63,17 @@ class TableSchema:
     primary_key: tuple[str, ...]
     sequence_by: str | None = None
     ids: tuple[int, ...] = ()
+    """Field id of each column, which it keeps when it is renamed; an id is never used for another column."""
     version: int = 0
+    """Epoch of the `alter` that made this schema; 0 for the first one."""
     lineage: tuple[TableSchema, ...] = dataclass_field(default=(), compare=False, repr=False)
+    """All versions of the table's schema, oldest first, by which readers find the columns of files; empty if the table
+    was never altered.
+    """
     defaults: tuple[tuple[int, bytes], ...] = ()
+    """Field ids of added columns with the value (encoded) that they have in rows written without them."""
     evolved: bool = dataclass_field(default=False, compare=False)
+    """True if an alter made what format 2 lacks: defaults, fields inside of structs, and types of another kind."""
 
     def __post_init__(self) -> None:
         check_name("table", self.name)
