@@ -335,7 +335,7 @@ def test_a_door_with_a_default_of_its_own_is_found(
     mutant: Mutant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def search() -> None:
-        for seed in (1, 3, *range(4, 20)):
+        for seed in (15, 1, 3, *range(4, 15)):  # 15 and 1 find them all; the others are for what changes
             campaign(tmp_path / str(seed), seed)
 
     mutant(monkeypatch)

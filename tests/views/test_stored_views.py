@@ -68,7 +68,7 @@ def _one_side_of_a_join_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.planted
 @pytest.mark.medium
-@pytest.mark.parametrize(("plant", "first"), [(_old_images_are_ignored, 0), (_one_side_of_a_join_is_forgotten, 6)])
+@pytest.mark.parametrize(("plant", "first"), [(_old_images_are_ignored, 0), (_one_side_of_a_join_is_forgotten, 16)])
 def test_a_planted_error_of_a_refresh_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], first: int
 ) -> None:
