@@ -9,19 +9,29 @@ Committed, Aborted, Restarted, Stopped and Pong.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgpack
 
 from epochlog.errors import BadMessage, Corrupt
+from epochlog.exchange.transport.message_fields import (
+    MAX_NUMBER,
+    Flag,
+    Number,
+    Text,
+    checks_of,
+    exactly,
+    from_msgpack,
+    number,
+    one_of,
+)
 from epochlog.store.commit.loads import MAX_STATE, MOST_PARTS
 from epochlog.store.env.paths import is_segment_path
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.schema import is_name
 
 VERSION = 2
-MAX_TEXT = 4_000
 MAX_FRAME = 4_096
 """Most messages of a frame."""
 MAX_SEGMENTS = 10_000
@@ -29,7 +39,6 @@ MAX_SEGMENTS = 10_000
 MAX_TABLES = 256
 MAX_REQUEST = 1_024
 """Most bytes of an action's body."""
-MAX_NUMBER = (1 << 63) - 1
 
 Kind = Literal["load", "job"]
 
@@ -45,24 +54,6 @@ class PartName(NamedTuple):
 # ---- checks of one field -------------------------------------------------------------------------------------------
 
 
-def _number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise BadMessage(f"a number is not an integer from 0 to {MAX_NUMBER}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str or len(value) > MAX_TEXT:
-        raise BadMessage(f"a text is not a string of at most {MAX_TEXT} characters")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise BadMessage("a flag is neither true nor false")
-    return value
-
-
 def _state(value: Any) -> bytes | None:
     if value is not None and (type(value) is not bytes or len(value) > MAX_STATE):
         raise BadMessage(f"a state is neither null nor at most {MAX_STATE} bytes")
@@ -71,15 +62,9 @@ def _state(value: Any) -> bytes | None:
 
 def _part(value: Any) -> PartName:
     kind, name, index = _list(value, 3)
-    if kind not in ("load", "job") or not _is_table(name) or _number(index) >= MOST_PARTS:
+    if kind not in ("load", "job") or not _is_table(name) or number(index) >= MOST_PARTS:
         raise BadMessage("a part is not [load or job, name, index]")
     return PartName(kind, name, index)
-
-
-def _barrier_kind(value: Any) -> str:
-    if value not in ("initial", "checkpoint"):
-        raise BadMessage("a barrier's kind is neither initial nor checkpoint")
-    return value
 
 
 def _tables(value: Any) -> tuple[str, ...]:
@@ -130,15 +115,11 @@ def _list(value: Any, length: int) -> list[Any]:
     return value
 
 
-# A field's annotation carries its check.
-Number = Annotated[int, _number]
-Text = Annotated[str, _text]
-Flag = Annotated[bool, _flag]
 State = Annotated[bytes | None, _state]
 
 # ---- messages ------------------------------------------------------------------------------------------------------
 
-_KINDS: dict[int, tuple[type, tuple[Callable[[Any], Any], ...]]] = {}
+_KINDS: dict[int, type] = {}
 _TAGS: dict[type, int] = {}
 FIELD_NAMES: dict[type, tuple[str, ...]] = {}
 """The fields of each message class, in wire order."""
@@ -149,10 +130,7 @@ def _message(tag: int) -> Callable[[M], M]:
     """Register a message class under its number on the wire. Inherited fields come first."""
 
     def register(cls: M) -> M:
-        names = tuple(field.name for field in fields(cls))
-        annotations = get_type_hints(cls, include_extras=True)
-        _KINDS[tag] = cls, tuple(annotations[name].__metadata__[0] for name in names)
-        _TAGS[cls], FIELD_NAMES[cls] = tag, names
+        _KINDS[tag], _TAGS[cls], FIELD_NAMES[cls] = cls, tag, tuple(checks_of(cls))
         return cls
 
     return register
@@ -286,7 +264,7 @@ class Injected(AttemptMessage):
 
     prev: Number
     curr: Number
-    kind: Annotated[str, _barrier_kind]
+    kind: Annotated[str, one_of("initial", "checkpoint")]
     taken: Number
     drain: Flag
 
@@ -359,12 +337,7 @@ def _plain(message: Message) -> list[Any]:
 
 def decode(frame: bytes) -> list[Message]:
     """Decode a frame; its caller has limited its size. Raises BadMessage, and no other error."""
-    try:
-        messages = msgpack.unpackb(
-            frame, raw=False, strict_map_key=True, max_array_len=MAX_SEGMENTS, max_map_len=MAX_SEGMENTS, max_ext_len=0
-        )
-    except Exception:  # noqa: BLE001 (a decoder may raise anything for untrusted bytes)
-        raise BadMessage("a frame is not msgpack within the limits") from None
+    messages = from_msgpack(frame, max_array_len=MAX_SEGMENTS, max_map_len=MAX_SEGMENTS)
     if type(messages) is not list or len(messages) > MAX_FRAME:
         raise BadMessage(f"a frame is not a list of at most {MAX_FRAME} messages")
     return [_decode_message(plain) for plain in messages]
@@ -373,9 +346,10 @@ def decode(frame: bytes) -> list[Message]:
 def _decode_message(plain: Any) -> Message:
     if type(plain) is not list or not plain or type(plain[0]) is not int or plain[0] not in _KINDS:
         raise BadMessage(f"a message is of a kind that version {VERSION} does not know; use one version everywhere")
-    message_type, checks = _KINDS[plain[0]]
-    values = _list(plain, len(checks) + 1)[1:]
-    return message_type(*(check(value) for check, value in zip(checks, values, strict=True)))
+    message_type = _KINDS[plain[0]]
+    names = FIELD_NAMES[message_type]
+    values = _list(plain, len(names) + 1)[1:]
+    return message_type(**exactly(dict(zip(names, values, strict=True)), checks_of(message_type)))
 
 
 # ---- requests to a coordinator in one call -------------------------------------------------------------------------
@@ -392,8 +366,8 @@ def decode_request(body: bytes) -> tuple[Kind, str, bool]:
     """Return kind, name and drain of an untrusted body. Raises BadMessage, and no other error."""
     if len(body) <= MAX_REQUEST:
         try:
-            request = msgpack.unpackb(body, raw=False)
-        except Exception:  # noqa: BLE001 (a decoder may raise anything for untrusted bytes)
+            request = from_msgpack(body)
+        except BadMessage:
             request = None
         if type(request) is list and list(map(type, request)) == [str, str, bool] and request[0] in ("load", "job"):
             return request[0], request[1], request[2]

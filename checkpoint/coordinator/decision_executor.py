@@ -20,6 +20,7 @@ from epochlog.checkpoint.manager import commands
 from epochlog.checkpoint.manager.manager import CheckpointManager
 from epochlog.errors import EpochlogError, JobNotFound, OutcomeUnknown, by_name
 from epochlog.exchange.transport.errors import encode_error
+from epochlog.exchange.transport.message_fields import MAX_TEXT
 from epochlog.store.commit.failures import DEFINITE_FAILURES
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Clock
@@ -191,7 +192,7 @@ class DecisionExecutor:
         ATTEMPT_ABORTED.log(job=abort.job, barrier_id=abort.barrier_id, reason=abort.reason)
         for actor, incarnation in abort.actors.items():
             part = running.part(actor)
-            message = wire.Aborted(part, incarnation, abort.barrier_id, abort.reason[: wire.MAX_TEXT])
+            message = wire.Aborted(part, incarnation, abort.barrier_id, abort.reason[:MAX_TEXT])
             owner = self.send(part, incarnation, message)
             if owner is not None:
                 owner.aborted = message
@@ -210,7 +211,7 @@ class DecisionExecutor:
             del self.owners[part]
             self.note_part_left(part, running)
             if owner.connection is not None:
-                reason = restart.reason[: wire.MAX_TEXT]
+                reason = restart.reason[:MAX_TEXT]
                 owner.connection.send(wire.Restarted(part, owner.incarnation, False, reason))
 
     def _start(self, start: commands.Start, running: Running) -> None:
@@ -239,7 +240,7 @@ class DecisionExecutor:
         self._stop_parts(running, "it was stopped")
 
     def _stop_parts(self, running: Running, reason: str) -> None:
-        self._release_parts(running, lambda part: wire.Stopped(part, reason[: wire.MAX_TEXT]))
+        self._release_parts(running, lambda part: wire.Stopped(part, reason[:MAX_TEXT]))
 
     def _release_parts(self, running: Running, message: Callable[[PartName], wire.Message]) -> None:
         """Let go of all parts, each with the message that ends it."""

@@ -11,6 +11,7 @@ from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
 from epochlog.checkpoint.manager.unacked_reports import Outbox
 from epochlog.errors import Cancelled, EpochlogError, Fenced, InvalidInput, RolledBack, ServerUnavailable, by_name
+from epochlog.exchange.transport.message_fields import MAX_TEXT
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.loads import MAX_STATE
 from epochlog.store.commit.root_commit import refuse_unwritable
@@ -166,7 +167,7 @@ class Part:
     def detach(self, reason: str) -> None:
         """Tell the coordinator that the part leaves, because its worker is being closed."""
         if self._started is not None and not self.over and self._restarted is None:
-            self._worker.send(wire.Detached(self.name, self._incarnation, reason[: wire.MAX_TEXT]))
+            self._worker.send(wire.Detached(self.name, self._incarnation, reason[:MAX_TEXT]))
 
     def _close_attempt(self, barrier_id: int) -> None:
         if self._inject is not None and self._inject.barrier_id <= barrier_id:
@@ -301,7 +302,7 @@ class LoadPart(Part):
             sealed = {table: writer.finish() for table, writer in self._writers.items()}
         except BaseException as error:
             with self._worker.changed:
-                reason = f"{type(error).__name__}: {error}"[: wire.MAX_TEXT]
+                reason = f"{type(error).__name__}: {error}"[:MAX_TEXT]
                 self._worker.send(wire.Detached(self.name, self._incarnation, reason))
                 self._restarted = wire.Restarted(self.name, self._incarnation, False, reason)
             raise

@@ -12,6 +12,7 @@ from epochlog.checkpoint.job.refresh_plan import barrier_of, plan_barrier
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.manager.unacked_reports import Outbox
 from epochlog.errors import EpochlogError
+from epochlog.exchange.transport.message_fields import MAX_TEXT
 from epochlog.store.env.clock import Deadline
 from epochlog.store.metadata.lookups import find_job
 from epochlog.store.sst.segment import Segment
@@ -122,7 +123,7 @@ class JobPart(Part):
 
     def _decline(self, inject: wire.Injected, reason: str) -> None:
         with self._worker.changed:
-            reason = reason[: wire.MAX_TEXT]
+            reason = reason[:MAX_TEXT]
             self._worker.send(wire.Declined(self.name, self._incarnation, inject.barrier_id, reason))
             if self._inject is inject:
                 self._inject = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from epochlog.errors import EpochlogError, InvalidInput
 from epochlog.exchange.transport.duplex import ClientStream, Pem, check_destination, connect, read_pem, run_action
+from epochlog.exchange.transport.message_fields import MAX_NUMBER
 from epochlog.store.env.clock import Deadline, seconds
 from epochlog.store.env.closeable import Closeable
 
@@ -315,6 +316,6 @@ class ExchangeClient(Closeable):
 
 
 def _checked_int(name: str, value: object, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= messages.MAX_NUMBER:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_NUMBER:
         raise InvalidInput(f"{name} is an int from {least}, not {value!r}")
     return value

@@ -7,7 +7,7 @@ the fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgpack
@@ -15,6 +15,17 @@ import pyarrow as pa
 
 from epochlog.errors import BadMessage, EpochlogError, InvalidInput, by_name
 from epochlog.exchange.transport.errors import encode_error
+from epochlog.exchange.transport.message_fields import (
+    MAX_TEXT,
+    Check,
+    exactly,
+    flag,
+    from_msgpack,
+    number,
+    optional,
+    text,
+    up_to,
+)
 from epochlog.store.env.log_events import DEFECT
 
 from .state import MAX_CHANNELS, MAX_SEQ, ChannelProgress, is_name
@@ -27,12 +38,9 @@ FILE_SCHEMA = pa.schema([pa.field("file", pa.uint8(), nullable=False)])
 """Column in which a file is sent."""
 PUSH, PULL = b"staged.push.2", b"staged.mail.2"
 """Names of the exchanges, with the version of their messages: the server refuses clients of other versions at once."""
-MAX_NUMBER = (1 << 63) - 1
 MAX_STAGE = 1 << 31
-MAX_TEXT = 4_000
 _ALIGN = 8
 
-Check = Callable[[Any], Any]
 Fields = dict[str, Any]
 
 
@@ -45,16 +53,7 @@ def name(value: Any) -> str:
     return value
 
 
-def number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise BadMessage("a number is not an int from 0")
-    return value
-
-
-def seq(value: Any) -> int:
-    if number(value) > MAX_SEQ:
-        raise BadMessage(f"a sequence is above {MAX_SEQ}")
-    return value
+seq = up_to(MAX_SEQ, "a sequence")
 
 
 def last(value: Any) -> int:
@@ -67,27 +66,10 @@ def stage(value: Any) -> int:
     return value
 
 
-def flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise BadMessage("a flag is neither true nor false")
-    return value
-
-
-def text(value: Any) -> str:
-    if type(value) is not str or len(value) > MAX_TEXT:
-        raise BadMessage("a text is not a string, or too long")
-    return value
-
-
 def padding(value: Any) -> bytes:
     if type(value) is not bytes or len(value) > 2 * _ALIGN:
         raise BadMessage("padding is not bytes, or too long")
     return value
-
-
-def optional(check: Check) -> Check:
-    """Return a check that accepts None, and any value that `check` accepts."""
-    return lambda value: None if value is None else check(value)
 
 
 def cursor(value: Any) -> dict[str, int]:
@@ -203,7 +185,7 @@ def pack(**fields: Any) -> bytes:
 
 def unpack(message: bytes | memoryview, checks: Mapping[str, Check]) -> Fields:
     """Decode a message of an untrusted peer and check its fields. Raises BadMessage only."""
-    return _check_fields(_decode_map(message), checks)
+    return exactly(_decode_map(message), checks)
 
 
 def decode_reader_message(message: bytes | memoryview) -> Fields:
@@ -215,25 +197,16 @@ def decode_reader_message(message: bytes | memoryview) -> Fields:
     checks = READER_MESSAGES.get(kind) if isinstance(kind, str) else None
     if checks is None:
         raise BadMessage("a message has a kind that this version does not know")
-    return _check_fields(fields, checks)
+    return exactly(fields, checks)
 
 
 def _decode_map(message: bytes | memoryview) -> Fields:
     if len(message) > MAX_MESSAGE_BYTES:
         raise BadMessage(f"a message has {len(message)} bytes; at most {MAX_MESSAGE_BYTES} are accepted")
-    try:
-        fields = msgpack.unpackb(message, raw=False, strict_map_key=True, max_ext_len=0)
-    except Exception:  # noqa: BLE001 (the decoder raises many types for invalid bytes)
-        raise BadMessage("a message is not a msgpack map") from None
+    fields = from_msgpack(message)
     if type(fields) is not dict:
         raise BadMessage("a message is not a msgpack map")
     return fields
-
-
-def _check_fields(fields: Fields, checks: Mapping[str, Check]) -> Fields:
-    if fields.keys() != checks.keys():
-        raise BadMessage("a message lacks a field, or has an unknown field")
-    return {field: check(fields[field]) for field, check in checks.items()}
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

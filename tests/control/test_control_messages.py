@@ -41,7 +41,7 @@ MESSAGES = [
 
 def test_every_message_arrives_as_it_was_sent() -> None:
     assert wire.decode(wire.encode(MESSAGES)) == MESSAGES
-    assert {type(message) for message in MESSAGES} == {cls for cls, _ in wire._KINDS.values()}
+    assert {type(message) for message in MESSAGES} == set(wire._KINDS.values())
 
 
 def reported(**changed: Any) -> bytes:

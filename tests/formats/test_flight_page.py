@@ -26,7 +26,7 @@ def names() -> Iterator[str]:
     yield from methods()
     for what, keys in descriptors._KEYS.items():
         yield from (what, *keys)
-    for cls, _ in control_messages._KINDS.values():
+    for cls in control_messages._KINDS.values():
         yield from (cls.__name__, *(field.name for field in fields(cls)))
     for cls in ("Request", "Resume", "FeedPosition", "SubscriptionWelcome", "Mark", "Notice", "Answer"):
         yield from (field.name for field in fields(getattr(messages, cls)))
@@ -51,5 +51,5 @@ def test_every_service_is_on_the_page(tmp_path: Path) -> None:
 
 
 def test_numbers_of_control_messages_are_on_the_page() -> None:
-    for tag, (cls, _) in control_messages._KINDS.items():
+    for tag, cls in control_messages._KINDS.items():
         assert f"{tag} {cls.__name__}" in PAGE

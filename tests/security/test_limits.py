@@ -24,6 +24,7 @@ from epochlog.exchange.staged.batch_file import encode_batch
 from epochlog.exchange.transport.admission import AdmissionLimits
 from epochlog.exchange.transport.connections import ConnectionLimits
 from epochlog.exchange.transport.duplex import MAX_MESSAGE, ClientStream, connect, run_action
+from epochlog.exchange.transport.message_fields import MAX_NUMBER
 from epochlog.store.changelog import consumers
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.types.coerce import MAX_BATCH_BYTES, conform_table
@@ -76,12 +77,12 @@ def test_sequences_behind_a_missing_one() -> None:
 def test_numbers_of_a_staged_exchange() -> None:
     assert (
         messages.seq(state.MAX_SEQ) == state.MAX_SEQ
-        and messages.number(messages.MAX_NUMBER)
+        and messages.number(MAX_NUMBER)
         and messages.stage(-messages.MAX_STAGE)
     )
     for check, wrong in (
         (messages.seq, state.MAX_SEQ + 1),
-        (messages.number, messages.MAX_NUMBER + 1),
+        (messages.number, MAX_NUMBER + 1),
         (messages.stage, -(1 << 31) - 1),
     ):
         with pytest.raises(BadMessage):
