@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -323,16 +322,6 @@ class Store(StoreJobs, OneProcess, Closeable):
     def drop_tag(self, name: str) -> None:
         """Delete a tag, or raise TagNotFound. Open snapshots of its epochs stay readable."""
         drop_tag(self._handle, name)
-
-    def held_snapshots(self) -> list[Tag]:
-        """Return all tags. Deprecated: the name of version 0.1 for `tags`."""
-        warnings.warn("store.held_snapshots() is store.tags() now", DeprecationWarning, stacklevel=2)
-        return self.tags()
-
-    def release_snapshot(self, name: str) -> None:
-        """Delete a tag. Deprecated: the name of version 0.1 for `drop_tag`."""
-        warnings.warn("store.release_snapshot(name) is store.drop_tag(name) now", DeprecationWarning, stacklevel=2)
-        self.drop_tag(name)
 
     def metrics(self) -> str:
         """Return the metrics of this open store, as Prometheus text: the phases of each barrier that its jobs, queries

@@ -113,10 +113,6 @@ class TagNotFound(EpochlogError, KeyError):
     __str__ = Exception.__str__
 
 
-SnapshotNotFound = TagNotFound
-"""Name of version 0.1."""
-
-
 class JobCycle(InvalidInput):
     """A job would read its own outputs, directly or through other jobs."""
 

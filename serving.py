@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -46,29 +47,34 @@ def serve(
     token: str | None = None,
     read_token: str | None = None,
     tls: tuple[Pem, Pem] | None = None,
-    coordinator: str | None = None,
+    stage_counter: str | None = None,
     control: CoordinatorSettings | None = None,
     metrics: str | None = None,
     ui: str | None = None,
+    coordinator: str | None = None,
 ) -> StoreServer:
     """Serve a store to other processes until `shutdown`, or the end of a `with` block. Keep the store open meanwhile.
 
     location: grpc://host:port, port 0 for a free one. An address that other hosts can reach needs tls=(certificate
     chain, key) and a token that is hard to guess. token: the access token that clients must send with every call;
     without one, every user of this machine may read and write, and a warning is logged. read_token: a second token,
-    whose clients may only read. coordinator: a Redis server, "redis://…", that keeps a copy of the end marks of staged
-    queries, and their stage counters; it may be unavailable, or lose them. control: times of heartbeats and
+    whose clients may only read. stage_counter: a Redis server, "redis://…", that keeps a copy of the end marks of
+    staged queries, and their stage counters; it may be unavailable, or lose them. control: times of heartbeats and
     checkpoints. metrics: an address such as "127.0.0.1:0" that serves Prometheus text over HTTP at /metrics, one text
     for all requests within a second; only this machine can reach it. ui: an address such as "127.0.0.1:8321" that shows
     the store on a page for browsers, which sign in with one of the tokens; an address that other hosts can reach needs
-    tls= and a token. Raises InsecureServer, InvalidInput, WriteFailed (the port is taken).
+    tls= and a token. coordinator: deprecated, the earlier name of `stage_counter`. Raises InsecureServer, InvalidInput,
+    WriteFailed (the port is taken).
     """
     if control is not None and not isinstance(control, CoordinatorSettings):
         raise InvalidInput(f"control= takes epochlog.CoordinatorSettings, not {control!r}")
-    if isinstance(coordinator, CoordinatorSettings):
-        raise InvalidInput("coordinator= takes a Redis URL; give times of heartbeats and checkpoints as control=")
+    if coordinator is not None:
+        warnings.warn("write stage_counter= for coordinator=", DeprecationWarning, stacklevel=2)
+        stage_counter = coordinator
+    if isinstance(stage_counter, CoordinatorSettings):
+        raise InvalidInput("stage_counter= takes a Redis URL; give times of heartbeats and checkpoints as control=")
     certificate = None if tls is None else Certificate(read_pem(tls[0]), read_pem(tls[1]))
-    server = StoreServer(store, location, token, read_token, certificate, coordinator, control, metrics, ui)
+    server = StoreServer(store, location, token, read_token, certificate, stage_counter, control, metrics, ui)
     store._handle.log(SERVER_STARTED, location=server.location)
     if token is None:
         store._handle.log(SERVER_OPEN, location=server.location)
@@ -85,14 +91,14 @@ class StoreServer:
         token: str | None,
         read_token: str | None,
         certificate: Certificate | None,
-        coordinator: str | None,
+        stage_counter: str | None,
         settings: CoordinatorSettings | None,
         metrics: str | None,
         ui: str | None = None,
     ) -> None:
-        stage_counter = None if coordinator is None else open_stage_counter(coordinator, store._handle)
+        counter = None if stage_counter is None else open_stage_counter(stage_counter, store._handle)
         self.coordinator = Coordinator(store._handle, settings)
-        self._staged = StagedExchange(store._handle, stage_counter)
+        self._staged = StagedExchange(store._handle, counter)
         self._handle = store._handle
         self._stopped = False
         self._metrics: MetricsPort | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -114,11 +113,6 @@ class PinnedSnapshot(OneProcess, Closeable):
                 "with partial=True, or take a snapshot that names its tables"
             )
         return put_tag(self._handle, decode_token(self.token), name, lasting)
-
-    def hold(self, lasting: float | timedelta, name: str | None = None, *, partial: bool = False) -> Tag:
-        """Tag the snapshot for `lasting`. Deprecated: the name of version 0.1 for `tag`. name: None draws one."""
-        warnings.warn("write snapshot.tag(name, lasting) for hold(lasting, name)", DeprecationWarning, stacklevel=2)
-        return self.tag(name or f"held_{self._handle.new_holder('').strip(':')[:12]}", lasting, partial=partial)
 
     def duckdb(self) -> duckdb.DuckDBPyConnection:
         """Return a DuckDB connection with every table of the snapshot as a view of its name.

@@ -221,9 +221,12 @@ def single_batch(table: pa.Table, columns: list[str] | None = None) -> pa.Record
 # ---- starting and killing processes ----------------------------------------------------------------------------------
 
 
-def serve(root: str, port: int, coordinator: str) -> None:
+def serve(root: str, port: int, stage_counter: str) -> None:
     """Run the server process."""
-    with el.open(root, durability="os") as store, el.serve(store, f"grpc://127.0.0.1:{port}", coordinator=coordinator):
+    with (
+        el.open(root, durability="os") as store,
+        el.serve(store, f"grpc://127.0.0.1:{port}", stage_counter=stage_counter),
+    ):
         threading.Event().wait()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -25,7 +26,7 @@ from openlineage.client.uuid import generate_static_uuid
 from epochlog.store.types.epoch import to_unix_ms
 
 T = TypeVar("T")
-VERSION = "0.1.0"
+VERSION = version("epochlog")
 PRODUCER = "https://pypi.org/project/epochlog"
 
 

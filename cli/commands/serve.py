@@ -30,7 +30,7 @@ def serve(session: CommandSession) -> None:
     place = f"{scheme}://{options.bind}"
     allow_open_files()
     settings = {
-        "coordinator": options.coordinator,
+        "stage_counter": options.stage_counter,
         "control": coordinator_settings,
         "metrics": options.metrics,
         "ui": options.ui,

@@ -39,9 +39,11 @@ def _serve(commands: argparse._SubParsersAction) -> None:
         help="show the store on a page at this address; browsers sign in with one of the tokens",
     )
     command.add_argument(
+        "--stage-counter",
         "--coordinator",
         metavar="URL",
-        help="redis://…: keep the end marks and stage counters of staged queries in this Redis too",
+        help="redis://…: keep the end marks and stage counters of staged queries in this Redis too (--coordinator: its "
+        "earlier name)",
     )
     checkpoints = command.add_argument_group("checkpoints of loads and jobs")
     checkpoints.add_argument(

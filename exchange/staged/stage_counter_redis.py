@@ -28,7 +28,7 @@ from .stage_counter_scripts import CHANGED, EARLIER, KEPT, LATE, LOST, MISCOUNTE
 from .transactions import find_channel, find_query
 
 SERVER_KEY = b"meta/exchange"
-"""Catalog record of the newest server that writes marks to a coordinator, the Redis server."""
+"""Catalog record of the newest server that writes marks to the Redis server."""
 ANSWER_S = 2.0
 """Default timeout of one call of Redis; the URL can set another."""
 BACKOFF = Backoff(first_s=0.5, limit_s=10.0)
@@ -120,7 +120,7 @@ class RedisStageCounter:
 
     def __init__(self, url: str, store_id: str, catalog: Catalog, read_marks: ReadMarks) -> None:
         """Begin a copy under a new incarnation; call Redis later. Raises InvalidInput for an invalid URL."""
-        self._server = RedisServer(url, role="coordinator", timeout_s=ANSWER_S)
+        self._server = RedisServer(url, role="stage counter", timeout_s=ANSWER_S)
         self._store_id = store_id
         self._catalog = catalog
         self._read_marks = read_marks

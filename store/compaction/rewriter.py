@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from epochlog.errors import ReadBackFailed, WriteFailed
 from epochlog.store.env.files import Files
 from epochlog.store.metadata.version import LogEntry
-from epochlog.store.sst.merge import Rows, joined, lookup, merge, newest_wins
+from epochlog.store.sst.merge import Rows, joined, lookup, merge_sources, newest_wins
 from epochlog.store.sst.segment import SegmentReader
 from epochlog.store.sst.sorted_run import EPOCH, UNTIL, RunFile, SortedRun, read_part, write_part
 from epochlog.store.types.key_codec import KeyCodec, sort_indices
@@ -73,7 +73,7 @@ class Rewriter:
         sources = [self._of_run(run, key_range, rewritten, upper=place > 0) for place, run in enumerate(runs)]
         fresh = self._of_log(entries, key_range)
         source = merge_levels([*sources, fresh] if fresh is not None else sources, self._nothing())
-        live = merge(source.live, self._nothing().live, keep_tombstones=False) if bottom else source.live
+        live = merge_sources((source.live, self._nothing().live)) if bottom else source.live
         return self._write(live), self._write_past(source.history, bottom=bottom)
 
     def copy_past(self, run: SortedRun, key_range: KeyRange, rewritten: Container[str]) -> list[RunFile]:
@@ -195,7 +195,7 @@ def _merge_over(lower: Source, upper: Source) -> Source:
     if touched.any():
         ended = taken(lower.live, at[touched])
         history = (*history, _until(ended, _first_epochs(upper)[touched]))
-    return Source(merge(lower.live, upper.live, keep_tombstones=True), history)  # lies below from now on
+    return Source(merge_sources((lower.live, upper.live), keep_tombstones=True), history)  # lies below from now on
 
 
 def _first_epochs(source: Source) -> np.ndarray:

@@ -92,13 +92,6 @@ def merged_values(sources: Sequence[Rows]) -> Rows:
     return Rows(ordered.filter(pa.array(last)), pa.Table.from_arrays(columns, schema=data.schema))
 
 
-def merge(base: Rows, delta: Rows, keep_tombstones: bool = False) -> Rows:
-    """Put `delta` on top of `base`: rows of `delta` win. Without `keep_tombstones`, drop tombstones and the rows that
-    they delete.
-    """
-    return merge_sources((base, delta), keep_tombstones=keep_tombstones)
-
-
 def merge_sources(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
     """Merge at least one source, oldest first; of equal keys the last source's row wins.
 

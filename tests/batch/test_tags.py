@@ -374,20 +374,3 @@ def test_a_snapshot_of_a_tag_takes_no_policy(lab: Lab) -> None:
             lab.store.snapshot(tag="a", **options)
     with pytest.raises(el.TagNotFound, match="the tags are: a"):
         lab.store.snapshot(tag="b")
-
-
-def test_the_names_of_version_0_1_still_tag(lab: Lab) -> None:
-    lab.put({1: (0, 10)})
-    with lab.store.snapshot() as snapshot:
-        with pytest.warns(DeprecationWarning, match="write snapshot.tag"):
-            tag = snapshot.hold(3600, "nightly")
-        with pytest.warns(DeprecationWarning, match="write snapshot.tag"):
-            drawn = snapshot.hold(3600)
-    with pytest.warns(DeprecationWarning, match="is store.tags"):
-        assert {held.name for held in lab.store.held_snapshots()} == {"nightly", drawn.name}
-    assert (tag.until_ms or 0) - tag.since_ms == 3_600_000
-    for name in ("nightly", drawn.name):
-        with pytest.warns(DeprecationWarning, match="is store.drop_tag"):
-            lab.store.release_snapshot(name)
-    with pytest.raises(el.SnapshotNotFound), pytest.warns(DeprecationWarning, match="is store.drop_tag"):
-        lab.store.release_snapshot("nightly")

@@ -276,7 +276,7 @@ def test_a_port_that_is_taken_and_settings_that_make_no_sense_are_refused(tmp_pa
             with pytest.raises(el.InvalidInput, match="CoordinatorSettings"):
                 el.serve(store, control=wrong)  # pyright: ignore[reportArgumentType]
         with pytest.raises(el.InvalidInput, match="control="):
-            el.serve(store, coordinator=el.CoordinatorSettings())  # pyright: ignore[reportArgumentType]
+            el.serve(store, stage_counter=el.CoordinatorSettings())  # pyright: ignore[reportArgumentType]
         for heartbeat, timeout in ((0, 10), (-1, 10), (20, 10), (True, 10), (1, "x")):
             with pytest.raises(el.InvalidInput, match="heartbeat_ms"):
                 el.CoordinatorSettings(heartbeat_ms=heartbeat, timeout_ms=timeout)  # pyright: ignore[reportArgumentType]

@@ -224,7 +224,7 @@ def test_a_wrong_url_is_refused_and_a_wrong_password_is_not_shown(
     client: redis.Redis,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with pytest.raises(el.InvalidInput, match="coordinator must be a URL"):
+    with pytest.raises(el.InvalidInput, match="stage counter must be a URL"):
         serve("http://127.0.0.1/0")
     client.execute_command("ACL", "SETUSER", "planner", "on", f">{PASSWORD}", "~epochlog:*", "+@all")
     assert serve(shared.url("planner", "geheim")).stage("q") == -2

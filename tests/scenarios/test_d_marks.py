@@ -50,7 +50,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ex(store: el.Store, server: RedisProcess) -> Iterator[ExchangeClient]:
-    with el.serve(store, coordinator=server.url()) as served, client_of(served) as client:
+    with el.serve(store, stage_counter=server.url()) as served, client_of(served) as client:
         declare(client)
         yield client
 
@@ -198,13 +198,13 @@ def test_d8_pushes_and_consumption_go_on_while_redis_is_away(
 
 
 def test_d8_a_restarted_server_takes_the_marks_over(store: el.Store, server: RedisProcess) -> None:
-    with el.serve(store, coordinator=server.url()) as first, client_of(first) as earlier:
+    with el.serve(store, stage_counter=server.url()) as first, client_of(first) as earlier:
         declare(earlier)
         produce(earlier, "seed")
         assert earlier.stage == -1
         with server.client() as client:
             client.hset(key(store), "s:q", 1)
-        with el.serve(store, coordinator=server.url()) as second, client_of(second) as later:
+        with el.serve(store, stage_counter=server.url()) as second, client_of(second) as later:
             assert (later.stage, held(server, store)) == (-1, -1)
             produce(later, "left", "right")
             assert (later.stage, held(server, store)) == (0, 0)
@@ -232,7 +232,7 @@ def test_d8_a_bad_connection_between_server_and_redis(
     monkeypatch.setattr(stage_counter_redis, "ANSWER_S", 1.0)
     proxy = TcpProxy(server.port)
     try:
-        with el.serve(store, coordinator=f"redis://127.0.0.1:{proxy.port}/0") as served, client_of(served) as ex:
+        with el.serve(store, stage_counter=f"redis://127.0.0.1:{proxy.port}/0") as served, client_of(served) as ex:
             declare(ex)
             wait_until(lambda: held(server, store) == -2)
             proxy.cut_answer(b"EVALSHA")
@@ -259,14 +259,14 @@ def test_d8_a_bad_connection_between_server_and_redis(
 
 
 def test_d8_a_url_that_is_none_is_refused(store: el.Store) -> None:
-    with pytest.raises(el.InvalidInput, match="coordinator"):
-        el.serve(store, coordinator="localhost:6379")
+    with pytest.raises(el.InvalidInput, match="stage counter"):
+        el.serve(store, stage_counter="localhost:6379")
 
 
 @pytest.mark.slow
 def test_d8_epochlog_serve_and_its_redis_are_killed_together(store: el.Store, server: RedisProcess) -> None:
     command = [sys.executable, "-m", "epochlog", "serve", store.root, "--no-token", "--json"]
-    command += ["--coordinator", server.url(), "--bind"]
+    command += ["--stage-counter", server.url(), "--bind"]
 
     def started(bind: str) -> tuple[subprocess.Popen[str], str]:
         child = subprocess.Popen([*command, bind], stdout=subprocess.PIPE, text=True)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochlog.store.sst import merge as kernels
-from epochlog.store.sst.merge import Rows, lookup, merge, merge_data, merge_sources, newest_wins, sorted_unique
+from epochlog.store.sst.merge import Rows, lookup, merge_data, merge_sources, newest_wins, sorted_unique
 from epochlog.store.types.key_codec import is_sorted_unique, search
 from row_sets import KEYED, WIDE, Keyed, wide_rows
 
@@ -63,8 +63,8 @@ def test_merge_either_side_large(keyed: Keyed) -> None:
     @given(CHANGES, CHANGES)
     def run(old: list[tuple[int, int | None]], new: list[tuple[int, int | None]]) -> None:
         base, delta, state = keyed.rows(old), keyed.rows(new), model(keyed, old, new)
-        check(keyed, merge(base, delta), live(state))
-        check(keyed, merge(base, delta, keep_tombstones=True), list(state.items()))
+        check(keyed, merge_sources((base, delta)), live(state))
+        check(keyed, merge_sources((base, delta), keep_tombstones=True), list(state.items()))
 
     run()
 
@@ -81,8 +81,8 @@ def test_merge_takes_any_chunks(keyed: Keyed, min_chunk_rows: int, monkeypatch: 
         edges = [0, *sorted(min(cut, len(base)) for cut in cuts), len(base)]
         parts = [base.data.slice(a, b - a) for a, b in itertools.pairwise(edges)]
         chunked = Rows(base.keys, pa.concat_tables(parts), base.deleted)
-        check(keyed, merge(chunked, delta), live(model(keyed, old, new)))
-        check(keyed, merge(delta, chunked), live(model(keyed, new, old)))
+        check(keyed, merge_sources((chunked, delta)), live(model(keyed, old, new)))
+        check(keyed, merge_sources((delta, chunked)), live(model(keyed, new, old)))
 
     run()
 
@@ -106,7 +106,7 @@ def test_every_type_of_column_survives() -> None:
     base, delta = wide_rows(list(range(0, 40, 2))), wide_rows([3, 4, 10, 37, 50], salt=1000)
     codec_keys = [table["id"].combine_chunks() for table in (base, delta)]
     marks = np.array([False, False, True, False, False])
-    merged = merge(Rows(codec_keys[0], base), Rows(codec_keys[1], delta, marks))
+    merged = merge_sources((Rows(codec_keys[0], base), Rows(codec_keys[1], delta, marks)))
     merged.data.validate(full=True)
     by_id = {row["id"]: row for row in base.to_pylist()} | {row["id"]: row for row in delta.to_pylist()}
     del by_id[10]
@@ -121,7 +121,7 @@ def test_every_type_of_column_survives() -> None:
 def test_updates_in_place_share_the_keys() -> None:
     keyed = KEYED["int64"]
     base, delta = keyed.rows([(n, n) for n in range(30)]), keyed.rows([(3, 100), (29, 200), (0, 300)])
-    merged = merge(base, delta)
+    merged = merge_sources((base, delta))
     assert merged.keys is base.keys
     check(keyed, merged, live(model(keyed, [(n, n) for n in range(30)], [(3, 100), (29, 200), (0, 300)])))
 
@@ -130,7 +130,7 @@ def test_untouched_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(kernels, "PIECE_ROWS", 4)
     keyed = KEYED["int64"]
     base = keyed.rows([(n, n) for n in range(16)])
-    merged = merge(base, keyed.rows([(5, None), (6, 1)]))
+    merged = merge_sources((base, keyed.rows([(5, None), (6, 1)])))
     here = base.data["v"].chunk(0).buffers()[1].address
     shared = [chunk.buffers()[1].address == here for chunk in merged.data["v"].chunks]
     assert shared == [True, False, True, True]
@@ -147,7 +147,7 @@ def test_small_chunks_share_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
         parts.append(base.data.slice(low, rows))
         low += rows
     chunked = Rows(base.keys, pa.concat_tables(parts))
-    merged = merge(chunked, keyed.rows([(n, -n) for n in range(0, 70, 7)]))
+    merged = merge_sources((chunked, keyed.rows([(n, -n) for n in range(0, 70, 7)])))
     assert [len(chunk) for chunk in merged.data["v"].chunks] == [8, 4, 8, 8, 9, 3, 10, 10, 10]
     check(keyed, merged, [(n, -n if n % 7 == 0 else n) for n in range(70)])
 
@@ -185,12 +185,12 @@ def test_appended_sources_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_one_side_empty() -> None:
     keyed = KEYED["string"]
     empty, some = keyed.rows([]), keyed.rows([(1, 1), (2, None)])
-    check(keyed, merge(empty, some), live(model(keyed, [(1, 1)])))
-    check(keyed, merge(some, empty), live(model(keyed, [(1, 1)])))
-    check(keyed, merge(empty, some, keep_tombstones=True), list(model(keyed, [(1, 1), (2, None)]).items()))
-    check(keyed, merge(empty, empty), [])
+    check(keyed, merge_sources((empty, some)), live(model(keyed, [(1, 1)])))
+    check(keyed, merge_sources((some, empty)), live(model(keyed, [(1, 1)])))
+    check(keyed, merge_sources((empty, some), keep_tombstones=True), list(model(keyed, [(1, 1), (2, None)]).items()))
+    check(keyed, merge_sources((empty, empty)), [])
     check(keyed, newest_wins([empty, empty]), [])
-    check(keyed, merge(keyed.rows([(1, None)]), keyed.rows([(1, None)])), [])
+    check(keyed, merge_sources((keyed.rows([(1, None)]), keyed.rows([(1, None)]))), [])
     assert lookup(empty.keys, some.keys).tolist() == [-1, -1]
 
 
@@ -199,7 +199,7 @@ def test_keys_at_the_ends_of_their_type(bits: int) -> None:
     kind = pa.int8() if bits == 8 else {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits]
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     old, new = pa.array([low, 0, high], kind), pa.array([low, high - 1, high], kind)
-    merged = merge(Rows(old, pa.table({"k": old})), Rows(new, pa.table({"k": new})))
+    merged = merge_sources((Rows(old, pa.table({"k": old})), Rows(new, pa.table({"k": new}))))
     assert merged.keys.to_pylist() == [low, 0, high - 1, high]
 
 
@@ -207,10 +207,10 @@ def test_no_columns() -> None:
     keyed = KEYED["int64"]
     base, delta = keyed.rows([(n, n) for n in range(30)]), keyed.rows([(3, None), (99, 1)])
     bare = [Rows(rows.keys, rows.data.select([]), rows.deleted) for rows in (base, delta)]
-    merged = merge(*bare)
+    merged = merge_sources(bare)
     assert merged.keys.to_pylist() == [*range(3), *range(4, 30), 99]
     assert len(newest_wins(bare)) == 31
-    assert len(merge(bare[0].__class__(base.keys.slice(0, 0), bare[0].data), bare[1])) == 1
+    assert len(merge_sources((bare[0].__class__(base.keys.slice(0, 0), bare[0].data), bare[1]))) == 1
 
 
 def test_nullability_of_tombstones_does_not_get_in_the_way() -> None:
@@ -220,10 +220,10 @@ def test_nullability_of_tombstones_does_not_get_in_the_way() -> None:
     delta = pa.table([[2, 3], [None, 30]], schema=loose)
     keys = [table["id"].combine_chunks() for table in (base, delta)]
     sources = [Rows(keys[0], base), Rows(keys[1], delta, np.array([True, False]))]
-    for merged in (merge(*sources, keep_tombstones=True), newest_wins(sources)):
+    for merged in (merge_sources(sources, keep_tombstones=True), newest_wins(sources)):
         merged.data.validate(full=True)
         assert merged.data["v"].to_pylist() == [1, None, 30]
-    gone = merge(*sources)
+    gone = merge_sources(sources)
     gone.data.validate(full=True)
     assert gone.data.to_pydict() == {"id": [1, 3], "v": [1, 30]}
 
@@ -247,7 +247,7 @@ def test_a_larger_random_case(request: pytest.FixtureRequest) -> None:
         values = rng.integers(0, 10**6, len(ids))
         dead = rng.random(len(ids)) < 0.2
         table = pa.table({"k": ids, "v": pa.array(values, mask=dead)})
-        base = merge(base, Rows(table["k"].chunk(0), table, dead))
+        base = merge_sources((base, Rows(table["k"].chunk(0), table, dead)))
         for key, value, gone in zip(ids.tolist(), values.tolist(), dead.tolist(), strict=True):
             if gone:
                 state.pop(key, None)

@@ -105,11 +105,9 @@ CALLS: dict[type, dict[str, tuple[str, Call]]] = {
         "drop_tag": (WRITE, lambda o: o.store.drop_tag("kept")),
         "drop_view": (WRITE, lambda o: o.store.drop_view("v")),
         "export_catalog": (READ, lambda o: o.store.export_catalog(o.folder / f"export-{id(o)}")),
-        "held_snapshots": (READ, lambda o: o.store.held_snapshots()),
         "job": (READ, lambda o: o.store.job("j").info),
         "jobs": (READ, lambda o: o.store.jobs()),
         "metrics": (READ, lambda o: o.store.metrics()),
-        "release_snapshot": (WRITE, lambda o: o.store.release_snapshot("kept")),
         "replace_views": (WRITE, lambda o: o.store.replace_views({"v": "SELECT id, v FROM t"})),
         "reset_consumer": (WRITE, lambda o: o.store.reset_consumer("reader", "latest")),
         "resolve": (WRITE, lambda o: o.store.resolve(("app", 1))),
@@ -171,7 +169,6 @@ CALLS: dict[type, dict[str, tuple[str, Call]]] = {
     el.Snapshot: {
         "close": (READ, lambda o: o.store.snapshot().close()),
         "duckdb": (READ, lambda o: o.store.snapshot(["t"]).duckdb().sql("SELECT sum(v) FROM t").fetchall()),
-        "hold": (WRITE, lambda o: o.store.snapshot(["t"]).hold(60.0)),
         "read_as": (READ, lambda o: o.store.snapshot(["t"]).read_as({})),
         "spark": (READ, lambda o: None),  # spark/test_read_only.py
         "tag": (WRITE, lambda o: o.store.snapshot(["t"]).tag("more")),

@@ -63,7 +63,7 @@ def main() -> None:
     location, root, catalog, coordinator = sys.argv[1:]
     with (
         el.open(root, catalog or None, durability="os") as store,
-        el.serve(store, location, token=TOKEN, coordinator=coordinator or None) as server,
+        el.serve(store, location, token=TOKEN, stage_counter=coordinator or None) as server,
     ):
         print(server.location, flush=True)
         sys.stdin.read()
