@@ -149,7 +149,7 @@ def copy(source: str) -> Callable[[Any], None]:
 
     def refresh(ctx: Any) -> None:
         changed = ctx.changes(source, mode="net", columns=SCHEMA.names).select(SCHEMA.names)
-        (output,) = ctx._plan.outputs
+        (output,) = ctx.plan.outputs
         ctx.upsert(output, changed.set_column(1, SCHEMA.field(1), pc.multiply(changed["value"], 2.0)))
 
     return refresh

@@ -68,7 +68,7 @@ class Story:
         self.clock(second)
 
         def refresh(ctx: Any) -> None:
-            cents = sum(len(ctx.table(up)) for up in ctx._plan.upstreams)
+            cents = sum(len(ctx.table(up)) for up in ctx.plan.upstreams)
             ctx.upsert(name, pa.table({"id": [0], "cents": [cents]}, schema=ROWS))
 
         job, commits = self.store.job(name), 0

@@ -105,7 +105,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         """
         if mode not in ("epochs", "net"):
             raise InvalidInput(f"mode must be 'epochs' or 'net', not {mode!r}")
-        planned_upstream = self._plan.upstream(upstream)
+        planned_upstream = self.plan.upstream(upstream)
         options = ReadOptions(columns, filter, planned_upstream.keys)
         return self._frame(planned_upstream.changes, options, mode=mode, pre_images=pre_images)
 
@@ -117,7 +117,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         job. A frame of more changes is read at each use: `.toArrow()` turns it into a table, which `among` and
         `recompute` take too.
         """
-        planned_upstream = self._plan.upstream(upstream)
+        planned_upstream = self.plan.upstream(upstream)
         names = group_columns(upstream, planned_upstream.table.schema.schema, columns, least=1)
         cache_key = (upstream, *names)
         if cache_key not in self._touched:
@@ -131,7 +131,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
             changes = self.changes(table, pre_images=images, columns=names)
             return changes.select(*columns_named(names)).distinct()
         options = ReadOptions(names, None, upstream.keys)
-        batches = plan.batches(self._files, "net", pre_images=images, options=options)
+        batches = plan.batches(self.files, "net", pre_images=images, options=options)
         groups = distinct(pa.Table.from_batches(batches, schema=plan.schema(names)), names)
         frame = self._make_frame(groups)
         self._local_groups.append((frame, groups))
@@ -141,15 +141,15 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         schema = spark_schema("groups", groups.schema)
         return self._session.createDataFrame(to_spark("groups", groups, arrow_schema(schema)), schema)
 
-    def upsert(self, output: str, frame: DataFrame) -> None:
+    def upsert(self, output: str, frame: DataFrame | pa.Table) -> None:
         """Write rows of an output; they are committed with all other writes when the refresh returns.
 
-        An optional column `_change_type` marks each row as an "upsert" or a "delete".
+        An optional column `_change_type` marks each row as an "upsert" or a "delete". The driver writes an Arrow table.
         """
         with self._writing(output) as writer:
             writer.write(frame)
 
-    def delete(self, output: str, keys: DataFrame) -> None:
+    def delete(self, output: str, keys: DataFrame | pa.Table) -> None:
         """Delete rows of an output by primary key (exactly its columns); unknown keys are ignored."""
         with self._writing(output) as writer:
             writer.write(keys, deletes=True)
@@ -175,7 +175,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         """
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
-        target = self._plan.output(output)
+        target = self.plan.output(output)
         self._require_unwritten(output)
         names = group_columns(output, target.table.schema.schema, by)
         with self._name_job_in_errors():
@@ -191,7 +191,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
             raise InvalidInput(f"recompute({output!r}, by=[]) replaces the whole output; leave out `touched`")
         else:
             groups = None
-        rows = _require_unique_keys(output, rows, key, of_view=self._plan.job.view is not None)
+        rows = _require_unique_keys(output, rows, key, of_view=self.plan.job.view is not None)
         if target.previous.files:
             previous_rows = self.output(output, columns=key, among=groups)
             kind = F.coalesce(F.col(CHANGE_TYPE), F.lit("delete"))
@@ -243,7 +243,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         arrow: pa.Schema = plan.schema(options.columns)
         # A delete has nulls in all columns but the key, which is never null.
         schema = spark_schema(table.name, arrow, table.primary_key)
-        partition = ReadPartition(self._files, plan, arrow_schema(schema), options, mode, pre_images)
+        partition = ReadPartition(self.files, plan, arrow_schema(schema), options, mode, pre_images)
         frame = read_frame(self._session, partition, schema)
         return frame.hint("broadcast") if bytes_to_read(plan, options) < BROADCAST_BYTES else frame
 

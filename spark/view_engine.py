@@ -99,7 +99,7 @@ def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
     queries = ViewSession(ctx.spark)
     ctx.use_session(queries.session)
     initial = ctx.barrier.kind == "initial"
-    changed = [] if initial else [name for name in plan.tables if ctx._plan.upstream(name).changes.rows]
+    changed = [] if initial else [name for name in plan.tables if ctx.plan.upstream(name).changes.rows]
     if not initial and not changed:
         return
     tables = ViewTables(ctx, plan)
@@ -109,7 +109,7 @@ def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
     touched = _touched(ctx, tables, queries, output, changed, scope) if scope else None
     if touched is not None and plan.by_rows and recomputes_all(touched.num_rows, ctx.rows_of_output(output)):
         touched = None
-    table = ctx._plan.output(output).table.schema
+    table = ctx.plan.output(output).table.schema
     target = spark_schema(output, table.schema, table.primary_key)
     if touched is None:
         ctx.operation = "refresh" if initial else "recompute"
@@ -137,7 +137,7 @@ def _fold(
 
     The groups of which they do not give the rows are computed again. The driver writes the rows, which are few.
     """
-    table = ctx._plan.output(output).table.schema
+    table = ctx.plan.output(output).table.schema
     target = spark_schema(output, table.schema, table.primary_key)
     query = fold.deltas(changed)
     try:
@@ -170,23 +170,22 @@ def _fold(
 
 def _write(ctx: SparkRefreshContext, output: str, rows: pa.Table, before: pa.Table, result: Folded) -> None:
     """Write the rows of folded groups; delete the rows of those that have none any more."""
-    key = list(ctx._plan.output(output).table.schema.primary_key)
+    key = list(ctx.plan.output(output).table.schema.primary_key)
     lost = belonging(before, result.groups) & ~belonging(before, rows.select(result.groups.column_names))
     keys = before.filter(pa.array(lost)).select(key)
-    with ctx._writing(output) as writer:
-        if rows.num_rows:
-            writer.write(rows)
-        if keys.num_rows:
-            writer.write(keys, deletes=True)
+    if rows.num_rows:
+        ctx.upsert(output, rows)
+    if keys.num_rows:
+        ctx.delete(output, keys)
 
 
 def _rows_before(ctx: SparkRefreshContext, output: str, groups: pa.Table) -> pa.Table:
     """Return the rows that the output had with these primary keys, read by the driver; all rows for no columns."""
-    plan = ctx._plan.output(output).previous
+    plan = ctx.plan.output(output).previous
     if not groups.column_names:
-        return plan.read(ctx._files)
+        return plan.read(ctx.files)
     keys = plan.table.conform_keys(groups.drop_null())
-    _, rows = plan.find(ctx._files, plan.codec.encode(keys), plan.table.schema.names)
+    _, rows = plan.find(ctx.files, plan.codec.encode(keys), plan.table.schema.names)
     return rows.data.select(plan.table.schema.names)
 
 
@@ -241,7 +240,7 @@ def _touched(
     That is so if no condition connects them with the changed rows, or if an expression that is evaluated for more rows
     than the view's query evaluates it for fails.
     """
-    keys = tables.changed_keys(changed, scope, ctx._plan.output(output).table.schema)
+    keys = tables.changed_keys(changed, scope, ctx.plan.output(output).table.schema)
     if keys is not None:
         return keys
     try:

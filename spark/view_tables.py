@@ -48,7 +48,7 @@ class ViewTables:
     def __init__(self, ctx: SparkRefreshContext, plan: ViewPlan) -> None:
         self._ctx = ctx
         self.plan = plan
-        self.view = ctx._plan.job.name
+        self.view = ctx.plan.job.name
         self._whole: dict[tuple[str, ...], pa.Table] = {}  # of one query, by prefix, table and columns
 
     def frames(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> dict[str, DataFrame]:
@@ -111,7 +111,7 @@ class ViewTables:
         """Return the values of a lookup; None if they are too many for the table's rows, or of another kind."""
         values = source.select(list(columns.values())).rename_columns(list(columns))
         values = looked_up(values, self._schema(name).schema)
-        rows = self._ctx._plan.upstream(table_of(name)).current.rows_at_most
+        rows = self._ctx.plan.upstream(table_of(name)).current.rows_at_most
         return values if values is not None and values.num_rows <= min(PRUNED_BY, rows // LOOKUP_SHARE) else None
 
     def _local(self, read: TableRead, values: pa.Table | None, *, whole: bool) -> pa.Table | None:
@@ -131,18 +131,18 @@ class ViewTables:
         options = ReadOptions(columns)
         name = (OLD if read.prefix == OLD else NOW, read.table, *columns)
         if values is not None:
-            rows = read_groups(self._ctx._files, plan, options, values)
+            rows = read_groups(self._ctx.files, plan, options, values)
         elif name in self._whole:
             rows = self._whole[name]
         else:
-            rows = self._whole[name] = plan.read(self._ctx._files, options)
-        if read.prefix != EITHER or not self._ctx._plan.upstream(read.table).changes.rows:
+            rows = self._whole[name] = plan.read(self._ctx.files, options)
+        if read.prefix != EITHER or not self._ctx.plan.upstream(read.table).changes.rows:
             return rows
         old = self._old_rows(read.table, columns)
         return None if old is None else pa.concat_tables([rows, as_schema(old, rows.schema)])
 
     def _rows_of(self, read: TableRead) -> ScanPlan:
-        upstream = self._ctx._plan.upstream(read.table)
+        upstream = self._ctx.plan.upstream(read.table)
         return upstream.previous if read.prefix == OLD else upstream.current
 
     def _is_small(self, plan: ScanPlan, read: TableRead, values: pa.Table | None) -> bool:
@@ -154,11 +154,11 @@ class ViewTables:
 
     def _changes(self, table: str, columns: Sequence[str]) -> pa.Table | None:
         """Return the changes with their types; None if they are too many for the driver."""
-        upstream = self._ctx._plan.upstream(table)
+        upstream = self._ctx.plan.upstream(table)
         if upstream.changes.backfill or upstream.changes.rows > LOCAL_ROWS:
             return None
         options = ReadOptions(columns, None, upstream.keys)
-        batches = upstream.changes.batches(self._ctx._files, "net", pre_images=True, options=options)
+        batches = upstream.changes.batches(self._ctx.files, "net", pre_images=True, options=options)
         changes = pa.Table.from_batches(batches, schema=upstream.changes.schema(columns))
         return changes.select([*columns, CHANGE_TYPE])
 
@@ -179,7 +179,7 @@ class ViewTables:
             )
         at = self._ctx.previous if read.prefix == OLD else self._ctx.table
         rows = at(table, columns=columns, among=values)
-        if read.prefix != EITHER or not self._ctx._plan.upstream(table).changes.rows:
+        if read.prefix != EITHER or not self._ctx.plan.upstream(table).changes.rows:
             return rows
         old = self._old_rows(table, columns)
         if old is not None:

@@ -60,7 +60,7 @@ def refresh(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
     All rows are recomputed in a backfill or rebuild, and in a step in which a table has changed that touches no groups.
     """
     initial = ctx.barrier.kind == "initial"
-    changed = [] if initial else [name for name in plan.tables if ctx._plan.upstream(name).changes.rows]
+    changed = [] if initial else [name for name in plan.tables if ctx.plan.upstream(name).changes.rows]
     if not initial and not changed:
         return
     scope = plan.scope_of(changed) if changed else ()
@@ -107,7 +107,7 @@ def _fold(tables: _Tables, output: str, fold: Fold, changed: Sequence[str]) -> b
     The groups of which they do not give the rows are computed again.
     """
     ctx, by = tables.ctx, list(fold.groups)
-    schema = ctx._plan.output(output).table.schema.schema
+    schema = ctx.plan.output(output).table.schema.schema
     try:
         deltas = tables.run(fold.deltas(changed))
         groups = groups_of_changes(fold, schema, deltas)
@@ -136,7 +136,7 @@ def _require_own_keys(
 
     That can be only if the scope has columns outside of the key.
     """
-    schema = ctx._plan.output(output).table.schema
+    schema = ctx.plan.output(output).table.schema
     key = list(schema.primary_key)
     if set(scope) <= set(key):
         return
@@ -171,7 +171,7 @@ class _Tables:
         self.ctx = ctx
         self.plan = plan
         self._connection = connection
-        self.view = ctx._plan.job.name
+        self.view = ctx.plan.job.name
         self._whole: dict[tuple[str, ...], pa.Table] = {}  # of one query, by prefix, table and columns
 
     def run(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
@@ -212,7 +212,7 @@ class _Tables:
             changes = self._changes(table, columns)
             is_new = pc.invert(pc.is_in(changes.column(CHANGE_TYPE), _OLD_IMAGES))
             return changes.drop_columns([CHANGE_TYPE]).append_column(IS_NEW, is_new)
-        upstream = self.ctx._plan.upstream(table)
+        upstream = self.ctx.plan.upstream(table)
         few = keys is not None and keys.num_rows <= upstream.current.rows_at_most // LOOKUP_SHARE
         at = self.ctx.previous if read.prefix == OLD else self.ctx.table
         name = (OLD if read.prefix == OLD else NOW, table, *columns)
@@ -239,7 +239,7 @@ def _conformed(ctx: LocalRefreshContext, output: str, rows: pa.Table) -> pa.Tabl
     """Return the rows with exactly the columns and types of the output. Raises InvalidInput for a value that does not
     fit.
     """
-    schema = ctx._plan.output(output).table.schema.schema
+    schema = ctx.plan.output(output).table.schema.schema
     try:
         columns = [as_type(rows.column(field.name), field.type) for field in schema]
     except pa.ArrowInvalid as error:

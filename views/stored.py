@@ -52,9 +52,9 @@ def _tables(handle: Handle, job: JobRecord) -> tuple[list[TableDef], TableDef]:
 
 def plan_of(ctx: RefreshContext[Any, Any, Any]) -> tuple[str, ViewPlan]:
     """Return the output of a refresh, and the plan of the definition that its barrier was recorded with."""
-    job = ctx._plan.job
-    upstreams = tuple(upstream.table.schema for upstream in ctx._plan.upstreams.values())
-    ((output, target),) = ctx._plan.outputs.items()
+    job = ctx.plan.job
+    upstreams = tuple(upstream.table.schema for upstream in ctx.plan.upstreams.values())
+    ((output, target),) = ctx.plan.outputs.items()
     return output, _derive(job.name, require_view(job), upstreams, target.table.schema.primary_key)
 
 

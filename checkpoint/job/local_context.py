@@ -57,9 +57,9 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
         The rows of a backfill are inserts. mode: "net" returns one change for each key, "epochs" all changes. Without
         pre_images a delete has its key alone, and an update has only its new row.
         """
-        planned_upstream = self._plan.upstream(upstream)
+        planned_upstream = self.plan.upstream(upstream)
         plan, options = planned_upstream.changes, ReadOptions(columns, filter, planned_upstream.keys)
-        batches = plan.batches(self._files, mode, pre_images=pre_images, options=options)
+        batches = plan.batches(self.files, mode, pre_images=pre_images, options=options)
         return pa.Table.from_batches(batches, schema=plan.schema(columns))
 
     def touched(self, upstream: str, columns: str | Sequence[str]) -> pa.Table:
@@ -68,7 +68,7 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
         They are the groups that a refresh must recompute; nulls are among them. In a backfill they are the values of
         all rows at curr, or of the rows in the current chunk.
         """
-        schema = self._plan.upstream(upstream).table.schema
+        schema = self.plan.upstream(upstream).table.schema
         names = group_columns(upstream, schema.schema, columns, least=1)
         key = (upstream, *names)
         if key not in self._touched:
@@ -99,12 +99,12 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
         needs `touched`, and if this refresh has written rows of the output before: call it once for an output, with
         all its groups.
         """
-        schema = self._plan.output(output).table.schema
+        schema = self.plan.output(output).table.schema
         self._require_unwritten(output)
         names, key = group_columns(output, schema.schema, by), list(schema.primary_key)
         with self._name_job_in_errors():
             rows = schema.conform(from_)
-        require_each_once(schema, rows, of_view=self._plan.job.view is not None)
+        require_each_once(schema, rows, of_view=self.plan.job.view is not None)
         if names:
             groups = groups_of(schema, self._touched_by(output, names) if touched is None else touched, names)
             require_touched(output, rows, groups)
@@ -136,8 +136,8 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
 
     def _rows(self, plan: ScanPlan, options: ReadOptions, among: object | None) -> pa.Table:
         if among is None:
-            return plan.read(self._files, options)
-        return read_groups(self._files, plan, options, as_groups(plan.table, among))
+            return plan.read(self.files, options)
+        return read_groups(self.files, plan, options, as_groups(plan.table, among))
 
 
 def read_groups(files: Files, plan: ScanPlan, options: ReadOptions, groups: pa.Table) -> pa.Table:

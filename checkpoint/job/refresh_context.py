@@ -38,8 +38,10 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
     _instead = "read the rows before and pass them to the function, or join with the frames that ctx returns"
 
     def __init__(self, files: Files, plan: RefreshPlan, make_writer: Callable[[WriteTarget], W]) -> None:
-        self._files = files
-        self._plan = plan
+        self.files = files
+        """Files of the store, for reads of the plan."""
+        self.plan = plan
+        """All that this refresh reads and writes, at its barrier."""
         self._make_writer = make_writer
         self._writers: dict[str, W] = {}
         self._written: set[str] = set()  # outputs with a successful write
@@ -53,7 +55,7 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
 
         Its kind is "initial" in a backfill or rebuild (prev is 0), else "checkpoint".
         """
-        return self._plan.barrier
+        return self.plan.barrier
 
     def table(
         self,
@@ -69,7 +71,7 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         these combinations of values are returned. If the columns are a prefix of the primary key, few other rows are
         scanned; with Spark if the groups are a table, or few changes of `touched`.
         """
-        return self._rows(self._plan.upstream(upstream).current, ReadOptions(columns, filter), among)
+        return self._rows(self.plan.upstream(upstream).current, ReadOptions(columns, filter), among)
 
     def previous(
         self,
@@ -80,7 +82,7 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         among: Groups | None = None,
     ) -> Rows:
         """Return the upstream at prev; empty if prev is 0. `among` is that of `table`."""
-        return self._rows(self._plan.upstream(upstream).previous, ReadOptions(columns, filter), among)
+        return self._rows(self.plan.upstream(upstream).previous, ReadOptions(columns, filter), among)
 
     def output(
         self,
@@ -94,11 +96,11 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
 
         `among` is that of `table`.
         """
-        return self._rows(self._plan.output(output).previous, ReadOptions(columns, filter), among)
+        return self._rows(self.plan.output(output).previous, ReadOptions(columns, filter), among)
 
     def rows_of_output(self, output: str) -> int:
         """Return an upper bound of the output's rows at prev, from the statistics of its files."""
-        return self._plan.output(output).previous.rows_at_most
+        return self.plan.output(output).previous.rows_at_most
 
     def _rows(self, plan: ScanPlan, options: ReadOptions, among: Groups | None) -> Rows:
         """Read the rows of a plan, of all groups or `among` these."""
@@ -106,9 +108,9 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
 
     def _writer(self, output: str) -> W:
         if self._ended:
-            raise self._plan.late_write()
+            raise self.plan.late_write()
         if output not in self._writers:
-            self._writers[output] = self._make_writer(self._plan.output(output).target)
+            self._writers[output] = self._make_writer(self.plan.output(output).target)
         return self._writers[output]
 
     @contextmanager
@@ -124,12 +126,12 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         try:
             yield
         except SchemaMismatch as error:
-            raise SchemaMismatch(f"job {self._plan.job.name!r}: {error}") from error
+            raise SchemaMismatch(f"job {self.plan.job.name!r}: {error}") from error
 
     def _require_unwritten(self, output: str) -> None:
         """Raise InvalidInput if this refresh has written the output: `recompute` would not replace those rows."""
         if self._ended:
-            raise self._plan.late_write()
+            raise self.plan.late_write()
         if output in self._written:
             raise InvalidInput(
                 f"this refresh has written {output!r} already, and recompute replaces only rows of earlier commits: "
@@ -138,10 +140,10 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
 
     def _only_upstream(self, output: str, by: Sequence[str]) -> str:
         """Return the single upstream whose changes touch the output's groups; raise InvalidInput without one."""
-        upstreams = self._plan.upstreams
+        upstreams = self.plan.upstreams
         if len(upstreams) > 1:
             raise InvalidInput(
-                f"job {self._plan.job.name!r} reads {sorted(upstreams)}, and a change of each may touch a group: call "
+                f"job {self.plan.job.name!r} reads {sorted(upstreams)}, and a change of each may touch a group: call "
                 f"recompute({output!r}, …, touched=groups) with the values of {list(by)} that ctx.touched returns for "
                 "each upstream"
             )
@@ -166,4 +168,4 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
     def _discard(self) -> None:
         for writer in self._writers.values():
             writer.discard()
-        remove_segments(self._files, (segment for segments in self._finished.values() for segment in segments))
+        remove_segments(self.files, (segment for segments in self._finished.values() for segment in segments))

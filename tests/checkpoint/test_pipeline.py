@@ -395,7 +395,7 @@ def ticks(folder: Path, trouble: str, rounds: int = 115) -> tuple[Ticks, el.JobS
         lab.put({0: (0, 0)}, name)
 
     def noted(ctx: Any) -> None:
-        name = "b" if "b_out" in ctx._plan.outputs else "a"
+        name = "b" if "b_out" in ctx.plan.outputs else "a"
         ctx.upsert(f"{name}_out", table_of({0: (0, len(commits))}))
         commits.append((name, time.now_ms(), ctx.barrier.curr))
 

@@ -21,7 +21,7 @@ def say(*words: object) -> None:
 
 def copy(name: str) -> Any:
     def refresh(ctx: Any) -> None:
-        source = next(iter(ctx._plan.upstreams))
+        source = next(iter(ctx.plan.upstreams))
         ctx.upsert(name, ctx.changes(source).select("id", "amount"))
 
     return refresh

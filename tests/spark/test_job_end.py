@@ -21,7 +21,7 @@ pytestmark = pytest.mark.spark
 
 
 def copy(ctx) -> None:
-    (name,) = ctx._plan.outputs
+    (name,) = ctx.plan.outputs
     ctx.upsert(name, ctx.changes("orders").select("id", "amount"))
 
 

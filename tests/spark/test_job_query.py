@@ -28,7 +28,7 @@ pytestmark = pytest.mark.spark
 
 
 def copy(ctx) -> None:
-    name = next(iter(ctx._plan.outputs))
+    name = next(iter(ctx.plan.outputs))
     ctx.upsert(name, ctx.table("orders").select("id", "amount"))
 
 
