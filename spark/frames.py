@@ -94,6 +94,12 @@ class FrameWriter:
         if kind is not None:
             self.discard()
 
+    def upsert(self, data: DataFrame | object) -> None:
+        self.write(data)
+
+    def delete(self, keys: DataFrame | object) -> None:
+        self.write(keys, deletes=True)
+
     def write(self, frame: DataFrame | object, *, deletes: bool = False) -> None:
         """Run the frame and write its rows, or with `deletes` its keys. Raises the error of a task with its own type.
 

@@ -10,10 +10,10 @@ from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from epochlog.checkpoint.job.local_context import read_changes
 from epochlog.checkpoint.job.refresh_context import RefreshContext
-from epochlog.checkpoint.job.refresh_plan import RefreshPlan, Upstream
+from epochlog.checkpoint.job.refresh_plan import PlannedOutput, RefreshPlan, Upstream
 from epochlog.checkpoint.job.row_groups import (
     as_groups,
     distinct,
@@ -62,7 +62,6 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         self._session = session
         self._handle = handle
         self._intent: str | None = None
-        self._touched: dict[tuple[str, ...], DataFrame] = {}  # by upstream and columns
         self._local_groups: list[tuple[DataFrame, pa.Table]] = []  # groups that the driver has read
 
     def _frame_writer(self, target: WriteTarget) -> FrameWriter:
@@ -88,41 +87,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         """Make all later frames in another session of the same Spark context."""
         self._session = session
 
-    def changes(
-        self,
-        upstream: str,
-        mode: str = "net",
-        *,
-        pre_images: bool = False,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-    ) -> DataFrame:
-        """Return the upstream's changes in (prev, curr], with the change columns; in a backfill its rows at curr, as
-        inserts.
-
-        mode: "net" returns one change for each key, "epochs" every change. Without pre_images a delete has its key
-        only, and an update its new row only. `filter` (a pyarrow expression) may name key columns only.
-        """
-        if mode not in ("epochs", "net"):
-            raise InvalidInput(f"mode must be 'epochs' or 'net', not {mode!r}")
-        planned_upstream = self.plan.upstream(upstream)
-        options = ReadOptions(columns, filter, planned_upstream.keys)
-        return self._frame(planned_upstream.changes, options, mode=mode, pre_images=pre_images)
-
-    def touched(self, upstream: str, columns: str | Sequence[str]) -> DataFrame:
-        """Return the distinct values of these columns in the old and new rows of the changes in (prev, curr].
-
-        They are the groups that a refresh must recompute; nulls are among them. In a backfill they are the values of
-        all rows at curr, or of the rows in the current chunk. The driver reads few changes at once, without a Spark
-        job. A frame of more changes is read at each use: `.toArrow()` turns it into a table, which `among` and
-        `recompute` take too.
-        """
-        planned_upstream = self.plan.upstream(upstream)
-        names = group_columns(upstream, planned_upstream.table.schema.schema, columns, least=1)
-        cache_key = (upstream, *names)
-        if cache_key not in self._touched:
-            self._touched[cache_key] = self._find_touched(planned_upstream, names)
-        return self._touched[cache_key]
+    def _changes(self, plan: LogPlan, options: ReadOptions, mode: str, *, pre_images: bool) -> DataFrame:
+        return self._frame(plan, options, mode=mode, pre_images=pre_images)
 
     def _find_touched(self, upstream: Upstream, names: list[str]) -> DataFrame:
         plan, table = upstream.changes, upstream.table.name
@@ -130,9 +96,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         if plan.backfill or plan.rows > LOCAL_TOUCHED_ROWS:
             changes = self.changes(table, pre_images=images, columns=names)
             return changes.select(*columns_named(names)).distinct()
-        options = ReadOptions(names, None, upstream.keys)
-        batches = plan.batches(self.files, "net", pre_images=images, options=options)
-        groups = distinct(pa.Table.from_batches(batches, schema=plan.schema(names)), names)
+        groups = distinct(read_changes(self.files, upstream, names, pre_images=images), names)
         frame = self._make_frame(groups)
         self._local_groups.append((frame, groups))
         return frame
@@ -141,66 +105,31 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         schema = spark_schema("groups", groups.schema)
         return self._session.createDataFrame(to_spark("groups", groups, arrow_schema(schema)), schema)
 
-    def upsert(self, output: str, frame: DataFrame | pa.Table) -> None:
-        """Write rows of an output; they are committed with all other writes when the refresh returns.
+    def _conformed(self, output: PlannedOutput, rows: DataFrame) -> DataFrame:
+        check_frame(output.table.schema, rows.schema)
+        if CHANGE_TYPE in rows.columns:
+            raise SchemaMismatch(
+                f"recompute({output.table.name!r}) takes rows without the column {CHANGE_TYPE!r}; drop it"
+            )
+        return rows
 
-        An optional column `_change_type` marks each row as an "upsert" or a "delete". The driver writes an Arrow table.
-        """
-        with self._writing(output) as writer:
-            writer.write(frame)
-
-    def delete(self, output: str, keys: DataFrame | pa.Table) -> None:
-        """Delete rows of an output by primary key (exactly its columns); unknown keys are ignored."""
-        with self._writing(output) as writer:
-            writer.write(keys, deletes=True)
-
-    def recompute(
-        self,
-        output: str,
-        *,
-        by: str | Sequence[str],
-        from_: DataFrame,
-        touched: DataFrame | pa.Table | None = None,
+    def _recompute(
+        self, output: PlannedOutput, by: list[str], rows: DataFrame, touched: DataFrame | pa.Table | None
     ) -> None:
-        """Replace the output's rows of the touched groups with `from_`: upsert its rows, delete the others.
-
-        by: the output's columns that identify a group; [] replaces the whole output. touched: the recomputed groups, a
-        frame or an Arrow table with the columns `by`; a group without a row in `from_` loses all its rows. The default,
-        for a job with one upstream that has the columns `by`, is `ctx.touched(upstream, by)`. The columns `by` need not
-        be of the primary key, and null is a group like others. The call makes one write.
-
-        Raises InvalidInput for a row of a group that was not touched, for two rows with one primary key, if the job
-        needs `touched`, and if this refresh has written rows of the output before: call it once for an output, with
-        all its groups.
-        """
         from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
-        target = self.plan.output(output)
-        self._require_unwritten(output)
-        names = group_columns(output, target.table.schema.schema, by)
-        with self._name_job_in_errors():
-            check_frame(target.table.schema, from_.schema)
-        if CHANGE_TYPE in from_.columns:
-            raise SchemaMismatch(f"recompute({output!r}) takes rows without the column {CHANGE_TYPE!r}; drop it")
-        key, rows = list(target.table.schema.primary_key), from_.withColumn(CHANGE_TYPE, F.lit("upsert"))
-        if names:
-            groups = self._touched_by(output, names) if touched is None else touched
-            _require_groups(output, groups)
-            rows = _require_touched(output, rows, self._as_group_frame(groups, names))
-        elif touched is not None:
-            raise InvalidInput(f"recompute({output!r}, by=[]) replaces the whole output; leave out `touched`")
-        else:
-            groups = None
-        rows = _require_unique_keys(output, rows, key, of_view=self.plan.job.view is not None)
-        if target.previous.files:
-            previous_rows = self.output(output, columns=key, among=groups)
+        name, key = output.table.name, list(output.table.schema.primary_key)
+        rows = rows.withColumn(CHANGE_TYPE, F.lit("upsert"))
+        if by:
+            _require_groups(name, touched)
+            rows = _require_touched(name, rows, self._as_group_frame(touched, by))
+        rows = _require_unique_keys(name, rows, key, of_view=self.plan.job.view is not None)
+        if output.previous.files:
+            previous_rows = self.output(name, columns=key, among=touched)
             kind = F.coalesce(F.col(CHANGE_TYPE), F.lit("delete"))
             rows = previous_rows.join(rows, key, "full").withColumn(CHANGE_TYPE, kind)
-        with self._writing(output) as writer:
+        with self._writing(name) as writer:
             writer.write(rows)
-
-    def _touched_by(self, output: str, names: list[str]) -> DataFrame:
-        return self.touched(self._only_upstream(output, names), names)
 
     def _as_group_frame(self, groups: DataFrame | pa.Table, names: Sequence[str]) -> DataFrame:
         """Return the groups as a frame of these columns, renamed so that the frame joins with any other."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from epochlog.errors import InvalidInput
+from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.env.files import Files
 from epochlog.store.scan.pruning import conjunction
 from epochlog.store.scan.scan_plan import ScanPlan
@@ -17,12 +16,11 @@ from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.retyping import as_schema
 
 from .refresh_context import RefreshContext
-from .refresh_plan import RefreshPlan
+from .refresh_plan import PlannedOutput, RefreshPlan, Upstream
 from .row_groups import (
     as_groups,
     belonging,
     distinct,
-    group_columns,
     groups_of,
     is_key,
     pruning,
@@ -41,93 +39,35 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
 
     def __init__(self, handle: Handle, plan: RefreshPlan) -> None:
         super().__init__(handle.files, plan, SegmentWriter)
-        self._touched: dict[tuple[str, ...], pa.Table] = {}  # by upstream and columns
 
-    def changes(
-        self,
-        upstream: str,
-        mode: str = "net",
-        *,
-        pre_images: bool = False,
-        columns: Sequence[str] | None = None,
-        filter: pc.Expression | None = None,
-    ) -> pa.Table:
-        """Read the upstream's changes in (prev, curr], with the change columns; in a backfill, its rows at curr.
-
-        The rows of a backfill are inserts. mode: "net" returns one change for each key, "epochs" all changes. Without
-        pre_images a delete has its key alone, and an update has only its new row.
-        """
-        planned_upstream = self.plan.upstream(upstream)
-        plan, options = planned_upstream.changes, ReadOptions(columns, filter, planned_upstream.keys)
+    def _changes(self, plan: LogPlan, options: ReadOptions, mode: str, *, pre_images: bool) -> pa.Table:
         batches = plan.batches(self.files, mode, pre_images=pre_images, options=options)
-        return pa.Table.from_batches(batches, schema=plan.schema(columns))
+        return pa.Table.from_batches(batches, schema=plan.schema(options.columns))
 
-    def touched(self, upstream: str, columns: str | Sequence[str]) -> pa.Table:
-        """Return the distinct values of these columns in the old and new rows of the changes in (prev, curr].
+    def _find_touched(self, upstream: Upstream, names: list[str]) -> pa.Table:
+        schema = upstream.table.schema
+        changes = read_changes(self.files, upstream, names, pre_images=not is_key(schema, names))
+        return as_schema(distinct(changes, names), pa.schema([schema.schema.field(name) for name in names]))
 
-        They are the groups that a refresh must recompute; nulls are among them. In a backfill they are the values of
-        all rows at curr, or of the rows in the current chunk.
-        """
-        schema = self.plan.upstream(upstream).table.schema
-        names = group_columns(upstream, schema.schema, columns, least=1)
-        key = (upstream, *names)
-        if key not in self._touched:
-            images = not is_key(schema, names)
-            groups = distinct(self.changes(upstream, pre_images=images, columns=names), names)
-            self._touched[key] = as_schema(groups, pa.schema([schema.schema.field(name) for name in names]))
-        return self._touched[key]
+    def _conformed(self, output: PlannedOutput, rows: object) -> pa.Table:
+        return output.table.schema.conform(rows)
 
-    def upsert(self, output: str, data: object) -> None:
-        """Write rows of an output; they are committed with all other writes when the refresh returns."""
-        with self._writing(output) as writer:
-            writer.upsert(data)
-
-    def delete(self, output: str, keys: object) -> None:
-        """Delete rows of an output by primary key; unknown keys are ignored."""
-        with self._writing(output) as writer:
-            writer.delete(keys)
-
-    def recompute(self, output: str, *, by: str | Sequence[str], from_: object, touched: object | None = None) -> None:
-        """Replace the output's rows of the touched groups with `from_`: upsert its rows, delete the others.
-
-        by: the output's columns that identify a group; [] replaces the whole output. touched: the recomputed groups, a
-        table with the columns `by`; a group without a row in `from_` loses all its rows. The default, for a job with
-        one upstream that has the columns `by`, is `ctx.touched(upstream, by)`. The columns `by` need not be of the
-        primary key, and null is a group like others.
-
-        Raises InvalidInput for a row of a group that was not touched, for two rows with one primary key, if the job
-        needs `touched`, and if this refresh has written rows of the output before: call it once for an output, with
-        all its groups.
-        """
-        schema = self.plan.output(output).table.schema
-        self._require_unwritten(output)
-        names, key = group_columns(output, schema.schema, by), list(schema.primary_key)
-        with self._name_job_in_errors():
-            rows = schema.conform(from_)
+    def _recompute(self, output: PlannedOutput, by: list[str], rows: pa.Table, touched: object) -> None:
+        schema = output.table.schema
+        name, key, groups = schema.name, list(schema.primary_key), None
         require_each_once(schema, rows, of_view=self.plan.job.view is not None)
-        if names:
-            groups = groups_of(schema, self._touched_by(output, names) if touched is None else touched, names)
-            require_touched(output, rows, groups)
-            groups, rows = self._share_of(groups, names), self._share_of(rows, names)
-        else:
-            groups = None
-            self._check_full_recompute(output, touched)
+        if by:
+            groups = groups_of(schema, touched, by)
+            require_touched(name, rows, groups)
+            groups, rows = self._share_of(groups, by), self._share_of(rows, by)
         read = groups
-        if groups is not None and set(names) == set(key):  # a group is one row: look up those that have none any more
+        if groups is not None and set(by) == set(key):  # a group is one row: look up those that have none any more
             read = groups.filter(pa.array(~belonging(groups, rows.select(groups.column_names))))
-        with self._writing(output) as writer:
+        with self._writing(name) as writer:
             if read is None or read.num_rows:
-                before = self.output(output, columns=key, among=read)
+                before = self.output(name, columns=key, among=read)
                 writer.delete(before.filter(pa.array(~belonging(before, rows.select(key)))))
             writer.upsert(rows)
-
-    def _touched_by(self, output: str, names: list[str]) -> pa.Table:
-        return self.touched(self._only_upstream(output, names), names)
-
-    def _check_full_recompute(self, output: str, touched: object | None) -> None:
-        """Raise InvalidInput if a recompute of the whole output names touched groups."""
-        if touched is not None:
-            raise InvalidInput(f"recompute({output!r}, by=[]) replaces the whole output; leave out `touched`")
 
     def _share_of(self, rows: pa.Table, by: Sequence[str]) -> pa.Table:
         """Select the rows that this refresh writes."""
@@ -138,6 +78,13 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
         if among is None:
             return plan.read(self.files, options)
         return read_groups(self.files, plan, options, as_groups(plan.table, among))
+
+
+def read_changes(files: Files, upstream: Upstream, columns: Sequence[str], *, pre_images: bool = True) -> pa.Table:
+    """Return these columns of the net changes of an upstream, with the change columns."""
+    options = ReadOptions(columns, None, upstream.keys)
+    batches = upstream.changes.batches(files, "net", pre_images=pre_images, options=options)
+    return pa.Table.from_batches(batches, schema=upstream.changes.schema(columns))
 
 
 def read_groups(files: Files, plan: ScanPlan, options: ReadOptions, groups: pa.Table) -> pa.Table:

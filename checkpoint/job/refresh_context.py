@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow.compute as pc
 
 from epochlog.errors import InvalidInput, SchemaMismatch
+from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.env.files import Files
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.scan.scan_plan import ScanPlan
@@ -17,12 +18,15 @@ from epochlog.store.sst.segment_writer import WriteTarget, remove_segments
 from epochlog.store.types.read_options import ReadOptions
 
 from .barrier import Barrier
-from .refresh_plan import RefreshPlan
+from .refresh_plan import PlannedOutput, RefreshPlan, Upstream
+from .row_groups import group_columns
 
 
 class OutputWriter(Protocol):
     """Interface of a writer of one output's rows."""
 
+    def upsert(self, data: Any) -> None: ...
+    def delete(self, keys: Any) -> None: ...
     def finish(self) -> list[Segment]: ...
     def discard(self) -> None: ...
 
@@ -43,6 +47,7 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         self.plan = plan
         """All that this refresh reads and writes, at its barrier."""
         self._make_writer = make_writer
+        self._touched: dict[tuple[str, ...], Rows] = {}  # by upstream and columns
         self._writers: dict[str, W] = {}
         self._written: set[str] = set()  # outputs with a successful write
         self._finished: dict[str, list[Segment]] = {}
@@ -98,12 +103,100 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         """
         return self._rows(self.plan.output(output).previous, ReadOptions(columns, filter), among)
 
+    def changes(
+        self,
+        upstream: str,
+        mode: str = "net",
+        *,
+        pre_images: bool = False,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+    ) -> Rows:
+        """Return the upstream's changes in (prev, curr], with the change columns; in a backfill its rows at curr, as
+        inserts.
+
+        mode: "net" returns one change for each key, "epochs" all changes. Without pre_images a delete has its key
+        alone, and an update its new row alone. `filter` (a pyarrow expression) may name key columns only.
+        """
+        if mode not in ("epochs", "net"):
+            raise InvalidInput(f"mode must be 'epochs' or 'net', not {mode!r}")
+        planned_upstream = self.plan.upstream(upstream)
+        options = ReadOptions(columns, filter, planned_upstream.keys)
+        return self._changes(planned_upstream.changes, options, mode, pre_images=pre_images)
+
+    def touched(self, upstream: str, columns: str | Sequence[str]) -> Rows:
+        """Return the distinct values of these columns in the old and new rows of the changes in (prev, curr].
+
+        They are the groups that a refresh must recompute; nulls are among them. In a backfill they are the values of
+        all rows at curr, or of the rows in the current chunk. With Spark, the driver reads few changes at once, without
+        a Spark job. A frame of more changes is read at each use: `.toArrow()` turns it into a table, which `among` and
+        `recompute` take too.
+        """
+        planned_upstream = self.plan.upstream(upstream)
+        names = group_columns(upstream, planned_upstream.table.schema.schema, columns, least=1)
+        if (upstream, *names) not in self._touched:
+            self._touched[upstream, *names] = self._find_touched(planned_upstream, names)
+        return self._touched[upstream, *names]
+
+    def upsert(self, output: str, data: Any) -> None:
+        """Write rows of an output; they are committed with all other writes when the refresh returns.
+
+        With Spark, an optional column `_change_type` marks each row of a frame as an "upsert" or a "delete".
+        """
+        with self._writing(output) as writer:
+            writer.upsert(data)
+
+    def delete(self, output: str, keys: Any) -> None:
+        """Delete rows of an output by primary key (exactly its columns); unknown keys are ignored."""
+        with self._writing(output) as writer:
+            writer.delete(keys)
+
+    def recompute(self, output: str, *, by: str | Sequence[str], from_: Any, touched: Groups | None = None) -> None:
+        """Replace the output's rows of the touched groups with `from_`: upsert its rows, delete the others.
+
+        by: the output's columns that identify a group; [] replaces the whole output. touched: the recomputed groups, a
+        table (with Spark, a frame too) with the columns `by`; a group without a row in `from_` loses all its rows. The
+        default, for a job with one upstream that has the columns `by`, is `ctx.touched(upstream, by)`. The columns `by`
+        need not be of the primary key, and null is a group like others. The call makes one write.
+
+        Raises InvalidInput for a row of a group that was not touched, for two rows with one primary key, if the job
+        needs `touched`, and if this refresh has written rows of the output before: call it once for an output, with
+        all its groups.
+        """
+        target = self.plan.output(output)
+        self._require_unwritten(output)
+        names = group_columns(output, target.table.schema.schema, by)
+        if not names and touched is not None:
+            raise InvalidInput(f"recompute({output!r}, by=[]) replaces the whole output; leave out `touched`")
+        with self._name_job_in_errors():
+            rows = self._conformed(target, from_)
+        groups: Any = touched
+        if names and touched is None:
+            groups = self.touched(self._only_upstream(output, names), names)
+        self._recompute(target, names, rows, groups)
+
     def rows_of_output(self, output: str) -> int:
         """Return an upper bound of the output's rows at prev, from the statistics of its files."""
         return self.plan.output(output).previous.rows_at_most
 
     def _rows(self, plan: ScanPlan, options: ReadOptions, among: Groups | None) -> Rows:
         """Read the rows of a plan, of all groups or `among` these."""
+        raise NotImplementedError
+
+    def _changes(self, plan: LogPlan, options: ReadOptions, mode: str, *, pre_images: bool) -> Rows:
+        """Read the changes of a plan."""
+        raise NotImplementedError
+
+    def _find_touched(self, upstream: Upstream, names: list[str]) -> Rows:
+        """Read the distinct values of these columns in the changes."""
+        raise NotImplementedError
+
+    def _conformed(self, output: PlannedOutput, rows: Any) -> Rows:
+        """Return new rows in the output's columns. Raises SchemaMismatch if they are others."""
+        raise NotImplementedError
+
+    def _recompute(self, output: PlannedOutput, by: list[str], rows: Rows, touched: Any) -> None:
+        """Write the rows of these groups, all rows for no columns, and delete those that have none."""
         raise NotImplementedError
 
     def _writer(self, output: str) -> W:

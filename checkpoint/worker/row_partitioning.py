@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pandas.util import hash_array
 
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
-from epochlog.checkpoint.job.refresh_plan import RefreshPlan
+from epochlog.checkpoint.job.refresh_plan import PlannedOutput, RefreshPlan
 from epochlog.errors import InvalidInput
 from epochlog.store.session.handle import Handle
 
@@ -39,13 +39,13 @@ class PartRefreshContext(LocalRefreshContext):
     def _share_of(self, rows: pa.Table, by: Sequence[str]) -> pa.Table:
         return self.share(rows, by)
 
-    def _check_full_recompute(self, output: str, touched: object | None) -> None:
-        super()._check_full_recompute(output, touched)
-        if self.parts > 1:
+    def _recompute(self, output: PlannedOutput, by: list[str], rows: pa.Table, touched: object) -> None:
+        if not by and self.parts > 1:
             raise InvalidInput(
-                f"recompute({output!r}, by=[]) replaces the whole output, and {self.parts} parts refresh it side by "
-                "side; name the columns that identify a part's share"
+                f"recompute({output.table.name!r}, by=[]) replaces the whole output, and {self.parts} parts refresh it "
+                "side by side; name the columns that identify a part's share"
             )
+        super()._recompute(output, by, rows, touched)
 
 
 @dataclass(frozen=True, slots=True)
