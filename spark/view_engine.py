@@ -2,6 +2,9 @@
 
 The queries run in a session of their own, made once of the user's: its time zone is UTC, and its temporary views, which
 stand for the tables at the barrier, meet no others.
+
+The driver reads few changes itself, small tables, and rows by few primary keys. Their values are then known, so that
+other tables are looked up by them in turn. All other rows are read by Spark's tasks.
 """
 
 from __future__ import annotations
@@ -18,30 +21,32 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 
 from epochlog.batch.check import CheckContext
-from epochlog.checkpoint.job.row_groups import PRUNED_BY, belonging, several_rows
+from epochlog.checkpoint.job.row_groups import PRUNED_BY, belonging, pruning
 from epochlog.errors import InvalidInput
+from epochlog.store.changelog.change_rows import CHANGE_TYPE
+from epochlog.store.changelog.plan_ranges import bytes_to_read
 from epochlog.store.env.files import Files
-from epochlog.store.env.log_events import VIEW_RECOMPUTED
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
-from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
-from epochlog.views.derivation import NotCovered, Query, ViewPlan, render
-from epochlog.views.folding import FOLDED, MOST_GROUPS, Fold, Folded, folded, groups_of_changes
-from epochlog.views.refresh_choice import recomputes_all
+from epochlog.views import step
+from epochlog.views.derivation import Query, ViewPlan, render
+from epochlog.views.engine import Row
+from epochlog.views.folding import FOLDED
+from epochlog.views.local_engine import touched_keys
+from epochlog.views.reads import OLD_IMAGES, Images, Reads
 from epochlog.views.restriction import TOUCHED
-from epochlog.views.table_names import NOW
-from epochlog.views.table_reads import table_reads
+from epochlog.views.table_names import EMPTY, IS_NEW, NOW, OLD, table_of
+from epochlog.views.table_reads import TableRead, table_reads
 
 from .column_names import column_named, column_of, columns_named
 from .errors import find_epochlog_error
 from .frames import read_frame
 from .live_session import is_session_lost
 from .partitions import ReadPartition
-from .refresh_context import SparkRefreshContext
-from .types import arrow_schema, from_spark, spark_schema
-from .view_tables import ViewTables
+from .refresh_context import BROADCAST_BYTES, SparkRefreshContext
+from .types import arrow_schema, from_spark, spark_schema, to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,6 +58,10 @@ _CONF = {
     "spark.sql.caseSensitive": "false",
     "spark.sql.variable.substitute": "false",  # else values of the environment, with their quotes, go into the text
 }
+LOCAL_ROWS = 50_000
+"""Largest number of changes that the driver reads without a Spark job."""
+LOCAL_BYTES = 1 << 20
+"""Largest size, in memory, of a table that the driver reads whole: a job that reads it takes longer."""
 _sessions: WeakKeyDictionary[SparkSession, SparkSession] = WeakKeyDictionary()
 _lock = threading.Lock()
 _numbers = itertools.count()
@@ -87,106 +96,131 @@ def answer(session: SparkSession, handle: Handle, plan: ViewPlan, ctx: CheckCont
 
 
 def refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
-    """Refresh the view's table: recompute the groups that the changes touch, or all rows.
+    """Write the rows of the view that the barrier of a refresh alters."""
+    step.refresh(ctx, output, plan, _engine(ctx, plan))
 
-    All rows are recomputed in a backfill or rebuild, and in a step in which a table has changed that touches no groups.
-    """
+
+@contextmanager
+def _engine(ctx: SparkRefreshContext, plan: ViewPlan) -> Iterator[ViewEngine]:
     with keeping_active_session(ctx.spark):
-        _refresh(ctx, output, plan)
+        queries = ViewSession(ctx.spark)
+        ctx.use_session(queries.session)
+        yield ViewEngine(ctx, plan, queries)
 
 
-def _refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
-    queries = ViewSession(ctx.spark)
-    ctx.use_session(queries.session)
-    initial = ctx.barrier.kind == "initial"
-    changed = [] if initial else [name for name in plan.tables if ctx.plan.upstream(name).changes.rows]
-    if not initial and not changed:
-        return
-    tables = ViewTables(ctx, plan)
-    if changed and plan.fold is not None and _fold(ctx, tables, queries, output, plan.fold, changed):
-        return
-    scope = plan.scope_of(changed) if changed else ()
-    touched = _touched(ctx, tables, queries, output, changed, scope) if scope else None
-    if touched is not None and plan.by_rows and recomputes_all(touched.num_rows, ctx.rows_of_output(output)):
-        touched = None
-    table = ctx.plan.output(output).table.schema
-    target = spark_schema(output, table.schema, table.primary_key)
-    if touched is None:
-        ctx.operation = "refresh" if initial else "recompute"
-        query = plan.query()
-        with queries.named(tables.frames(query)) as run:
-            ctx.recompute(output, by=[], from_=_cast(run(query), target))
-        return
-    if not touched.num_rows:
-        return
-    groups = queries.session.createDataFrame(touched)
-    if touched.num_rows <= PRUNED_BY:
-        groups = groups.hint("broadcast")
-    query = plan.refresh_query(scope)
-    with queries.named({**tables.frames(query, {TOUCHED: touched}), TOUCHED: groups}) as run:
-        rows = _cast(run(query), target)
-        if not set(scope) <= set(table.primary_key):
-            _require_own_keys(ctx, table, rows, scope, groups)
-        ctx.recompute(output, by=list(scope), from_=rows, touched=touched)
+class SparkReads(Reads["DataFrame"]):
+    """Reads of one refresh on Spark, as Arrow tables that the driver has, or as frames that tasks read."""
+
+    _ctx: SparkRefreshContext
+
+    def changed_keys(self, changed: Sequence[str], scope: Sequence[str], types: pa.Schema) -> pa.Table | None:
+        queries = self._plan.key_queries(changed, scope)
+        if queries is None:
+            return None
+        changes: dict[str, pa.Table] = {}
+        for alias, query in queries.items():
+            (rows,) = self.of(query).values()
+            if not isinstance(rows, pa.Table):
+                return None
+            changes[alias] = rows
+        return touched_keys(self._plan, queries, changes, types)
+
+    def changes(self, read: TableRead, images: Images) -> pa.Table | DataFrame:
+        plan, columns = self._ctx.plan.upstream(read.table).changes, self.columns(read)
+        if not plan.backfill and plan.rows <= LOCAL_ROWS:
+            return super().changes(read, images)
+        changes = self._ctx.changes(read.table, pre_images=True, columns=columns)
+        is_old = changes[CHANGE_TYPE].isin(*OLD_IMAGES)
+        if images == "signed":
+            return changes.withColumn(IS_NEW, ~is_old).select(*columns_named([*columns, IS_NEW]))
+        return (changes.where(is_old) if images == "old" else changes).select(*columns_named(columns))
+
+    def at(self, read: TableRead, values: pa.Table | None, instant: str) -> pa.Table | DataFrame:
+        if instant == EMPTY or self.is_local(read, values):
+            return super().at(read, values, instant)
+        at = self._ctx.previous if instant == OLD else self._ctx.table
+        return at(read.table, columns=self.columns(read), among=values)
+
+    def union(self, read: TableRead, rows: Any, more: Any) -> pa.Table | DataFrame:
+        if isinstance(rows, pa.Table) and isinstance(more, pa.Table):
+            return super().union(read, rows, more)
+        if isinstance(more, pa.Table) and not more.num_rows:
+            return rows
+        return self.frame(read.name, rows).unionByName(self.frame(read.name, more))
+
+    def is_local(self, read: TableRead, values: pa.Table | None = None) -> bool:
+        """Return True if the driver reads the rows: by few keys, of few bytes by other values, or of a small table if
+        it has values to look up.
+        """
+        plan = self.scan(read)
+        if values is not None and set(values.column_names) == set(plan.table.primary_key):
+            return True
+        options = ReadOptions(self.columns(read), None if values is None else pruning(values))
+        size = bytes_to_read(plan, options)
+        return size < BROADCAST_BYTES if values is not None else len(self._known) > 0 and size < LOCAL_BYTES
+
+    def values(self, read: TableRead, source: pa.Table, columns: Mapping[str, str]) -> pa.Table | None:
+        values = super().values(read, source, columns)
+        return values if values is not None and values.num_rows <= PRUNED_BY else None
+
+    def frame(self, name: str, rows: Any) -> DataFrame:
+        """Return the rows of the table of this name in a query as a frame."""
+        if not isinstance(rows, pa.Table):
+            return rows
+        if name in (TOUCHED, FOLDED):
+            frame = self._ctx.spark.createDataFrame(rows)
+            return frame.hint("broadcast") if name == TOUCHED and rows.num_rows <= PRUNED_BY else frame
+        key = tuple(column for column in self._plan.schemas[table_of(name)].primary_key if column in rows.column_names)
+        schema = spark_schema(name, rows.schema, key)
+        return self._ctx.spark.createDataFrame(to_spark(name, rows, arrow_schema(schema)), schema).hint("broadcast")
 
 
-def _fold(
-    ctx: SparkRefreshContext, tables: ViewTables, queries: ViewSession, output: str, fold: Fold, changed: Sequence[str]
-) -> bool:
-    """Add the changes to the view's sums and counts (R9); return False if that does not give the view's rows.
+class ViewEngine:
+    """Engine of a refresh on Spark. It is a `StepEngine` of DataFrames."""
 
-    The groups of which they do not give the rows are computed again. The driver writes the rows, which are few.
-    """
-    table = ctx.plan.output(output).table.schema
-    target = spark_schema(output, table.schema, table.primary_key)
-    query = fold.deltas(changed)
-    try:
-        with queries.named(tables.frames(query)) as run:
-            deltas = run(query).limit(MOST_GROUPS + 1).toArrow()
-    except Exception as error:
-        if is_session_lost(queries.session) or not isinstance(find_epochlog_error(error), InvalidInput | None):
-            raise
-        return False  # The query itself may not fail: these expressions are evaluated of other values.
-    groups = groups_of_changes(fold, table.schema, deltas)
-    if groups is None:
-        return False
-    before = _rows_before(ctx, output, groups)
-    result = folded(fold, groups, deltas, before)
-    if result is None:
-        return False
-    frames = {FOLDED: queries.session.createDataFrame(result.rows)}
-    parts: list[tuple[Query, Mapping[str, DataFrame]]] = [(fold.rows, frames)] if result.rows.num_rows else []
-    if result.unknown.num_rows:
-        query = tables.plan.refresh_query(list(fold.groups))
-        unknown = queries.session.createDataFrame(result.unknown).hint("broadcast")
-        parts.append((query, {**tables.frames(query, {TOUCHED: result.unknown}), TOUCHED: unknown}))
-    rows = [table.schema.empty_table()]
-    for query, frames in parts:
-        with queries.named(frames) as run:
-            rows.append(as_schema(from_spark(table, _cast(run(query), target).toArrow()), table.schema))
-    _write(ctx, output, pa.concat_tables(rows), before, result)
-    return True
+    def __init__(self, ctx: SparkRefreshContext, plan: ViewPlan, queries: ViewSession) -> None:
+        self.reads = SparkReads(ctx, plan)
+        self._ctx = ctx
+        self._queries = queries
 
+    def run(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> DataFrame:
+        tables = self.reads.of(query, known)
+        with self._queries.named({name: self.reads.frame(name, rows) for name, rows in tables.items()}) as run:
+            return run(query)
 
-def _write(ctx: SparkRefreshContext, output: str, rows: pa.Table, before: pa.Table, result: Folded) -> None:
-    """Write the rows of folded groups; delete the rows of those that have none any more."""
-    key = list(ctx.plan.output(output).table.schema.primary_key)
-    lost = belonging(before, result.groups) & ~belonging(before, rows.select(result.groups.column_names))
-    keys = before.filter(pa.array(lost)).select(key)
-    if rows.num_rows:
-        ctx.upsert(output, rows)
-    if keys.num_rows:
-        ctx.delete(output, keys)
+    def collect(self, rows: DataFrame, *, most: int | None = None, output: TableSchema | None = None) -> pa.Table:
+        try:
+            table = (rows if most is None else rows.limit(most)).toArrow()
+        except Exception as error:
+            typed_error = find_epochlog_error(error)
+            if is_session_lost(self._queries.session) or not isinstance(typed_error, InvalidInput | None):
+                raise
+            raise typed_error or InvalidInput(f"Spark cannot compute a query of the view: {error}") from error
+        return table if output is None else from_spark(output, table)
 
+    def conform(self, output: TableSchema, rows: DataFrame) -> DataFrame:
+        return _cast(rows, spark_schema(output.name, output.schema, output.primary_key))
 
-def _rows_before(ctx: SparkRefreshContext, output: str, groups: pa.Table) -> pa.Table:
-    """Return the rows that the output had with these primary keys, read by the driver; all rows for no columns."""
-    plan = ctx.plan.output(output).previous
-    if not groups.column_names:
-        return plan.read(ctx.files)
-    keys = plan.table.conform_keys(groups.drop_null())
-    _, rows = plan.find(ctx.files, plan.codec.encode(keys), plan.table.schema.names)
-    return rows.data.select(plan.table.schema.names)
+    def key_outside(self, output: TableSchema, rows: DataFrame, scope: Sequence[str], touched: pa.Table) -> Row | None:
+        key = list(output.primary_key)
+        before = self._ctx.output(output.name, columns=[*key, *(name for name in scope if name not in key)])
+        keys = rows.select(*columns_named(key)).distinct().toDF(*(f"row_{name}" for name in key))
+        groups = self.reads.frame(TOUCHED, touched).select(*columns_named(scope))
+        groups = groups.toDF(*(f"touched_{name}" for name in scope))
+        of_rows = reduce(and_, (column_of(before, name) == column_of(keys, f"row_{name}") for name in key))
+        of_groups = reduce(
+            and_, (column_of(before, name).eqNullSafe(column_of(groups, f"touched_{name}")) for name in scope)
+        )
+        kept = before.join(keys, of_rows, "left_semi").join(groups, of_groups, "left_anti").limit(1).collect()
+        return {name: kept[0][name] for name in key} if kept else None
+
+    def replace(self, output: str, rows: pa.Table, groups: pa.Table, before: pa.Table) -> None:
+        lost = belonging(before, groups) & ~belonging(before, rows.select(groups.column_names))
+        keys = before.filter(pa.array(lost)).select(list(self._ctx.plan.output(output).table.schema.primary_key))
+        if rows.num_rows:
+            self._ctx.upsert(output, rows)
+        if keys.num_rows:
+            self._ctx.delete(output, keys)
 
 
 @contextmanager
@@ -205,57 +239,6 @@ def keeping_active_session(session: SparkSession) -> Iterator[None]:
             of_jvm.setActiveSession(in_jvm.get())
         else:
             of_jvm.clearActiveSession()
-
-
-def _require_own_keys(
-    ctx: SparkRefreshContext, table: TableSchema, rows: DataFrame, scope: Sequence[str], groups: DataFrame
-) -> None:
-    """Raise InvalidInput if a row has the key of a row of the view whose group is not recomputed.
-
-    That can be only if the scope has columns outside of the key.
-    """
-    key = list(table.primary_key)
-    before = ctx.output(table.name, columns=[*key, *(name for name in scope if name not in key)])
-    keys = rows.select(*columns_named(key)).distinct().toDF(*(f"row_{name}" for name in key))
-    touched = groups.select(*columns_named(scope)).toDF(*(f"touched_{name}" for name in scope))
-    of_rows = reduce(and_, (column_of(before, name) == column_of(keys, f"row_{name}") for name in key))
-    of_groups = reduce(
-        and_, (column_of(before, name).eqNullSafe(column_of(touched, f"touched_{name}")) for name in scope)
-    )
-    kept = before.join(keys, of_rows, "left_semi").join(touched, of_groups, "left_anti").limit(1).collect()
-    if kept:
-        raise several_rows(table.name, {name: kept[0][name] for name in key}, of_view=True)
-
-
-def _touched(
-    ctx: SparkRefreshContext,
-    tables: ViewTables,
-    queries: ViewSession,
-    output: str,
-    changed: Sequence[str],
-    scope: Sequence[str],
-) -> pa.Table | None:
-    """Return the touched values of the scope; None if they cannot be computed in this step.
-
-    That is so if no condition connects them with the changed rows, or if an expression that is evaluated for more rows
-    than the view's query evaluates it for fails.
-    """
-    keys = tables.changed_keys(changed, scope, ctx.plan.output(output).table.schema)
-    if keys is not None:
-        return keys
-    try:
-        query = tables.plan.touched_query(changed, scope)
-    except NotCovered:
-        return None
-    try:
-        with queries.named(tables.frames(query)) as run:
-            return run(query).toArrow()
-    except Exception as error:
-        typed_error = find_epochlog_error(error)
-        if is_session_lost(queries.session) or not isinstance(typed_error, InvalidInput | None):
-            raise
-        VIEW_RECOMPUTED.log(view=tables.view, error=error)
-        return None
 
 
 def _cast(rows: DataFrame, target: StructType) -> DataFrame:

@@ -10,25 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from epochlog.batch.arrow_compat import compatible_schema, in_duckdb
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
-from epochlog.checkpoint.job.row_groups import belonging, distinct, groups_of, several_rows
+from epochlog.checkpoint.job.row_groups import belonging, distinct, groups_of
 from epochlog.errors import DependencyMissing, InvalidInput, LimitExceeded
-from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.env.local_folder import private_temporary_folder
-from epochlog.store.env.log_events import ENGINE_RESET, VIEW_RECOMPUTED
+from epochlog.store.env.log_events import ENGINE_RESET
 from epochlog.store.types.retyping import as_schema, as_type
 from epochlog.store.types.schema import TableSchema
 
-from .derivation import NotCovered, Query, ViewPlan, render
-from .folding import FOLDED, Fold, folded, groups_of_changes
+from . import step
+from .derivation import Query, ViewPlan, render
+from .engine import Row
 from .local_functions import as_spark_computes, require_local
-from .refresh_choice import recomputes_all
-from .restriction import TOUCHED
-from .table_names import CHANGED, EITHER, EMPTY, IS_NEW, NOW, OLD, SIGNED, prefix_of, table_of
-from .table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_reads
+from .reads import Reads
+from .table_names import CHANGED, NOW
 from .value_kinds import ValueKinds
 
 if TYPE_CHECKING:
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 
 MEMORY = "EPOCHLOG_VIEWS_MEMORY"
 """Variable of the environment with the memory of DuckDB for all views of the process, such as 8GB."""
-_OLD_IMAGES = pa.array(["delete", "update_preimage"])
 
 
 def output_schema(plan: ViewPlan, tables: Mapping[str, TableSchema], primary_key: Sequence[str]) -> pa.Schema:
@@ -55,30 +51,15 @@ def output_schema(plan: ViewPlan, tables: Mapping[str, TableSchema], primary_key
 
 
 def refresh(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
-    """Refresh the view's table: recompute the groups that the changes touch, or all rows.
+    """Write the rows of the view that the barrier of a refresh alters."""
+    step.refresh(ctx, output, plan, _engine(ctx, plan))
 
-    All rows are recomputed in a backfill or rebuild, and in a step in which a table has changed that touches no groups.
-    """
-    initial = ctx.barrier.kind == "initial"
-    changed = [] if initial else [name for name in plan.tables if ctx.plan.upstream(name).changes.rows]
-    if not initial and not changed:
-        return
-    scope = plan.scope_of(changed) if changed else ()
+
+@contextmanager
+def _engine(ctx: LocalRefreshContext, plan: ViewPlan) -> Iterator[LocalEngine]:
     require_local(plan.form.query, plan.form.occurrences, plan.schemas)
     with _connected() as connection:
-        tables = _Tables(ctx, connection, plan)
-        if changed and plan.fold is not None and _fold(tables, output, plan.fold, changed):
-            return
-        touched = _touched(tables, plan, changed, scope) if scope else None
-        if touched is not None and plan.by_rows and recomputes_all(touched.num_rows, ctx.rows_of_output(output)):
-            touched = None
-        if touched is None:
-            ctx.operation = "refresh" if initial else "recompute"
-            ctx.recompute(output, by=[], from_=_conformed(ctx, output, tables.run(plan.query())))
-        elif touched.num_rows:
-            rows = _conformed(ctx, output, tables.run(plan.refresh_query(scope), {TOUCHED: touched}))
-            _require_own_keys(ctx, output, rows, scope, touched)
-            ctx.recompute(output, by=list(scope), from_=rows, touched=touched)
+        yield LocalEngine(ctx, plan, connection)
 
 
 def touched_keys(
@@ -101,150 +82,42 @@ def touched_keys(
     return distinct(pa.concat_tables(values), types.names)
 
 
-def _fold(tables: _Tables, output: str, fold: Fold, changed: Sequence[str]) -> bool:
-    """Add the changes to the view's sums and counts (R9); return False if that does not give the view's rows.
+class LocalEngine:
+    """Engine of a refresh in this process. It is a `StepEngine` of Arrow tables."""
 
-    The groups of which they do not give the rows are computed again.
-    """
-    ctx, by = tables.ctx, list(fold.groups)
-    schema = ctx.plan.output(output).table.schema.schema
-    try:
-        deltas = tables.run(fold.deltas(changed))
-        groups = groups_of_changes(fold, schema, deltas)
-        if groups is None:
-            return False
-        before = ctx.output(output, among=groups) if by else ctx.output(output)
-        result = folded(fold, groups, deltas, before)
-        if result is None:
-            return False
-        rows = _conformed(ctx, output, tables.run(fold.rows, {FOLDED: result.rows}))
-        if result.unknown.num_rows:
-            query = tables.plan.refresh_query(by)
-            again = tables.run(query, {TOUCHED: result.unknown})
-            rows = pa.concat_tables([rows, _conformed(ctx, output, again)])
-    except (InvalidInput, pa.ArrowInvalid):
-        return False  # The query itself may not fail: these expressions are evaluated of other values.
-    if rows.num_rows or result.gone.num_rows or result.unknown.num_rows:
-        ctx.recompute(output, by=by, from_=rows, **({"touched": result.groups} if by else {}))
-    return True
-
-
-def _require_own_keys(
-    ctx: LocalRefreshContext, output: str, rows: pa.Table, scope: Sequence[str], touched: pa.Table
-) -> None:
-    """Raise InvalidInput if a row has the key of a row of the view whose group is not recomputed.
-
-    That can be only if the scope has columns outside of the key.
-    """
-    schema = ctx.plan.output(output).table.schema
-    key = list(schema.primary_key)
-    if set(scope) <= set(key):
-        return
-    columns = [*key, *(name for name in scope if name not in key)]
-    before = ctx.output(output, columns=columns, among=rows.select(key))
-    kept = before.filter(pa.array(~belonging(before, groups_of(schema, touched, scope))))
-    if kept.num_rows:
-        raise several_rows(output, kept.select(key).slice(0, 1).to_pylist()[0], of_view=True)
-
-
-def _touched(tables: _Tables, plan: ViewPlan, changed: Sequence[str], scope: Sequence[str]) -> pa.Table | None:
-    """Return the touched values of the scope; None if they cannot be computed in this step.
-
-    That is so if no condition connects them with the changed rows, or if an expression that is evaluated for more rows
-    than the view's query evaluates it for fails.
-    """
-    try:
-        return tables.run(plan.touched_query(changed, scope))
-    except NotCovered:
-        return None
-    except InvalidInput as error:
-        VIEW_RECOMPUTED.log(view=tables.view, error=error)
-        return None
-
-
-class _Tables:
-    """Tables of a refresh at its barrier. A query gets those that it names, with the columns that it reads, and of a
-    table that it looks up by a prefix of the primary key, the rows of these keys alone.
-    """
-
-    def __init__(self, ctx: LocalRefreshContext, connection: duckdb.DuckDBPyConnection, plan: ViewPlan) -> None:
-        self.ctx = ctx
-        self.plan = plan
+    def __init__(self, ctx: LocalRefreshContext, plan: ViewPlan, connection: duckdb.DuckDBPyConnection) -> None:
+        self.reads: Reads[pa.Table] = Reads(ctx, plan)
+        self._ctx = ctx
+        self._plan = plan
         self._connection = connection
-        self.view = ctx.plan.job.name
-        self._whole: dict[tuple[str, ...], pa.Table] = {}  # of one query, by prefix, table and columns
 
     def run(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
-        """Run a query of the plan. known: tables that are no upstreams. Raises InvalidInput if DuckDB refuses it."""
-        tables = dict(known or {})
-        pending = table_reads(query, tables)
-        self._whole.clear()
-        while pending:
-            name, keys = self._next(pending, tables)
-            tables[name] = self._load(pending.pop(name), keys)
-        for name, rows in tables.items():
-            self._connection.register(name, rows)
-        return _run(self._connection, self.plan, query)
+        for name, rows in self.reads.of(query, known).items():
+            self._connection.register(name, _plain(rows))
+        return _run(self._connection, self._plan, query)
 
-    def _next(self, pending: Mapping[str, TableRead], known: Mapping[str, pa.Table]) -> tuple[str, pa.Table | None]:
-        """Return the table to load next: a small one, then one whose keys are known, then any; and its keys."""
-        for name in pending:
-            if prefix_of(name) in (CHANGED, EMPTY, SIGNED):
-                return name, None
-        for name, read in pending.items():
-            chosen = choose_lookup(read, self._schema(name).primary_key, known)
-            if chosen is not None:
-                lookup, key = chosen
-                values = known[lookup.source].select([lookup.columns[column] for column in key]).rename_columns(key)
-                values = looked_up(values, self._schema(name).schema)
-                if values is not None:
-                    return name, values
-        return next(iter(pending)), None
+    def collect(self, rows: pa.Table, *, most: int | None = None, output: TableSchema | None = None) -> pa.Table:
+        del output
+        return rows.slice(0, most)
 
-    def _load(self, read: TableRead, keys: pa.Table | None) -> pa.Table:
-        table, schema = read.table, self._schema(read.name)
-        columns = [name for name in schema.schema.names if name in read.columns] or [schema.primary_key[0]]
-        if read.prefix == EMPTY:
-            return _plain(schema.schema.empty_table().select(columns))
-        if read.prefix == CHANGED:
-            return self._changes(table, columns).drop_columns([CHANGE_TYPE])
-        if read.prefix == SIGNED:
-            changes = self._changes(table, columns)
-            is_new = pc.invert(pc.is_in(changes.column(CHANGE_TYPE), _OLD_IMAGES))
-            return changes.drop_columns([CHANGE_TYPE]).append_column(IS_NEW, is_new)
-        upstream = self.ctx.plan.upstream(table)
-        few = keys is not None and keys.num_rows <= upstream.current.rows_at_most // LOOKUP_SHARE
-        at = self.ctx.previous if read.prefix == OLD else self.ctx.table
-        name = (OLD if read.prefix == OLD else NOW, table, *columns)
-        rows = None if few else self._whole.get(name)
-        if rows is None:
-            rows = _plain(at(table, columns=columns, among=keys if few else None))
-        if not few:
-            self._whole[name] = rows
-        if read.prefix != EITHER or not upstream.changes.rows:
-            return rows
-        changes = self._changes(table, columns)
-        old = changes.filter(pc.is_in(changes.column(CHANGE_TYPE), _OLD_IMAGES)).drop_columns([CHANGE_TYPE])
-        return pa.concat_tables([rows, as_schema(old, rows.schema)])
+    def conform(self, output: TableSchema, rows: pa.Table) -> pa.Table:
+        try:
+            columns = [as_type(rows.column(field.name), field.type) for field in output.schema]
+        except pa.ArrowInvalid as error:
+            raise InvalidInput(f"a row of the view {output.name!r} does not fit its columns: {error}") from error
+        return pa.Table.from_arrays(columns, names=output.schema.names)
 
-    def _changes(self, table: str, columns: Sequence[str]) -> pa.Table:
-        changes = self.ctx.changes(table, pre_images=True, columns=columns)
-        return _plain(changes.select([*columns, CHANGE_TYPE]))
+    def key_outside(self, output: TableSchema, rows: pa.Table, scope: Sequence[str], touched: pa.Table) -> Row | None:
+        key = list(output.primary_key)
+        columns = [*key, *(name for name in scope if name not in key)]
+        before = self._ctx.output(output.name, columns=columns, among=rows.select(key))
+        kept = before.filter(pa.array(~belonging(before, groups_of(output, touched, scope))))
+        return kept.select(key).slice(0, 1).to_pylist()[0] if kept.num_rows else None
 
-    def _schema(self, name: str) -> TableSchema:
-        return self.plan.schemas[table_of(name)]
-
-
-def _conformed(ctx: LocalRefreshContext, output: str, rows: pa.Table) -> pa.Table:
-    """Return the rows with exactly the columns and types of the output. Raises InvalidInput for a value that does not
-    fit.
-    """
-    schema = ctx.plan.output(output).table.schema.schema
-    try:
-        columns = [as_type(rows.column(field.name), field.type) for field in schema]
-    except pa.ArrowInvalid as error:
-        raise InvalidInput(f"a row of the view {output!r} does not fit its columns: {error}") from error
-    return pa.Table.from_arrays(columns, names=schema.names)
+    def replace(self, output: str, rows: pa.Table, groups: pa.Table, before: pa.Table) -> None:
+        del before
+        touched = groups if groups.column_names else None
+        self._ctx.recompute(output, by=groups.column_names, from_=rows, touched=touched)
 
 
 def _plain(rows: pa.Table) -> pa.Table:

@@ -14,9 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 import epochlog as el
-from epochlog.spark import refresh_context, view_engine, view_tables
+from epochlog.spark import refresh_context, view_engine
 from epochlog.spark.partitions import ReadPartition
 from epochlog.spark.refresh_context import SparkRefreshContext
+from epochlog.views import reads as view_rows
+from epochlog.views import step as view_step
 from epochlog.views.folding import Folded, folded
 from raw_check import raw_check
 from view_lookups import VIEWS as LARGE_VIEWS
@@ -57,7 +59,7 @@ def test_each_change_of_a_join_is_added(tmp_path: Path, spark: SparkSession, mon
         computed.append(-1 if result is None else result.unknown.num_rows)
         return result
 
-    monkeypatch.setattr(view_engine, "folded", counted)
+    monkeypatch.setattr(view_step, "folded", counted)
     with el.open(tmp_path / "sums", durability="os", checkpoint_interval_ms=10) as store:
         for (name, *_, again), step in islice(play_changes(store, spark), FEW):
             computed.clear()
@@ -76,7 +78,7 @@ def test_views_of_large_tables_look_rows_up(
     for name, (sql, key) in {**LARGE_VIEWS, "of_codes": (codes, ["id"])}.items():
         shop.store.create_view(name, sql, key, spark=spark)
     taken: set[tuple[str, str]] = set()
-    table_of, read_groups = SparkRefreshContext.table, view_tables.read_groups
+    table_of, read_groups = SparkRefreshContext.table, view_rows.read_groups
 
     def by_tasks(self: SparkRefreshContext, name: str, **options: Any) -> DataFrame:
         if options.get("among") is not None:
@@ -88,9 +90,9 @@ def test_views_of_large_tables_look_rows_up(
         return read_groups(files, plan, *arguments)
 
     monkeypatch.setattr(SparkRefreshContext, "table", by_tasks)
-    monkeypatch.setattr(view_tables, "read_groups", by_driver)
-    monkeypatch.setattr(view_tables, "LOCAL_BYTES", 0)  # as of large tables, which the driver does not read whole
-    few_bytes = view_tables.BROADCAST_BYTES
+    monkeypatch.setattr(view_rows, "read_groups", by_driver)
+    monkeypatch.setattr(view_engine, "LOCAL_BYTES", 0)  # as of large tables, which the driver does not read whole
+    few_bytes = view_engine.BROADCAST_BYTES
     shop.play(1, lambda view: view.step(spark))
     for table in ("customers", "orders"):
         shop.put(table, [7, 9])  # the random changes may have deleted the rows
@@ -100,7 +102,7 @@ def test_views_of_large_tables_look_rows_up(
         ("customers", few_bytes, ("driver", "orders")),  # by another column
         ("customers", 0, ("tasks", "orders")),
     ):
-        monkeypatch.setattr(view_tables, "BROADCAST_BYTES", most_bytes)
+        monkeypatch.setattr(view_engine, "BROADCAST_BYTES", most_bytes)
         taken.clear()
         shop.move(changed)  # a random change may leave what the views read as it is
         shop.step_all(lambda view: view.step(spark))
@@ -196,7 +198,7 @@ def stepped(view: el.View, spark: SparkSession) -> bool:
 def test_tables_are_looked_up_by_key(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step reads the rows of the keys that changes touch, of large tables by prefixes of keys by tasks."""
     read: list[int] = []
-    original_frame, original_rows = refresh_context.read_frame, view_tables.read_groups
+    original_frame, original_rows = refresh_context.read_frame, view_rows.read_groups
 
     def read_frame(session: SparkSession, partition: ReadPartition, schema: StructType) -> DataFrame:
         read.append(sum(batch.num_rows for batch in partition.read()))
@@ -208,7 +210,7 @@ def test_tables_are_looked_up_by_key(tmp_path: Path, spark: SparkSession, monkey
         return rows
 
     monkeypatch.setattr(refresh_context, "read_frame", read_frame)
-    monkeypatch.setattr(view_tables, "read_groups", read_groups)
+    monkeypatch.setattr(view_rows, "read_groups", read_groups)
     lines = pa.schema([("order", pa.int64()), ("line", pa.int32()), ("cents", pa.int64())])
     sql = """
         SELECT o.id, c.region, SUM(l.cents) AS cents FROM orders o JOIN customers c ON c.id = o.customer

@@ -13,7 +13,8 @@ import pytest
 from sqlglot import exp
 
 import epochlog as el
-from epochlog.views import delta_join, folding, local_engine
+from epochlog.views import delta_join, folding
+from epochlog.views import step as view_step
 from epochlog.views.derivation import derive
 from epochlog.views.table_names import NOW, OLD
 from judged_texts import SUMS
@@ -185,6 +186,7 @@ PLANTED = {
 
 
 @pytest.mark.planted
+@pytest.mark.rule("R9")
 @pytest.mark.parametrize("plant", PLANTED)
 def test_a_planted_error_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, engine: DuckDBEngine
@@ -226,7 +228,7 @@ def spied(patch: pytest.MonkeyPatch) -> list[int]:
         counts.append(-1 if result is None else result.unknown.num_rows)
         return result
 
-    patch.setattr(local_engine, "folded", counted)
+    patch.setattr(view_step, "folded", counted)
     return counts
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
+from epochlog.views.reads import Reads
 from epochlog.views.table_reads import looked_up
 from raw_check import raw_check
 from view_lookups import ROWS, VIEWS, LargeShop
@@ -38,14 +39,14 @@ def test_a_refresh_reads_rows_by_the_values_of_changes(shop: LargeShop, monkeypa
     shop.put("orders", [7])  # it may have been deleted
     shop.step_all(lambda view: view.step())
     read: list[int] = []
-    rows_of = LocalRefreshContext.table
+    rows_at = Reads.at
 
-    def counted(self: LocalRefreshContext, *args: Any, **options: Any) -> pa.Table:
-        rows = rows_of(self, *args, **options)
+    def counted(self: Reads[pa.Table], *arguments: Any) -> pa.Table:
+        rows = rows_at(self, *arguments)
         read.append(rows.num_rows)
         return rows
 
-    monkeypatch.setattr(LocalRefreshContext, "table", counted)
+    monkeypatch.setattr(Reads, "at", counted)
     shop.move("orders")
     shop.store.checkpoint()
     shop.store.view("of_orders").step()

@@ -14,7 +14,7 @@ import pytest
 
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.commit import table_ddl
-from epochlog.views import local_engine
+from epochlog.views import reads
 from epochlog.views.derivation import ViewPlan
 from seeds import seeds
 from stored_views import Differs, StoredViews
@@ -51,14 +51,14 @@ def test_views_of_many_stores_equal_their_queries(tmp_path: Path) -> None:
 
 
 def _old_images_are_ignored(patch: pytest.MonkeyPatch) -> None:
-    changes = local_engine._Tables._changes
+    changes = reads.read_changes
 
-    def new_ones(self: Any, table: str, columns: Sequence[str]) -> pa.Table:
-        rows = changes(self, table, columns)
+    def new_ones(*arguments: Any) -> pa.Table:
+        rows = changes(*arguments)
         is_new = [kind not in ("delete", "update_preimage") for kind in rows[CHANGE_TYPE].to_pylist()]
         return rows.filter(pa.array(is_new, pa.bool_()))
 
-    patch.setattr(local_engine._Tables, "_changes", new_ones)
+    patch.setattr(reads, "read_changes", new_ones)
 
 
 def _one_side_of_a_join_is_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,45 @@
+"""Interface of an engine that steps views: DuckDB in this process, or Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from epochlog.store.types.schema import TableSchema
+
+from .derivation import Query
+from .reads import R, Reads
+
+Row = Mapping[str, Any]
+
+
+class StepEngine(Protocol[R]):
+    """Engine of one refresh of a view, for `views/step.py`. R: rows of a query, which need not be in this process."""
+
+    @property
+    def reads(self) -> Reads[R]: ...
+
+    def run(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> R:
+        """Return the rows of a query of the plan. known: tables that are no upstreams. Raises InvalidInput."""
+        ...
+
+    def collect(self, rows: R, *, most: int | None = None, output: TableSchema | None = None) -> pa.Table:
+        """Return the rows in this process, at most this number. Raises InvalidInput if they cannot be computed.
+
+        output: of conformed rows, whose types they then have.
+        """
+        ...
+
+    def conform(self, output: TableSchema, rows: R) -> R:
+        """Return the rows with exactly the columns and types of an output."""
+        ...
+
+    def key_outside(self, output: TableSchema, rows: R, scope: Sequence[str], touched: pa.Table) -> Row | None:
+        """Return the key of a new row that a row of the output has whose group is not touched; None without one."""
+        ...
+
+    def replace(self, output: str, rows: pa.Table, groups: pa.Table, before: pa.Table) -> None:
+        """Replace the output's rows of few groups, all rows for groups of no columns. before: its rows of them."""
+        ...

@@ -1,0 +1,171 @@
+"""Step of a view on either engine: the decision which rows its barrier computes, and the driver that writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import pyarrow as pa
+
+from epochlog.checkpoint.job.local_context import read_groups
+from epochlog.checkpoint.job.refresh_context import RefreshContext
+from epochlog.checkpoint.job.row_groups import several_rows
+from epochlog.errors import InvalidInput
+from epochlog.store.env.log_events import VIEW_RECOMPUTED
+from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.retyping import as_schema
+from epochlog.store.types.schema import TableSchema
+
+from .derivation import NotCovered, Query, ViewPlan
+from .engine import StepEngine
+from .folding import FOLDED, MOST_GROUPS, Fold, folded, groups_of_changes
+from .reads import R
+from .refresh_choice import recomputes_all
+from .restriction import TOUCHED
+
+
+@dataclass(frozen=True, slots=True)
+class AllRows:
+    """Step that replaces all rows, in a backfill or rebuild, or if the changes touch no groups, or most rows."""
+
+    operation: str
+    """Name of the commit in the view's history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Step that replaces the rows of the groups that the changes touch (R2 to R8)."""
+
+    scope: tuple[str, ...]
+    """Columns of the view that identify a group."""
+    touched: pa.Table
+    """Values of the scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Step that adds the changes to the sums and counts of their groups (R9)."""
+
+    rows: Mapping[str, pa.Table]
+    """New rows by output, of groups that have rows still."""
+    groups: pa.Table
+    """Groups that get these rows, or none; of no columns for an aggregate of all rows."""
+    before: pa.Table
+    """Rows of the view of these groups, perhaps with those of other groups of the changes."""
+
+
+Step = AllRows | Groups | Changes
+
+
+def refresh(
+    ctx: RefreshContext[Any, Any, Any], output: str, plan: ViewPlan, engine: AbstractContextManager[StepEngine[Any]]
+) -> None:
+    """Write the rows of a view that its barrier alters. engine: entered only if the barrier has changes."""
+    initial = ctx.barrier.kind == "initial"
+    changed = [] if initial else [name for name in plan.tables if ctx.plan.upstream(name).changes.rows]
+    if initial or changed:
+        with engine as entered:
+            driver = _Driver(ctx, plan, entered, ctx.plan.output(output).table.schema)
+            driver.write(driver.decide(changed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Driver(Generic[R]):
+    """Driver of one step: it decides, computes and writes by the calls of an engine."""
+
+    ctx: RefreshContext[Any, Any, Any]
+    plan: ViewPlan
+    engine: StepEngine[R]
+    output: TableSchema
+
+    def decide(self, changed: Sequence[str]) -> Step:
+        """Return the step of a barrier in which these tables have changed; of a backfill or rebuild for none."""
+        if not changed:
+            return AllRows("refresh")
+        changes = None if self.plan.fold is None else self._changes(self.plan.fold, changed)
+        if changes is not None:
+            return changes
+        scope = self.plan.scope_of(changed)
+        touched = self._touched(changed, scope) if scope else None
+        view_rows = self.ctx.rows_of_output(self.output.name)
+        if touched is None or (self.plan.by_rows and recomputes_all(touched.num_rows, view_rows)):
+            return AllRows("recompute")
+        return Groups(scope, touched)
+
+    def write(self, step: Step) -> None:
+        """Compute and write the rows of a step."""
+        if isinstance(step, AllRows):
+            self.ctx.operation = step.operation
+            for output, rows in self._rows(self.plan.query()).items():
+                self.ctx.recompute(output, by=[], from_=rows)
+        elif isinstance(step, Changes):
+            if step.groups.num_rows or any(rows.num_rows for rows in step.rows.values()):
+                for output, rows in step.rows.items():
+                    self.engine.replace(output, rows, step.groups, step.before)
+        elif step.touched.num_rows:
+            for output, rows in self._rows(self.plan.refresh_query(step.scope), {TOUCHED: step.touched}).items():
+                self._require_own_keys(rows, step)
+                self.ctx.recompute(output, by=list(step.scope), from_=rows, touched=step.touched)
+
+    def _rows(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> dict[str, R]:
+        """Return the rows of a block by output. A view has one block and one output."""
+        return {self.output.name: self.engine.conform(self.output, self.engine.run(query, known))}
+
+    def _changes(self, fold: Fold, changed: Sequence[str]) -> Changes | None:
+        """Return the step that adds the changes; None if it cannot give the view's rows.
+
+        The groups of which it gives no rows are computed again.
+        """
+        try:
+            deltas = self.engine.collect(self.engine.run(fold.deltas(changed)), most=MOST_GROUPS + 1)
+            groups = groups_of_changes(fold, self.output.schema, deltas)
+            if groups is None:
+                return None
+            before = self._rows_before(groups)
+            result = folded(fold, groups, deltas, before)
+            if result is None:
+                return None
+            blocks = [self._rows(fold.rows, {FOLDED: result.rows})] if result.rows.num_rows else []
+            if result.unknown.num_rows:
+                blocks.append(self._rows(self.plan.refresh_query(list(fold.groups)), {TOUCHED: result.unknown}))
+            parts = [self.engine.collect(block[self.output.name], output=self.output) for block in blocks]
+        except (InvalidInput, pa.ArrowInvalid):
+            return None  # The query itself may not fail: these expressions are evaluated of other values.
+        schema = self.output.schema
+        rows = pa.concat_tables([schema.empty_table(), *(as_schema(part, schema) for part in parts)])
+        return Changes({self.output.name: rows}, result.groups, before)
+
+    def _rows_before(self, groups: pa.Table) -> pa.Table:
+        """Return the view's rows with these primary keys; all rows for no columns."""
+        plan, files = self.ctx.plan.output(self.output.name).previous, self.ctx.files
+        return read_groups(files, plan, ReadOptions(), groups) if groups.column_names else plan.read(files)
+
+    def _touched(self, changed: Sequence[str], scope: Sequence[str]) -> pa.Table | None:
+        """Return the touched values of the scope; None if they cannot be computed in this step.
+
+        That is so if no condition connects them with the changed rows, or if an expression that is evaluated for more
+        rows than the view's query evaluates it for fails.
+        """
+        types = pa.schema([self.output.schema.field(name) for name in scope])
+        keys = self.engine.reads.changed_keys(changed, scope, types)
+        if keys is not None:
+            return keys
+        try:
+            return self.engine.collect(self.engine.run(self.plan.touched_query(changed, scope)))
+        except NotCovered:
+            return None
+        except InvalidInput as error:
+            VIEW_RECOMPUTED.log(view=self.ctx.plan.job.name, error=error)
+            return None
+
+    def _require_own_keys(self, rows: R, step: Groups) -> None:
+        """Raise InvalidInput if a row has the key of a row of the view whose group is not recomputed.
+
+        That can be only if the scope has columns outside of the key.
+        """
+        if not set(step.scope) <= set(self.output.primary_key):
+            key = self.engine.key_outside(self.output, rows, step.scope, step.touched)
+            if key is not None:
+                raise several_rows(self.output.name, key, of_view=True)
