@@ -1,4 +1,4 @@
-"""Rules of docs/SEMANTICS.md: each one has a test, and docs/RULES.md lists the tests as their markers say.
+"""Rules of docs/SEMANTICS.md and docs/VIEWS.md: each has a test, and docs/RULES.md lists the tests as they are marked.
 
 `python tests/docs/test_rules.py` writes docs/RULES.md. Markers are read from the source, without importing the tests.
 """
@@ -20,9 +20,9 @@ PAGE = ROOT / "docs" / "RULES.md"
 MARKER = "pytest.mark.rule"
 HEAD = """# Rules and their tests
 
-Each rule of [SEMANTICS.md](SEMANTICS.md) with the tests that fail when it is broken: those that carry its number as
-`@pytest.mark.rule("5.10")`. Paths are below `tests/`. `python tests/docs/test_rules.py` writes this page, and
-`tests/docs/test_rules.py` compares it with the markers.
+Each rule of [SEMANTICS.md](SEMANTICS.md) and of [VIEWS.md](VIEWS.md) with the tests that fail when it is broken: those
+that carry its number as `@pytest.mark.rule("5.10")`. Paths are below `tests/`. `python tests/docs/test_rules.py` writes
+this page, and `tests/docs/test_rules.py` compares it with the markers.
 
 | rule | it begins | tests |
 |---|---|---|
@@ -35,7 +35,8 @@ Marks = Mapping[str, list[str]]
 
 
 def rules_of(text: str) -> Rules:
-    """Read the rules of a page: list items and rows of tables that begin with a bold number of their section.
+    """Read the rules of a page: list items and rows of tables that begin with a bold number of their section, and
+    headings that begin with a number such as R7.
 
     Raises ValueError for a number that is there twice or is not of its section.
     """
@@ -44,8 +45,8 @@ def rules_of(text: str) -> Rules:
     for line in text.splitlines():
         if heading := re.match(r"## (\d+)\. ", line):
             section = heading[1]
-        elif rule := re.match(r"(?:- |\| )\*\*((\d+)\.[1-9]\d*)\*\* (.+)", line):
-            number, of, words = rule.groups()
+        elif rule := re.match(r"(?:- |\| )\*\*((\d+)\.[1-9]\d*)\*\* (.+)|## (R\d)\. (.+)", line):
+            number, of, words = rule.groups()[:3] if rule[1] else (rule[4], section, rule[5])
             if of != section or number in rules:
                 raise ValueError(f"rule {number} stands twice, or in section {section}")
             plain = re.sub(r"[*`|\\]", "", words)
@@ -112,8 +113,12 @@ def references(text: str) -> list[str]:
 
 
 def the_rules() -> Rules:
-    """Read the rules of docs/SEMANTICS.md."""
-    return rules_of((ROOT / "docs" / "SEMANTICS.md").read_text("utf-8"))
+    """Read the rules of docs/SEMANTICS.md and docs/VIEWS.md."""
+    return {
+        number: words
+        for page in ("SEMANTICS.md", "VIEWS.md")
+        for number, words in rules_of((ROOT / "docs" / page).read_text("utf-8")).items()
+    }
 
 
 def test_each_rule_has_a_test_and_the_page_lists_what_is_marked() -> None:
@@ -149,6 +154,10 @@ def test_rules_are_items_and_rows_that_begin_with_a_number() -> None:
     for line in ("- **3.1** Of another section", "- **2.1** Twice"):
         with pytest.raises(ValueError, match="stands twice, or in section 2"):
             rules_of(TEXT + line)
+    views = "## R0. A *rule*\n\n- no rule\n\n## R1. Another\n"
+    assert rules_of(views) == {"R0": "A rule", "R1": "Another"}
+    with pytest.raises(ValueError, match="rule R1 stands twice"):
+        rules_of(views + "## R1. Twice\n")
 
 
 def test_what_lacks_its_other_half_is_told() -> None:

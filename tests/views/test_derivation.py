@@ -1,22 +1,34 @@
-"""Plans of views held against their queries: named cases, random queries, and errors planted in each rule."""
+"""Plans of views held against their queries: named cases, random queries, and errors planted in each rule.
+
+The examples of docs/VIEWS.md are played in a store, with the rule and with an error in it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from sqlglot import exp
 
+import epochlog as el
 from confirmed import confirmed
-from epochlog.views import derivation, opening, restriction, stability, syntax, touched
+from epochlog.store.changelog.change_rows import CHANGE_TYPE
+from epochlog.views import derivation, folding, opening, reads, restriction, stability, stored, syntax, touched
 from epochlog.views.derivation import ViewPlan
+from epochlog.views.table_names import EITHER, NOW
+from epochlog.views.table_reads import TableRead
 from judged_texts import QUERIES
 from seeds import seeds
 from view_cases import CASES
 from view_world import Differs, DuckDBEngine, Outcome, ViewWorld, plan_of_case, play, random_plan
+
+PAGE = Path(__file__).parents[2] / "docs" / "VIEWS.md"
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +221,7 @@ PLANTED: Mapping[str, tuple[Plant, Sequence[str]]] = {
 
 
 @pytest.mark.planted
+@pytest.mark.rule("R0", "R1", "R2", "R3", "R4", "R5", "R6", "R7", "R8")
 @pytest.mark.parametrize("error", PLANTED)
 def test_a_planted_error_is_found(error: str, monkeypatch: pytest.MonkeyPatch, engine: DuckDBEngine) -> None:
     plant, cases = PLANTED[error]
@@ -222,6 +235,202 @@ def test_a_planted_error_is_found(error: str, monkeypatch: pytest.MonkeyPatch, e
     raise AssertionError("no case shows the planted error")
 
 
+# examples of the page
+
+
+def _old_images_are_not_read(patch: pytest.MonkeyPatch) -> None:
+    original = reads.read_changes
+
+    def new_images(*arguments: Any) -> pa.Table:
+        rows = original(*arguments)
+        return rows.filter(pc.invert(pc.is_in(rows[CHANGE_TYPE], pa.array(reads.OLD_IMAGES))))
+
+    patch.setattr(reads, "read_changes", new_images)
+
+
+def _other_tables_are_read_at_the_end(patch: pytest.MonkeyPatch) -> None:
+    original = reads.rows_for
+
+    def rows_for(read: TableRead, changes: Any, at: Any, union: Any) -> Any:
+        return at(NOW) if read.prefix == EITHER else original(read, changes, at, union)
+
+    patch.setattr(reads, "rows_for", rows_for)
+
+
+def _outer_joins_are_folded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(folding, "is_inner_join", lambda block: True)
+
+
+Rows = Sequence[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Example of a rule: the rows of tables before and in a barrier, and the view's rows after it, right and wrong."""
+
+    plant: Plant
+    sql: str
+    key: Sequence[str]
+    before: Mapping[str, Rows]
+    then: Mapping[str, Rows]
+    right: Rows
+    wrong: Rows
+    deleted: Mapping[str, int] = field(default_factory=dict)
+
+
+COLUMNS = {
+    "orders": ["id", "customer", "day", "cents"],
+    "customers": ["id", "region"],
+    "a": ["id", "k", "v"],
+    "b": ["id", "k", "v"],
+    "r": ["id", "c"],
+    "t": ["id", "a", "b", "v"],
+    "u": ["id", "a", "v"],
+}
+EXAMPLES = {
+    "R0": Example(
+        _outer_joins_are_inner,
+        "SELECT o.id, c.region FROM orders o LEFT JOIN customers c ON c.id = o.customer WHERE c.id IS NULL",
+        ["id"],
+        {"orders": [(1, 7, 1, 0), (2, 8, 1, 0)], "customers": [(8, "eu")]},
+        {"orders": [(3, 9, 1, 0)]},
+        [(1, None), (3, None)],
+        [],
+    ),
+    "R1": Example(
+        _windows_are_ignored,
+        "SELECT id, cents, SUM(cents) OVER (PARTITION BY day) AS total FROM orders",
+        ["id"],
+        {"orders": [(1, 1, 1, 10), (2, 1, 1, 20)]},
+        {"orders": [(1, 1, 1, 15)]},
+        [(1, 15, 35), (2, 20, 35)],
+        [(1, 15, 15), (2, 20, 30)],
+    ),
+    "R2": Example(
+        _scope_of_one_table,
+        "SELECT id FROM a WHERE a.v IN (SELECT v FROM b ORDER BY id LIMIT 1)",
+        ["id"],
+        {"a": [(1, 0, 5), (2, 0, 6)], "b": [(7, 0, 5)]},
+        {"a": [(3, 0, 6)], "b": [(6, 0, 6)]},
+        [(2,), (3,)],
+        [(1,), (3,)],
+    ),
+    "R3": Example(
+        _no_patterns_of_nulls,
+        "SELECT COALESCE(a.id, 0) AS a, COALESCE(b.id, 0) AS b FROM a FULL JOIN b ON a.k = b.k",
+        ["a", "b"],
+        {"a": [(1, 10, 0)], "b": [(2, 20, 0)]},
+        {"b": [(3, 10, 0)]},
+        [(0, 2), (1, 3)],
+        [(0, 2), (1, 0), (1, 3)],
+    ),
+    "R4": Example(
+        _not_in_is_an_equality,
+        "SELECT id FROM a WHERE a.k NOT IN (SELECT k FROM b)",
+        ["id"],
+        {"a": [(1, 10, 0), (2, 20, 0)], "b": [(5, 20, 0)]},
+        {"b": [(6, None, 0)]},
+        [],
+        [(1,)],
+    ),
+    "R5": Example(
+        _a_global_aggregate_needs_rows,
+        "SELECT t.id FROM t WHERE t.v <= (SELECT COUNT(*) + COALESCE((SELECT MAX(u.v) FROM u WHERE u.a = t.a), 0) FROM "
+        "r WHERE r.c = t.b)",
+        ["id"],
+        {"t": [(1, 1, 1, 3)], "u": [(1, 1, 2)], "r": [(1, 9)]},
+        {"u": [(1, 1, 5)]},
+        [(1,)],
+        [],
+    ),
+    "R6": Example(
+        _the_right_side_is_subtracted,
+        "SELECT k FROM a EXCEPT ALL SELECT k FROM b",
+        ["k"],
+        {"a": [(1, 1, 0)], "b": [(1, 1, 0)]},
+        {"a": [(2, 1, 0)]},
+        [(1,)],
+        [],
+    ),
+    "R7, old images": Example(
+        _old_images_are_not_read,
+        "SELECT day, MAX(cents) AS most FROM orders GROUP BY day",
+        ["day"],
+        {"orders": [(1, 1, 1, 10), (2, 1, 1, 20)]},
+        {"orders": [(2, 1, 2, 20)]},
+        [(1, 10), (2, 20)],
+        [(1, 20), (2, 20)],
+    ),
+    "R7, other tables": Example(
+        _other_tables_are_read_at_the_end,
+        "SELECT c.region, MAX(o.cents) AS most FROM orders o JOIN customers c ON c.id = o.customer GROUP BY c.region",
+        ["region"],
+        {"orders": [(2, 1, 1, 20)], "customers": [(1, "eu"), (2, "us")]},
+        {"orders": [(2, 2, 1, 20)]},
+        [("us", 20)],
+        [("eu", 20), ("us", 20)],
+        {"customers": 1},
+    ),
+    "R8": Example(
+        _an_equality_is_not_null_safe,
+        "SELECT MAX(id) AS id, day FROM orders GROUP BY day",
+        ["id"],
+        {"orders": [(1, 1, None, 0), (5, 1, 1, 0)]},
+        {"orders": [(2, 1, None, 0)]},
+        [(2, None), (5, 1)],
+        [(5, 1)],
+    ),
+    "R9": Example(
+        _outer_joins_are_folded,
+        "SELECT a.k, COUNT(*) AS n FROM a LEFT JOIN b ON b.k = a.k GROUP BY a.k",
+        ["k"],
+        {"a": [(1, 1, 0)], "b": []},
+        {"b": [(1, 1, 0)]},
+        [(1, 1)],
+        [(1, 2)],
+    ),
+}
+
+
+def table_of(name: str, rows: Rows) -> pa.Table:
+    types = [pa.string() if column == "region" else pa.int64() for column in COLUMNS[name]]
+    schema = pa.schema(list(zip(COLUMNS[name], types, strict=True)))
+    return pa.Table.from_pylist([dict(zip(COLUMNS[name], row, strict=True)) for row in rows], schema=schema)
+
+
+def rows_of_example(root: Path, example: Example) -> Rows:
+    stored._derive.cache_clear()  # the plan of an example depends on the planted error
+    with el.open(root, durability="os") as store:
+        for name, rows in example.before.items():
+            store.create_table(name, table_of(name, []).schema, ["id"]).upsert(table_of(name, rows))
+        view = store.create_view("v", example.sql, example.key)
+        store.checkpoint()
+        view.step()
+        for name, rows in example.then.items():
+            store.table(name).upsert(table_of(name, rows))
+        for name, key in example.deleted.items():
+            store.table(name).delete(pa.table({"id": [key]}))
+        store.checkpoint()
+        assert view.step()
+        return [tuple(row.values()) for row in store.table("v").to_arrow().to_pylist()]
+
+
+@pytest.mark.planted
+@pytest.mark.medium
+@pytest.mark.rule("R0", "R1", "R2", "R3", "R4", "R5", "R6", "R7", "R8", "R9")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_page_gives_the_right_and_the_wrong_rows(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = EXAMPLES[name]
+    assert example.sql in " ".join(PAGE.read_text("utf-8").split())
+    assert rows_of_example(tmp_path / "right", example) == example.right
+    example.plant(monkeypatch)
+    assert rows_of_example(tmp_path / "wrong", example) == example.wrong
+    stored._derive.cache_clear()
+
+
+@pytest.mark.rule("R7")
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_source_that_no_condition_connects_is_not_read(is_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """R7: it would make a cross join with the changed rows. The error planted by `is_kept` is seen in the query."""
