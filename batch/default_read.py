@@ -6,15 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.commit.lag_marks import mark_late
-from epochlog.store.epochs.view import EpochView
-from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.read_default import read_default
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 
-from .default_policy import default_policy
+from .choice import ChoiceRead, choose
 from .policy import Aligned, Latest, asks_of_named, choose_epochs
 
 
@@ -35,20 +31,17 @@ def plan_default_read(
     nothing has changed. Raises the errors of the policy.
     """
 
-    def body(view: ReadTxn) -> tuple[DefaultRead, EpochView | None]:
+    def answer(asked: ChoiceRead) -> DefaultRead:
+        view = asked.view
         if before is not None and before.version == view.version:
-            return before, None
+            return before
         table = find(view)
-        policy = default_policy([table.name], read_default(view))
+        policy = asked.policy([table.name])
         if isinstance(policy, Latest) or (isinstance(policy, Aligned) and not table.derived):
-            return DefaultRead(plan_scan(view, table, None), view.version), None  # a root table is valid at its newest
-        above = [table.id] if asks_of_named(policy) else None
-        epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id, above=above)
+            return DefaultRead(plan_scan(view, table, None), view.version)  # a root table is valid at its newest
+        epochs, _ = asked.epochs(policy, [table.name])
         epoch = choose_epochs(policy, epochs, [table.name])[table.name]
         plan = plan_scan(view, table, None if epoch >= epochs.table(table.id).position else epoch)
-        return DefaultRead(plan, None if above is None else view.version), epochs
+        return DefaultRead(plan, view.version if asks_of_named(policy) else None)
 
-    read, epochs = handle.catalog.read(body)
-    if read.version is None and epochs is not None:  # `global` has chosen
-        mark_late(handle, epochs)
-    return read
+    return choose(handle, None, answer)

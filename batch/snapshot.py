@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from epochlog.errors import EpochExpired, InvalidInput, LimitExceeded, SnapshotExpired, TableDropped, TableNotReadable
+from epochlog.errors import InvalidInput, LimitExceeded, SnapshotExpired, TableNotReadable
 from epochlog.store.catalog.keys import head_key, runs_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.catalog.records import Record
-from epochlog.store.commit.lag_marks import mark_late
 from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.process_local import OneProcess, warn_unclosed
 from epochlog.store.epochs.view import EpochView
-from epochlog.store.epochs.view_reader import read_epochs_and_records
-from epochlog.store.metadata.lookups import find_table_id, get_table
+from epochlog.store.metadata.lookups import get_table
 from epochlog.store.metadata.read_default import read_default
 from epochlog.store.metadata.version import runs_from_record
 from epochlog.store.retention.holds import Hold, put_holds
@@ -26,22 +23,18 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.types.schema import TableSchema
 
+from .choice import ChoiceRead, choose_and_pin
 from .default_policy import default_policy, policy_text
-from .policy import Exact, Global, Policy, advice_of, asks_of_named, choose_epochs, left_out_of, listed
+from .policy import Exact, Policy, advice_of, choose_epochs, left_out_of, listed
 from .table_snapshot import TableSnapshot
 from .tags import Tag, put_tag
 from .token import decode_token, encode_token
-from .waiting import until_chosen
 
 if TYPE_CHECKING:
     import duckdb
 
 MAX_OPEN_SNAPSHOTS = 1_000
 """Most open snapshots of one open store: each holds history back, so thousands are a leak."""
-_CHOICES = 3
-"""Choices outside of a transaction that retention may overtake; the next one is made inside the transaction that pins
-it.
-"""
 
 
 class PinnedSnapshot(OneProcess, Closeable):
@@ -177,7 +170,23 @@ def take_snapshot(
         raise LimitExceeded(
             f"{MAX_OPEN_SNAPSHOTS} snapshots of this store are open; close some of them (or use `with`)"
         )
-    return until_chosen(handle, policy, lambda: _choose_and_pin(handle, policy, tables, kind), check)
+    holder = handle.new_holder("snapshot")
+    choice, (plans, keys) = choose_and_pin(
+        handle,
+        policy,
+        lambda asked: _choose(asked, tables),
+        lambda tx, choice: _pin(handle, tx, choice, holder),
+        check,
+    )
+    handle.leases.share(holder, keys)
+    names = {table_id: name for name, table_id in choice.view.ids.items()}
+    epochs = {choice.view.ids[name]: plan.epoch for name, plan in plans.items()}
+    reasons = {name: entry.reason for name, entry in choice.left_out.items()}
+    chosen_by = choice.policy
+    repeated = chosen_by.token if isinstance(chosen_by, Exact) else None
+    text = repeated.policy if repeated is not None and repeated.policy else policy_text(chosen_by)
+    token = encode_token(epochs, names, handle.store_id, reasons, text)
+    return kind(handle, holder, plans, token, chosen_by, choice.view, choice.left_out)
 
 
 def default_of(handle: Handle, tables: Sequence[str] | None) -> Policy:
@@ -218,46 +227,9 @@ PlanRecords = tuple[Record, Record | None]
 """Head and runs record of a table. A plan stays valid as long as they do not change."""
 
 
-def _choose_and_pin(handle: Handle, policy: Policy | None, tables: Sequence[str] | None, kind: type[S]) -> S:
-    """Choose epochs outside of any transaction, so that writers are not blocked, then pin them in a transaction that
-    checks the plans again.
-    """
-    holder = handle.new_holder("snapshot")
-
-    def choose(view: ReadTxn) -> _Choice:
-        return _choose(handle, view, policy, tables)
-
-    for _ in range(_CHOICES):
-        choice = handle.catalog.read(choose)
-        if isinstance(choice.policy, Global):
-            mark_late(handle, choice.view)
-        with suppress(EpochExpired, TableDropped):  # retention or a drop was faster: choose again
-            plans, keys = handle.pin(lambda tx, choice=choice: _pin(handle, tx, choice, holder))
-            break
-    else:
-
-        def choose_and_pin(tx: Txn) -> tuple[_Choice, dict[str, ScanPlan], list[bytes]]:
-            choice = choose(tx)
-            return choice, *_pin(handle, tx, choice, holder)
-
-        choice, plans, keys = handle.pin(choose_and_pin)
-    handle.leases.share(holder, keys)
-    names = {table_id: name for name, table_id in choice.view.ids.items()}
-    epochs = {choice.view.ids[name]: plan.epoch for name, plan in plans.items()}
-    reasons = {name: entry.reason for name, entry in choice.left_out.items()}
-    chosen_by = choice.policy
-    repeated = chosen_by.token if isinstance(chosen_by, Exact) else None
-    text = repeated.policy if repeated is not None and repeated.policy else policy_text(chosen_by)
-    token = encode_token(epochs, names, handle.store_id, reasons, text)
-    return kind(handle, holder, plans, token, chosen_by, choice.view, choice.left_out)
-
-
-def _choose(handle: Handle, view: ReadTxn, policy: Policy | None, tables: Sequence[str] | None) -> _Choice:
-    policy = policy or default_policy(tables, read_default(view))
-    named = tables if tables and asks_of_named(policy) else ()
-    above = {find_table_id(view, name): name for name in named} or None
-    now_ms = handle.catalog.now_ms()
-    epochs, records = read_epochs_and_records(view, handle.memory, now_ms, handle.store_id, above=above)
+def _choose(asked: ChoiceRead, tables: Sequence[str] | None) -> _Choice:
+    view, policy = asked.view, asked.policy(tables)
+    epochs, records = asked.epochs(policy, tables)
     chosen = choose_epochs(policy, epochs, tables)
     plans, planned = dict[str, ScanPlan](), dict[str, PlanRecords]()
     for name, epoch in chosen.items():

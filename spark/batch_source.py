@@ -11,24 +11,20 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from epochlog.batch.default_policy import default_policy
-from epochlog.batch.policy import Aligned, AsOf, Exact, Global, Policy, asks_of_named, choose_epochs
+from epochlog.batch.choice import ChoiceRead, choose
+from epochlog.batch.policy import Aligned, AsOf, Exact, Policy, choose_epochs
 from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.tags import find_tag, is_tag_name
-from epochlog.batch.waiting import until_chosen
 from epochlog.errors import InvalidInput, SchemaMismatch
 from epochlog.store.catalog.keys import hold_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes, schema_changed
-from epochlog.store.commit.lag_marks import mark_late
 from epochlog.store.env.whole_number import whole_number
 from epochlog.store.epochs.readable import require_begun
-from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_table, get_version
-from epochlog.store.metadata.read_default import read_default
 from epochlog.store.metadata.schema_change import is_extension
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, require_complete
@@ -165,27 +161,18 @@ def resolve_load(options: Options) -> Load:
         tag = text_option(options, "snapshot")
         if is_tag_name(tag):
             policy = Exact(find_tag(handle, tag).token)
-
-        elif policy is None and not _names_range_or_epoch(options):
-            tables = names_option(options, "tables") or [location.table]
-            policy = default_policy(tables, handle.catalog.read(read_default))
-
-        def resolve() -> Load:
-            return handle.catalog.read(lambda view: _resolve(view, handle, location, options, policy))
-
-        if isinstance(policy, Global):
-            mark_late(handle, handle.catalog.read(lambda view: _epochs(view, handle)))
-        return until_chosen(handle, policy, resolve)
+        return choose(handle, policy, lambda asked: _resolve(asked, handle, location, options))
 
 
-def _resolve(view: ReadTxn, handle: Handle, location: StoreLocation, options: Options, policy: Policy | None) -> Load:
+def _resolve(asked: ChoiceRead, handle: Handle, location: StoreLocation, options: Options) -> Load:
+    view = asked.view
     table = find_table(view, location.table)
     feed = _reads_changes(options)
     mode = text_option(options, "changeMode") or "epochs"
     if mode not in ("epochs", "net"):
         raise InvalidInput(f"option changeMode must be epochs or net, not {mode!r}")
     columns = names_option(options, "columns")
-    epoch = _feed_end(view, table, options) if feed else _chosen_epoch(view, handle, table, options, policy)
+    epoch = _feed_end(view, table, options) if feed else _chosen_epoch(asked, handle, table, options)
     schema = table.schema.at(epoch)
     load = Load(
         location=location,
@@ -220,26 +207,16 @@ def _feed_end(view: ReadTxn, table: TableDef, options: Options) -> int:
     return get_version(view, table.id, table.name).max_committed_epoch if end is None else end
 
 
-def _names_range_or_epoch(options: Options) -> bool:
-    """Return True for a load of changes, and for one of a given epoch."""
-    return _reads_changes(options) or int_option(options, "versionAsOf") is not None
-
-
-def _chosen_epoch(view: ReadTxn, handle: Handle, table: TableDef, options: Options, policy: Policy | None) -> int:
-    if policy is not None:
+def _chosen_epoch(asked: ChoiceRead, handle: Handle, table: TableDef, options: Options) -> int:
+    version, view = int_option(options, "versionAsOf"), asked.view
+    if version is None:
         names = names_option(options, "tables") or [table.name]
-        epochs = _epochs(view, handle, [find_table(view, name).id for name in names] if asks_of_named(policy) else None)
-        return choose_epochs(policy, epochs, names)[table.name]
-    version = int_option(options, "versionAsOf")
-    assert version is not None
-    epochs = _epochs(view, handle, [table.id])
+        policy = asked.policy(names)
+        return choose_epochs(policy, asked.epochs(policy, names)[0], names)[table.name]
+    epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id, above=[table.id])
     require_complete(table.name, version, epochs.complete_through(table.id))
     require_begun(epochs.table(table.id), version, zero=False)
     return plan_scan(view, table, version).epoch
-
-
-def _epochs(view: ReadTxn, handle: Handle, above: Sequence[int] | None = None) -> EpochView:
-    return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), handle.store_id, above=above)
 
 
 def _policy(options: Options) -> Policy | None:

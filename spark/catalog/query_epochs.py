@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from epochlog.batch.default_policy import default_policy
+from epochlog.batch.choice import ChoiceRead, choose
 from epochlog.batch.policy import Aligned, AsOf, Exact, Global, Latest, Policy, choose_epochs, left_out_of
 from epochlog.batch.tags import list_tags
-from epochlog.batch.waiting import until_chosen
 from epochlog.errors import (
     EpochExpired,
     EpochNotCommitted,
@@ -22,13 +21,11 @@ from epochlog.errors import (
     TableNotReadable,
 )
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.commit.lag_marks import mark_late
 from epochlog.store.epochs.readable import require_begun
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import all_tables, find_table, get_table, get_version
-from epochlog.store.metadata.read_default import read_default
 from epochlog.store.scan.scan_plan import require_complete
 from epochlog.store.session.handle import Handle
 
@@ -172,16 +169,11 @@ class CatalogTables:
         return replace(loaded, definition=current)
 
     def _choose(self, policy: Policy | None) -> QueryEpochs:
-        def read(view: ReadTxn) -> tuple[Policy, EpochView]:
-            return policy or default_policy(self.names, read_default(view)), self._view(view)
+        def answer(asked: ChoiceRead) -> QueryEpochs:
+            chosen_by = asked.policy(self.names)
+            return choose_query_epochs(chosen_by, asked.epochs(chosen_by)[0], self.names)
 
-        def choose() -> QueryEpochs:
-            chosen_by, view = self.handle.catalog.read(read)
-            if isinstance(chosen_by, Global):
-                mark_late(self.handle, view)
-            return choose_query_epochs(chosen_by, view, self.names)
-
-        return until_chosen(self.handle, policy, choose)
+        return choose(self.handle, policy, answer)
 
     def _view(self, view: ReadTxn) -> EpochView:
         return read_epoch_view(view, self.handle.memory, self.handle.catalog.now_ms(), self.handle.store_id)

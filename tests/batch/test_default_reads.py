@@ -16,6 +16,7 @@ import pytest
 import epochlog as el
 from default_doors import BOUND_MS, INTERVAL_MS, ROOTS, ROWS, VIEWS, DefaultWorld, Doors, Seen, seen_by
 from epochlog.batch import default_policy, default_read, policy, snapshot
+from epochlog.batch.choice import choose, choose_and_pin
 from epochlog.batch.default_policy import policy_text
 from epochlog.batch.default_read import plan_default_read
 from epochlog.batch.policy import Aligned, Global, Latest
@@ -288,11 +289,11 @@ def flight_reads_the_newest_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tables_are_read_at_their_newest_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(default_read, "default_policy", lambda tables, own: Latest())
+    monkeypatch.setattr(default_read, "choose", lambda handle, policy, answer: choose(handle, Latest(), answer))
 
 
 def tables_do_not_ask_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(default_read, "read_default", lambda view: None)
+    monkeypatch.setattr(default_read, "choose", lambda handle, policy, answer: choose(handle, Aligned(), answer))
 
 
 def a_plan_outlives_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +304,10 @@ def a_plan_outlives_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def snapshots_are_global(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "default_policy", lambda tables, own: Global())
+    def choose_by_global(handle: Any, policy: Any, *rest: Any) -> Any:
+        return choose_and_pin(handle, policy or Global(), *rest)
+
+    monkeypatch.setattr(snapshot, "choose_and_pin", choose_by_global)
 
 
 def the_shell_aligns(monkeypatch: pytest.MonkeyPatch) -> None:

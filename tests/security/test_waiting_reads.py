@@ -22,7 +22,7 @@ import epochlog as el
 import wait_until as wait_until_module
 from endpoints import ERRORS, READ_TOKEN, ROWS, TOKEN, bearer
 from epochlog import serving
-from epochlog.batch import snapshot, waiting
+from epochlog.batch import choice, waiting
 from epochlog.errors import InvalidInput, LimitExceeded
 from epochlog.exchange.flight.leases import Caller, FlightLeases, FlightPart, LeasedFlight
 from epochlog.exchange.flight.service import FlightDesk
@@ -446,7 +446,7 @@ def waits_without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         return plainly(handle, policy, choose)
 
     plainly = waiting.until_chosen
-    monkeypatch.setattr(snapshot, "until_chosen", until_chosen)
+    monkeypatch.setattr(choice, "until_chosen", until_chosen)
 
 
 def a_shutdown_that_lets_them_wait(monkeypatch: pytest.MonkeyPatch) -> None:
