@@ -18,24 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from epochlog.checkpoint.job.claims import RunnerLease
+from epochlog.checkpoint.job.driver import JobDriver
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.running_queries import is_active, live
-from epochlog.checkpoint.pipeline.step_scheduler import (
-    BACKOFF,
-    TRIES,
-    JobStep,
-    backoff_ms,
-    failed,
-    started,
-    succeeded,
-    waiting,
-)
+from epochlog.checkpoint.job.step_scheduler import BACKOFF, TRIES, JobStep, started, succeeded
 from epochlog.checkpoint.worker.attached_job import AttachedJob, check_coordinator, reach_coordinator
 from epochlog.checkpoint.worker.worker import Worker
 from epochlog.errors import EpochlogError, InvalidInput, JobRunning
 from epochlog.store.env.clock import monotonic_s
-from epochlog.store.env.log_events import JOB_ENDED, JOB_RETRIED, RETRY, RUNNER_WAITS
+from epochlog.store.env.log_events import RETRY
 
 from .job import Refresh, SparkRefreshAdapter, check_arguments, step
 from .live_session import is_session_lost, session_lost_error
@@ -54,12 +45,11 @@ _DURATION = re.compile(rf"(?:interval +)?{_DURATION_PART}(?: +{_DURATION_PART})*
 _UNITS_MS = {"m": 60_000, "s": 1_000, "h": 3_600_000, "d": 86_400_000}
 _MAX_MS = 36_500 * _UNITS_MS["d"]
 """Largest duration: Spark counts microseconds in 64 bits."""
-AttachTo = Callable[[JobRunner, RunnerLease], AttachedJob]
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerPace:
-    """Pace at which a query steps its job: whenever there is work ("continuous"), until there is no work
+class Trigger:
+    """Trigger of a query, by which it steps its job: whenever there is work ("continuous"), until there is no work
     ("available_now"), or once in `every_ms` ("every").
     """
 
@@ -67,19 +57,19 @@ class TriggerPace:
     every_ms: int = 0
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of Spark's `trigger` for this pace."""
+        """Return the arguments of Spark's `trigger`."""
         if self.kind == "available_now":
             return {"availableNow": True}
         return {"processingTime": f"{self.every_ms} milliseconds"}
 
 
-def make_pace(trigger: str | timedelta) -> TriggerPace:
-    """Parse `trigger` into a pace. Raises InvalidInput, which lists the permitted values."""
+def parse_trigger(trigger: str | timedelta) -> Trigger:
+    """Parse the argument `trigger`. Raises InvalidInput, which lists the permitted values."""
     if trigger == "continuous":
-        return TriggerPace("continuous")
+        return Trigger("continuous")
     if trigger == "available_now":
-        return TriggerPace("available_now")
-    return TriggerPace("every", span_ms("trigger", trigger, " (or 'continuous' or 'available_now')"))
+        return Trigger("available_now")
+    return Trigger("every", span_ms("trigger", trigger, " (or 'continuous' or 'available_now')"))
 
 
 def span_ms(name: str, duration: object, alternatives: str = "") -> int:
@@ -109,28 +99,18 @@ def _unit_ms(unit: str) -> int:
 class Loop:
     """Micro-batch function of a query that steps its job. Spark makes one call at a time."""
 
-    def __init__(
-        self,
-        runner: JobRunner,
-        session: SparkSession,
-        refresh: Refresh,
-        pace: TriggerPace,
-        poll_ms: int,
-        attach: AttachTo | None,
-    ) -> None:
-        self.runner = runner
-        self.lease: RunnerLease = runner.new_lease("query")
-        self.lease.alive = lambda: is_active(self.query)
+    def __init__(self, driver: JobDriver, session: SparkSession, trigger: Trigger, poll_ms: int) -> None:
+        self.driver = driver
+        self.runner = driver.runner
+        driver.lease.alive = lambda: is_active(self.query)
         self.query: StreamingQuery | None = None
         self._started = threading.Event()
         self.idle_polls = 0
         """Number of steps that found no work."""
         self.refresh_ms: OrderedDict[int, int] = OrderedDict()
         """Time of the steps that committed, by micro-batch, of the last MOST_BATCHES that had one."""
-        self._attached = None if attach is None else attach(runner, self.lease)
         self._session = session
-        self._refresh = refresh
-        self._pace = pace
+        self._trigger = trigger
         self._poll_ms = poll_ms
         self._schedule = JobStep()
         self._pause = threading.Event()
@@ -153,20 +133,12 @@ class Loop:
         with self._step_lock:
             return
 
-    def enter(self, *, take_over: bool = False) -> bool:
-        """Enter the job as its runner; return False if another runner has it. The query then waits for that runner."""
+    def enter(self) -> None:
+        """Enter the job as its runner, or wait for another runner that has it."""
         try:
-            self.runner.acquire(self.lease, take_over=take_over)
+            self.driver.enter()
         except JobRunning as error:
-            self._wait_for(error)
-            return False
-        return True
-
-    def leave(self) -> None:
-        """Release the job for other runners. A second call does nothing."""
-        if self._attached is not None:
-            self._attached.close()
-        self.runner.release(self.lease)
+            self._schedule = self.driver.after_error(self._schedule, error, _now_ms(), None)
 
     def _has_finished(self) -> bool:
         """Return True if the data of the job has ended. An error counts for the next step: this one has committed."""
@@ -177,7 +149,7 @@ class Loop:
     def _end(self) -> None:
         """End the query of a job that has finished. A micro-batch cannot stop its own query, so a thread does."""
         self._stopped = True
-        self.leave()
+        self.driver.leave()
         threading.Thread(target=self._stop_query, name=f"epochlog end of {self.runner.name}", daemon=True).start()
 
     def _stop_query(self) -> None:
@@ -185,11 +157,6 @@ class Loop:
         if self.query is not None:
             with suppress(Exception):  # The session was stopped meanwhile, and its queries with it.
                 self.query.stop()
-
-    def _wait_for(self, error: JobRunning) -> None:
-        if self._schedule.state != "waiting":
-            self.runner.handle.log(RUNNER_WAITS, job=self.runner.name, reason=error)
-        self._schedule = waiting(self._schedule, _now_ms())
 
     def _note_cost(self, batch: int, began_s: float) -> None:
         """Add the time of a step that committed to that of its micro-batch."""
@@ -205,7 +172,7 @@ class Loop:
             now_ms = _now_ms()
             if now_ms < self._schedule.due_ms:
                 if self._schedule.state == "idle" and (
-                    has_committed or monotonic_s() > idle_deadline_s or self._pace.kind != "continuous"
+                    has_committed or monotonic_s() > idle_deadline_s or self._trigger.kind != "continuous"
                 ):
                     return
                 self._pause.wait(min((self._schedule.due_ms - now_ms) / 1000, POLL_S))
@@ -218,32 +185,21 @@ class Loop:
                 if epoch is not None:
                     self._note_cost(batch, began_s)
             has_committed = has_committed or epoch is not None
-            if epoch and self._pace.kind == "every":
+            if epoch and self._trigger.kind == "every":
                 return
-        self.leave()
+        self.driver.leave()
 
     def _step_once(self) -> int | None:
         """Run one step and schedule the next; return the committed epoch or None. Raises errors that no retry can fix,
         which end the query.
         """
-        was_waiting = self._schedule.state == "waiting"
-        self._schedule = self._schedule if was_waiting else started(self._schedule)
+        self._schedule = started(self._schedule)
         try:
-            if self._attached is not None:
-                epoch = self._attached.step(self._refresh, SparkRefreshAdapter(self.runner.handle, self._session))
-            elif not self.runner.holds(self.lease) and not self.enter():
-                return None
-            else:
-                epoch = step(self.runner, self._session, self._refresh, lease=self.lease)
-            is_idle = epoch is None and (self._attached is None or not self.runner.has_work())
-        except JobRunning as error:
-            if self._attached is None:
-                self._handle_failure(error)
-            else:
-                self._wait_for(error)
-            return None
+            self.driver.enter()
+            epoch = self.driver.step(SparkRefreshAdapter(self.runner.handle, self._session))
+            is_idle = epoch is None and self.driver.found_no_work()
         except Exception as error:  # noqa: BLE001  # a refresh may raise any error
-            self._handle_failure(error)
+            self._handle_error(error)
             return None
         finished = self._has_finished()
         self._schedule = succeeded(self._schedule, epoch, _now_ms(), finished=finished)
@@ -254,18 +210,15 @@ class Loop:
             self.idle_polls += is_idle
         return epoch
 
-    def _handle_failure(self, error: Exception) -> None:
+    def _handle_error(self, error: Exception) -> None:
         if not self.active:  # The query was stopped, which ends Spark's tasks with errors.
             return
-        tries = TRIES if self._pace.kind == "available_now" else None
-        self._schedule = failed(self._schedule, error, _now_ms(), tries)
-        name, failures, handle = self.runner.name, self._schedule.failures, self.runner.handle
+        tries = TRIES if self._trigger.kind == "available_now" else None
+        self._schedule = self.driver.after_error(self._schedule, error, _now_ms(), tries)
         if self._schedule.ended:
-            handle.log(JOB_ENDED, job=name, error=error)
-            self.leave()
             raise error
-        self.runner.fail(error)
-        handle.log(JOB_RETRIED, job=name, failures=failures, retry_ms=backoff_ms(failures), error=error)
+        if self._schedule.state == "backing off":
+            self.runner.fail(error)
 
 
 class JobQuery(StreamingQuery):
@@ -309,7 +262,7 @@ class JobQuery(StreamingQuery):
         """Stop the query after the current barrier, and release the job for other runners."""
         self._loop.halt()  # Otherwise Spark interrupts the step, which counts as a failure of the job.
         super().stop()
-        self._loop.leave()
+        self._loop.driver.leave()
 
 
 def start(
@@ -330,21 +283,19 @@ def start(
     """
     runner.handle.require_writable()
     check_arguments(runner, session, refresh)
-    pace = make_pace(trigger)
+    parsed = parse_trigger(trigger)
     poll_ms = span_ms("poll", poll)
     live.claim(runner, take_over=take_over)
     runner.repeat_step = lambda: step(runner, session, refresh)
     loop = None
     try:
-        attach = _attach_to(runner, coordinator, pace, take_over=take_over)
-        loop = Loop(runner, session, refresh, pace, poll_ms, attach)
-        if coordinator is None:
-            loop.enter(take_over=take_over)
-        query = JobQuery(_start_with_retries(runner, session, lambda: _start_query(loop, session, pace)), loop)
+        loop = Loop(_new_driver(runner, refresh, parsed, coordinator, take_over=take_over), session, parsed, poll_ms)
+        loop.enter()
+        query = JobQuery(_start_with_retries(runner, session, lambda: _start_query(loop, session, parsed)), loop)
     except BaseException:
         if loop is not None:
             loop.run_in(None)
-            loop.leave()
+            loop.driver.leave()
         live.set(runner, None)
         raise
     loop.run_in(query)
@@ -352,33 +303,31 @@ def start(
     return query
 
 
-def _attach_to(
-    runner: JobRunner, coordinator: str | Worker | None, pace: TriggerPace, *, take_over: bool
-) -> AttachTo | None:
-    """Return the function that attaches a runner to the coordinator; None without one.
+def _new_driver(
+    runner: JobRunner, refresh: Refresh, trigger: Trigger, coordinator: str | Worker | None, *, take_over: bool
+) -> JobDriver:
+    """Return the driver of a query: under a coordinator, or without one.
 
     Raises InvalidInput for a bad coordinator, and for a trigger with one; AccessDenied if it wants a token.
     """
     if coordinator is None:
-        return None
-    if pace.kind != "continuous":
+        return JobDriver(runner, refresh, "query", take_over=take_over)
+    if trigger.kind != "continuous":
         raise InvalidInput(
             f"job {runner.name!r}: a coordinator decides the barriers, so leave out trigger=; set the job's interval "
             "with job.alter(interval=…)"
         )
     check_coordinator(coordinator, runner.handle, f"job {runner.name!r}")
     worker = reach_coordinator(coordinator, runner.handle)
-    return lambda runner, lease: AttachedJob(
-        runner, lease, worker, take_over=take_over, owns_worker=worker is not coordinator
-    )
+    return AttachedJob(runner, refresh, "query", worker, take_over=take_over, owns_worker=worker is not coordinator)
 
 
-def _start_query(loop: Loop, session: SparkSession, pace: TriggerPace) -> StreamingQuery:
+def _start_query(loop: Loop, session: SparkSession, trigger: Trigger) -> StreamingQuery:
     stream = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
     name = f"{loop.runner.name}@{loop.runner.handle.store_id[:8]}"
     if any(query.name == name for query in session.streams.active):  # a fenced query that has not ended yet
-        name = f"{name}, incarnation {loop.lease.incarnation}"
-    return stream.writeStream.foreachBatch(loop).queryName(name).trigger(**pace.options()).start()
+        name = f"{name}, incarnation {loop.driver.lease.incarnation}"
+    return stream.writeStream.foreachBatch(loop).queryName(name).trigger(**trigger.options()).start()
 
 
 def _start_with_retries(

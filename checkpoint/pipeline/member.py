@@ -5,17 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
-from epochlog.checkpoint.job.claims import RunnerLease
+from epochlog.checkpoint.job.driver import JobDriver
 from epochlog.checkpoint.job.job_ddl import JobInfo
 from epochlog.checkpoint.job.job_looks import UNKNOWN_JOB, CatalogState, LookRequest, WorkLook
 from epochlog.checkpoint.job.runner import JobRunner
-
-from .step_scheduler import JobStep
-
-if TYPE_CHECKING:
-    from epochlog.checkpoint.worker.attached_job import AttachedJob
+from epochlog.checkpoint.job.step_scheduler import JobStep
 
 
 class HasRunner(Protocol):
@@ -45,14 +41,11 @@ class JobStatus:
 
 @dataclass(slots=True)
 class Member:
-    """Job of the pipeline. The pipeline's lock guards it."""
+    """Job of the pipeline, which runs it with a driver of its own in each run. The pipeline's lock guards it."""
 
-    runner: JobRunner
-    refresh: Callable[[Any], Any]
+    driver: JobDriver
     upstreams: frozenset[int]
     outputs: frozenset[int]
-    take_over: bool
-    lease: RunnerLease
     wake: Callable[[], None]
     step: JobStep = field(default_factory=JobStep)
     committed_epoch: int = 0
@@ -65,23 +58,19 @@ class Member:
     thread_id: int | None = None  # of the running step
     left: threading.Event = field(default_factory=threading.Event)  # its part in this run is over, its lease released
     halted: bool = False
-    logged_wait: bool = False  # the wait for another runner is in the log
-    attached: AttachedJob | None = None  # in a run under a coordinator
+
+    @property
+    def runner(self) -> JobRunner:
+        return self.driver.runner
 
     @property
     def request(self) -> LookRequest:
-        return LookRequest(self.runner.job_id, self.runner.name, self.lease, led=self.led)
-
-    @property
-    def led(self) -> bool:
-        """Return True while a coordinator decides the job's barriers."""
-        return self.attached is not None and self.attached.led
+        return LookRequest(self.runner.job_id, self.runner.name, self.driver.lease, led=self.driver.led)
 
     @property
     def has_step(self) -> bool:
         """Return True if a step would do something, as of the newest look."""
-        has_work = self.look.has_work
-        return has_work if self.attached is None else self.attached.has_step(has_work=has_work)
+        return self.driver.has_step(has_work=self.look.has_work)
 
     @property
     def isActive(self) -> bool:  # noqa: N802  # registered among the live queries, so that only one of them runs a job

@@ -16,25 +16,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from epochlog.checkpoint.job.claims import release_all
 from epochlog.checkpoint.job.drain import record_drains
+from epochlog.checkpoint.job.driver import JobDriver
 from epochlog.checkpoint.job.job_ddl import list_jobs
 from epochlog.checkpoint.job.job_looks import UNKNOWN_JOB, look_at
 from epochlog.checkpoint.job.refresh_adapter import LocalRefreshAdapter, RefreshAdapter
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.running_queries import live
-from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, JobRunning, StoreClosed
+from epochlog.checkpoint.job.step_scheduler import TRIES, JobStep, notified, quiescent, started, succeeded, waiting
+from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, StoreClosed
 from epochlog.store.commit.boundaries import force_boundary
 from epochlog.store.compaction.write_stall import compact_outputs
-from epochlog.store.env.log_events import JOB_ENDED, JOB_RETRIED, RUNNER_WAITS
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.session.handle import HasHandle
 
 from .member import HasRunner, JobStatus, Member, job_status
 from .pauses import Pauses, RealPauses
 from .step_pool import StepPool, checked_threads
-from .step_scheduler import TRIES, JobStep, backoff_ms, failed, notified, quiescent, started, succeeded, waiting
 
 if TYPE_CHECKING:
-    from epochlog.checkpoint.worker.attached_job import AttachedJob
     from epochlog.checkpoint.worker.worker import Worker
 
 REST_MS = 60_000
@@ -93,9 +92,9 @@ class PipelineRunner(OneProcess):
             raise InvalidInput(f"job {runner.name!r} belongs to another store than this pipeline")
         runner.check_refresh(refresh)
         record = runner.record()
-        lease = runner.new_lease("pipeline")
         upstreams, outputs = frozenset(record.upstreams), frozenset(record.outputs)
-        member = Member(runner, refresh, upstreams, outputs, take_over, lease, self._wake.set)
+        driver = JobDriver(runner, refresh, "pipeline", take_over=take_over)
+        member = Member(driver, upstreams, outputs, self._wake.set)
         member.committed_epoch = record.position
         member.left.set()
         with self._lock:
@@ -182,24 +181,24 @@ class PipelineRunner(OneProcess):
 
     def _start(self, member: Member) -> None:
         """Let the job take part in the run. Call under the lock. Only restarts and last_error outlive a run."""
-        live.claim(member.runner, take_over=member.take_over)
-        member.halted, member.lease = False, member.runner.new_lease("pipeline")
+        live.claim(member.runner, take_over=member.driver.take_over)
+        member.halted, member.driver = False, self._new_driver(member.driver)
         member.step = JobStep(
             due_ms=self._pauses.now_ms(), restarts=member.step.restarts, last_error=member.step.last_error
         )
         member.look, member.idle_at, member.notified = UNKNOWN_JOB, None, False
-        member.attached = self._attach(member)
         member.left.clear()
         live.set(member.runner, member)
 
-    def _attach(self, member: Member) -> AttachedJob | None:
-        """Return the job as it runs under the coordinator; None without one."""
+    def _new_driver(self, former: JobDriver) -> JobDriver:
+        """Return the driver of a job for this run: under the coordinator, if there is one."""
+        runner, refresh, take_over = former.runner, former.refresh, former.take_over
         if self._worker is None:
-            return None
+            return JobDriver(runner, refresh, "pipeline", take_over=take_over)
         from epochlog.checkpoint.worker.attached_job import AttachedJob
 
-        notify = partial(self._hear, member.runner.job_id)
-        return AttachedJob(member.runner, member.lease, self._worker, take_over=member.take_over, notify=notify)
+        notify = partial(self._hear, runner.job_id)
+        return AttachedJob(runner, refresh, "pipeline", self._worker, take_over=take_over, wait_s=0.0, notify=notify)
 
     def _hear(self, job_id: int) -> None:
         """Note a message for a job, in a thread of the worker."""
@@ -323,10 +322,9 @@ class PipelineRunner(OneProcess):
     def _leave(self, members: Collection[Member]) -> None:
         """Release the jobs, all in one transaction."""
         if members:
-            release_all(self._handle, [member.lease for member in members])
+            release_all(self._handle, [member.driver.lease for member in members])
             for member in members:
-                if member.attached is not None:
-                    member.attached.close()
+                member.driver.leave()
                 member.left.set()
 
     # ---- looks -----------------------------------------------------------------------------------------------------
@@ -345,7 +343,7 @@ class PipelineRunner(OneProcess):
             looks, self._boundary_ms = seen.by_job, now_ms + seen.boundary_in_ms
         except (CatalogUnavailable, StoreClosed) as error:
             for member in due:
-                self._fail(member, error)
+                self._delay(member, error)
             return
         except Exception:  # noqa: BLE001  # each job's own step raises its own error
             looks = dict.fromkeys((m.runner.job_id for m in due), UNKNOWN_JOB)
@@ -359,11 +357,13 @@ class PipelineRunner(OneProcess):
 
     def _apply_look(self, member: Member) -> bool:
         """Queue the job's step, or let it rest; return True for a job that has finished. Call under the lock."""
-        look, holds = member.look, member.led or member.runner.holds(member.lease)
+        look, driver = member.look, member.driver
+        led = driver.led
+        holds = led or driver.holds
         member.idle_at = look.state if holds else None
-        if look.finished and member.led:
+        if look.finished and led:
             return True
-        if look.blocked and member.step.state == "waiting" and not member.take_over:
+        if look.blocked and member.step.state == "waiting" and not driver.take_over:
             member.step = replace(
                 waiting(member.step, self._pauses.now_ms()), settled=look.settled(idle=False), missing=look.missing
             )
@@ -388,8 +388,9 @@ class PipelineRunner(OneProcess):
         """Let a job without work rest until the next look. Call under the lock."""
         now_ms, look = self._pauses.now_ms(), member.look
         step = succeeded(started(member.step), None, now_ms, finished=False, boundary_ms=self._boundary_ms)
-        settled = step.settled or look.settled(idle=not member.led)  # a coordinator ends the creation later
-        failures = member.step.failures if member.led else 0  # it waits for the coordinator's next try
+        led = member.driver.led
+        settled = step.settled or look.settled(idle=not led)  # a coordinator ends the creation later
+        failures = member.step.failures if led else 0  # it waits for the coordinator's next try
         member.step = replace(step, failures=failures, settled=settled, missing=look.missing)
         if member.notified:
             member.step = notified(member.step, now_ms)
@@ -416,23 +417,18 @@ class PipelineRunner(OneProcess):
 
     def _step(self, member: Member) -> None:
         """Enter the job and step it once, and schedule its next step by the outcome."""
+        epoch = None
         try:
-            if member.attached is None and not self._enter(member):
-                return
+            member.driver.enter()
             if member.look.finished:
                 self._finish([member])
                 return
-            epoch, began_ms = None, self._pauses.now_ms()
             if member.has_step:
-                epoch = self._run_once(member)
+                began_ms = self._pauses.now_ms()
+                epoch = member.driver.step(self._begin_step(member.runner))
                 member.step_ms = self._pauses.now_ms() - began_ms
-            if member.attached is not None:
-                member.take_over = member.logged_wait = False
         except BaseException as error:  # noqa: BLE001  # any error ends or delays this job alone
-            if member.attached is not None and isinstance(error, JobRunning):
-                self._await_runner(member, error)
-            else:
-                self._fail(member, error)
+            self._delay(member, error)
             return
         with self._lock:
             now_ms = self._pauses.now_ms()
@@ -451,48 +447,17 @@ class PipelineRunner(OneProcess):
             self._wake.set()  # the jobs that read the outputs do not wait for the compaction
             compact_outputs(self._handle, member.outputs)
 
-    def _fail(self, member: Member, error: BaseException) -> None:
-        """Schedule the next try of a job that failed, or end its part in the run."""
-        tries = TRIES if self._target is not None else None
-        next_step = failed(member.step, error, self._pauses.now_ms(), tries)
-        name, failures = member.runner.name, next_step.failures
-        if next_step.ended:  # release before the state shows, so that another runner may enter
-            self._handle.log(JOB_ENDED, job=name, error=error)
-            self._leave([member])
-        else:
-            self._handle.log(JOB_RETRIED, job=name, failures=failures, retry_ms=backoff_ms(failures), error=error)
+    def _delay(self, member: Member, error: BaseException) -> None:
+        """Schedule the next try of a job whose step raised, or end its part in the run."""
+        tries, look = TRIES if self._target is not None else None, member.look
+        after = member.driver.after_error(member.step, error, self._pauses.now_ms(), tries)
+        if after.ended:
+            member.left.set()
         with self._lock:
-            member.step = next_step
-
-    def _enter(self, member: Member) -> bool:
-        """Claim the job for the pipeline; return False if another live runner has it, so that the pipeline waits."""
-        runner = member.runner
-        if runner.holds(member.lease):
-            return True
-        try:
-            runner.acquire(member.lease, take_over=member.take_over)
-        except JobRunning as error:
-            self._await_runner(member, error)
-            return False
-        member.take_over = member.logged_wait = False
-        return True
-
-    def _await_runner(self, member: Member, error: JobRunning) -> None:
-        """Let the job wait for its other, live runner to end."""
-        if not member.logged_wait:
-            self._handle.log(RUNNER_WAITS, job=member.runner.name, reason=error)
-        member.logged_wait = True
-        look = member.look
-        with self._lock:
-            next_step = waiting(member.step, self._pauses.now_ms())
-            settled = member.step.settled or look.settled(idle=False)
-            member.step = replace(next_step, settled=settled, missing=look.missing)
-
-    def _run_once(self, member: Member) -> int | None:
-        adapter = self._begin_step(member.runner)
-        if member.attached is not None:
-            return member.attached.step(member.refresh, adapter, 0.0)
-        return member.runner.step(member.refresh, adapter, lease=member.lease)
+            if after.state == "waiting":
+                settled = member.step.settled or look.settled(idle=False)
+                after = replace(after, settled=settled, missing=look.missing)
+            member.step = after
 
     def _begin_step(self, runner: JobRunner) -> RefreshAdapter:
         """Prepare this thread for a step of the job, and return the adapter of its refresh."""

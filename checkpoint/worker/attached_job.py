@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from epochlog.checkpoint.job.claims import RunnerLease
+from epochlog.checkpoint.job.claims import Kind
+from epochlog.checkpoint.job.driver import JobDriver
 from epochlog.checkpoint.job.refresh_adapter import RefreshAdapter
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.errors import EpochlogError, InvalidInput, RolledBack, ServerUnavailable
@@ -26,120 +27,122 @@ LOOK_S = 0.5
 """Longest time in seconds that a step waits for the coordinator's next barrier."""
 
 
-class AttachedJob:
-    """Job that a driver runs under a coordinator. Use it from one thread; `close` from the thread that has ended it."""
+class AttachedJob(JobDriver):
+    """Driver of a job under a coordinator, which decides and commits its barriers. Alone, it is a `JobDriver`."""
 
     def __init__(
         self,
         runner: JobRunner,
-        lease: RunnerLease,
+        refresh: Callable[[Any], Any],
+        kind: Kind,
         worker: Worker,
         *,
         take_over: bool = False,
         owns_worker: bool = False,
+        wait_s: float = LOOK_S,
         notify: Callable[[], None] = lambda: None,
     ) -> None:
         """Build it without attaching.
 
-        lease: for the times without a coordinator. take_over: fence the job's runner. owns_worker: `close` closes it.
-        notify: called in a thread of the worker after each message for the job; it must not block.
+        take_over: fence the job's runner. owns_worker: `leave` closes it. wait_s: longest wait in seconds of a step for
+        the coordinator's next barrier. notify: called in a thread of the worker after each message for the job; it
+        must not block.
         """
-        self._runner = runner
-        self._lease = lease
+        super().__init__(runner, refresh, kind, take_over=take_over)
         self._worker = worker
-        self._take_over = take_over
         self._owns_worker = owns_worker
+        self._wait_s = wait_s
         self._notify = notify
         self._part: JobPart | None = None
 
     @property
-    def alone(self) -> bool:
-        """Return True while this driver decides and commits the barriers itself."""
-        return self._runner.holds(self._lease)
-
-    @property
     def led(self) -> bool:
-        """Return True while the coordinator can be reached, and decides and commits the barriers."""
-        return self._worker.connected and not self.alone
+        return self._worker.connected and not self.holds
 
     def has_step(self, *, has_work: bool) -> bool:
-        """Return True if a step would do something now. has_work: it would without a coordinator."""
         if not self._worker.connected:
-            return has_work or not self.alone
-        return self.alone or self._part is None or self._part.has_step
+            return has_work or not self.holds
+        return self.holds or self._part is None or self._part.has_step
 
-    def step(self, refresh: Callable[[Any], Any], adapter: RefreshAdapter, wait_s: float = LOOK_S) -> int | None:
+    def found_no_work(self) -> bool:
+        return not self.runner.has_work()
+
+    def enter(self) -> None:
+        """Do nothing: `step` attaches to the coordinator, or enters the job alone."""
+
+    def step(self, adapter: RefreshAdapter) -> int | None:
         """Run the next barrier; return its epoch, or None if there is none now or the coordinator begins again.
 
-        wait_s: longest wait in seconds for the coordinator's next barrier.
         Raises JobRunning while another runner of the job is alive: another driver's, or the coordinator that cannot be
         reached now. Raises Cancelled if the job was stopped at the coordinator, Fenced if another driver has taken it
         over, JobParked, JobNotFound, AccessDenied, and the errors of the refresh.
         """
-        if not self._worker.connected:
-            return self._step_alone(refresh, adapter)
-        if self.alone:
+        epoch = self._step_led(adapter) if self._worker.connected else self._step_alone(adapter)
+        self._logged_wait = False
+        return epoch
+
+    def leave(self) -> None:
+        """Detach from the coordinator, and release the job for other runners."""
+        self._detach("its driver has ended")
+        super().leave()
+        if self._owns_worker:
+            self._worker.close()
+
+    def _step_led(self, adapter: RefreshAdapter) -> int | None:
+        if self.holds:
             self._log(COORDINATOR_BACK, location=self._worker.location)
-            self._runner.give_back(self._lease)
+            self.runner.give_back(self.lease)
         try:
             part = self._part = self._part or self._attach()
-            with self._runner.exclusive_step(self._lease):  # so that a refresh can drain its own job
-                return part.step_with(refresh, adapter, wait_s)
+            with self.runner.exclusive_step(self.lease):  # so that a refresh can drain its own job
+                return part.step_with(self.refresh, adapter, self._wait_s)
         except EpochlogError as error:
             is_lost = isinstance(error, ServerUnavailable) and not self._worker.connected
             if is_lost or isinstance(error, RolledBack):  # the next step goes on from the catalog
                 self._log(STEP_ABANDONED, reason=error)
                 return None
             if self._part is not None and self._part.over:
-                self._leave("its work here has ended")
+                self._detach("its work here has ended")
             raise
 
-    def close(self) -> None:
-        """Detach from the coordinator, and release the job for other runners."""
-        self._leave("its driver has ended")
-        self._runner.release(self._lease)
-        if self._owns_worker:
-            self._worker.close()
-
-    def _step_alone(self, refresh: Callable[[Any], Any], adapter: RefreshAdapter) -> int | None:
+    def _step_alone(self, adapter: RefreshAdapter) -> int | None:
         self._worker.check_access()
-        if not self.alone:
-            self._runner.acquire(self._lease, take_over=self._take_over)
-            self._take_over = False
-            self._leave("its driver runs the job alone")
+        if not self.holds:
+            super().enter()
+            self._detach("its driver runs the job alone")
             self._log(COORDINATOR_LOST, location=self._worker.location)
-        return self._runner.step(refresh, adapter, lease=self._lease)
+        return super().step(adapter)
 
     def _log(self, event: LogEvent, **values: object) -> None:
-        self._runner.handle.log(event, job=self._runner.name, **values)
+        self.runner.handle.log(event, job=self.runner.name, **values)
 
     def _attach(self) -> JobPart:
         worker = self._worker
-        if self._take_over:
+        if self.take_over:
             self._fence_other_runner()
         try:
             part = worker.attach_driver(
-                self._runner.name,
-                alive=self._lease.alive,
+                self.runner.name,
+                alive=self.lease.alive,
                 gives_up=lambda: not worker.connected,
-                take_over=self._take_over,
+                take_over=self.take_over,
                 notify=self._notify,
             )
         except ServerUnavailable:  # the coordinator may have claimed the job before its answer was lost
-            self._runner.give_back(self._lease)
+            self.runner.give_back(self.lease)
             raise
-        self._take_over = False
-        self._runner.give_back(self._lease)  # the coordinator's claim follows an earlier step's, and fences nobody
+        self.take_over = False
+        self.runner.give_back(self.lease)  # the coordinator's claim follows an earlier step's, and fences nobody
         return part
 
     def _fence_other_runner(self) -> None:
         """Fence a live runner that is no coordinator; the attach fences the worker of one that is."""
-        runner = self._runner.record().runner
+        runner = self.runner.record().runner
         if runner is not None and runner.kind != "coordinator":
-            self._runner.acquire(self._lease, take_over=True)
-            self._runner.give_back(self._lease)
+            self.runner.acquire(self.lease, take_over=True)
+            self.runner.give_back(self.lease)
 
-    def _leave(self, reason: str) -> None:
+    def _detach(self, reason: str) -> None:
         part, self._part = self._part, None
         if part is not None:
             self._worker.forget(part, reason)

@@ -16,6 +16,7 @@ import pytest
 
 import epochlog as el
 from epochlog.checkpoint.job.claims import release_all
+from epochlog.checkpoint.job.driver import JobDriver
 from epochlog.checkpoint.job.job_looks import LookRequest, look_at
 from epochlog.checkpoint.pipeline.pipeline import PipelineRunner
 from epochlog.checkpoint.pipeline.step_pool import LONG_MS, StepPool
@@ -103,7 +104,7 @@ def test_an_idle_round_reads_for_entering_alone(lab: Lab, monkeypatch: pytest.Mo
         pipe.run(until="idle")
         with monkeypatch.context() as patch:
             counted, stepped = Counted(patch, lab.store._handle.catalog), []
-            patch.setattr(pipe, "_run_once", lambda *arguments, done=stepped: done.append(arguments))
+            patch.setattr(JobDriver, "step", lambda *arguments, done=stepped: done.append(arguments))
             pipe.run(until="idle")
             reads[count] = counted.reads - count
         assert not stepped and set(states(pipe).values()) == {"idle"}

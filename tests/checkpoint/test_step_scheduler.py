@@ -8,7 +8,7 @@ import pytest
 
 import epochlog as el
 from epochlog.checkpoint.job.job_looks import next_look_ms
-from epochlog.checkpoint.pipeline.step_scheduler import (
+from epochlog.checkpoint.job.step_scheduler import (
     ENDED,
     JobStep,
     backoff_ms,

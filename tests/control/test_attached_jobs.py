@@ -35,7 +35,7 @@ from control_fixture import TOKEN, open_worker, settings
 from epochlog.checkpoint.coordinator import job_looker, managed_jobs
 from epochlog.checkpoint.coordinator.managed_jobs import JobTask
 from epochlog.checkpoint.job.runner import JobRunner
-from epochlog.checkpoint.pipeline.step_scheduler import JobStep, failed
+from epochlog.checkpoint.job.step_scheduler import JobStep, failed
 from epochlog.checkpoint.worker.job_part import JobPart
 from epochlog.store.commit import job_commit
 from ports import fixed_location
@@ -189,10 +189,10 @@ def test_without_a_coordinator_the_driver_runs_alone_and_goes_back_when_it_is_th
             worker.await_answer()
             with driving(store, worker) as driver:
                 for turn in range(1, 4):
-                    wait_until(lambda: caught_up(store) and not driver.job.alone)
+                    wait_until(lambda: caught_up(store) and not driver.job.holds)
                     server.shutdown()
                     add_orders(store, 100 * turn, 50)
-                    wait_until(lambda: caught_up(store) and driver.job.alone)
+                    wait_until(lambda: caught_up(store) and driver.job.holds)
                     assert runner_kind(store) == "query"
                     add_orders(store, 100 * turn + 50, 50)
                     server = el.serve(store, location, token=TOKEN, control=settings())

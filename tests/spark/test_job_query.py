@@ -15,7 +15,7 @@ import pytest
 
 import epochlog as el
 from epochlog.spark import job_query
-from epochlog.spark.job_query import make_pace, span_ms
+from epochlog.spark.job_query import parse_trigger, span_ms
 from epochlog.store.catalog.keys import job_key, lease_key
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.metadata.definitions import Runner
@@ -228,7 +228,7 @@ def test_what_is_no_function_or_session_is_refused_at_once(lake) -> None:
     ],
 )
 def test_times_are_told_in_whole_milliseconds(given, ms: int) -> None:
-    assert span_ms("trigger", given) == make_pace(given).every_ms == ms
+    assert span_ms("trigger", given) == parse_trigger(given).every_ms == ms
 
 
 NONSENSE = ["1 minute 30", "minute", "interval", "1 minute -30 seconds", "1 month", "1 s, 2 ms", "9" * 5_000 + " s"]
@@ -240,7 +240,7 @@ NONSENSE += ["1 minutes30 seconds", "\u0665 minutes", "0 s 0 ms", "5 \u017f", "9
 )
 def test_other_triggers_are_refused(given) -> None:
     with pytest.raises(el.InvalidInput, match="'continuous' or 'available_now'"):
-        make_pace(given)
+        parse_trigger(given)
 
 
 def test_the_progress_has_the_cost_of_the_refreshes(lake, monkeypatch: pytest.MonkeyPatch) -> None:

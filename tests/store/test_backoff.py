@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from epochlog.checkpoint.coordinator import decision_executor
+from epochlog.checkpoint.job import step_scheduler
 from epochlog.checkpoint.log_source import log_source
-from epochlog.checkpoint.pipeline import step_scheduler
 from epochlog.checkpoint.worker import worker
 from epochlog.exchange.staged import push_client, stage_counter_redis
 from epochlog.exchange.subscription import client as subscriber

@@ -121,9 +121,8 @@ class Driver:
     ) -> None:
         job = store.job(name)
         self.runner = JobRunner(store._handle, job._runner.job_id, name)
-        self.job = AttachedJob(self.runner, self.runner.new_lease("query"), worker, **options)
+        self.job = AttachedJob(self.runner, refresh, "query", worker, **options)
         self.adapter = LocalRefreshAdapter(store._handle)
-        self.refresh = refresh
         self.error: BaseException | None = None
         self.steps = self.refused = 0
         self._stop = threading.Event()
@@ -136,11 +135,11 @@ class Driver:
         except BaseException as error:
             self.error = error
         finally:
-            self.job.close()
+            self.job.leave()
 
     def step(self) -> None:
         try:
-            self.job.step(self.refresh, self.adapter)
+            self.job.step(self.adapter)
             self.steps += 1
         except el.JobRunning:
             self.refused += 1

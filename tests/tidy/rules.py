@@ -191,6 +191,7 @@ DECISION_HOMES = {
     "next_barrier": ("checkpoint/log_source/log_barriers.py",),
     "due_barrier": ("checkpoint/job/next_step.py", "checkpoint/job/wait_reasons.py"),
     "is_caught_up": ("checkpoint/job/next_step.py",),
+    "failed": ("checkpoint/job/driver.py",),
     "JobCommit": ("checkpoint/job/runner.py",),
     "JobProtocol": ("checkpoint/manager/manager.py",),
     "plan_checkpoint": ("checkpoint/__init__.py", "checkpoint/manager/task_registry.py"),

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from epochlog.checkpoint.job.job_looks import next_look_ms
-from epochlog.checkpoint.job.next_step import ENDINGS
 from epochlog.errors import AccessDenied, Cancelled, SparkLost, StoreClosed
 from epochlog.store.env.backoff import Backoff
+
+from .job_looks import next_look_ms
+from .next_step import ENDINGS
 
 BACKOFF = Backoff(first_s=0.1, limit_s=30.0)
 """Delays before a failed step is tried again."""
