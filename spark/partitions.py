@@ -10,10 +10,10 @@ from math import ceil
 
 import pyarrow as pa
 
-from epochlog.errors import SnapshotExpired
 from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.changelog.plan_ranges import narrowed, spans_of
 from epochlog.store.env.files import Files
+from epochlog.store.retention.stale_reads import vacuumed
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.scan.size_splits import split_evenly
 from epochlog.store.sst.data_file import FileGone
@@ -47,10 +47,8 @@ class ReadPartition:
             for batch in self._batches():
                 yield from to_spark(table_name, batch, self.schema).to_batches(max_chunksize=BATCH_ROWS)
         except FileGone as error:
-            raise SnapshotExpired(
-                f"table {table_name!r}: vacuum has deleted {error.path} after the lease of this read expired; load the "
-                "table again"
-            ) from error
+            problem = f"table {table_name!r}: vacuum has deleted {error.path}, a file of this read"
+            raise vacuumed(self.files, problem, "load the table again") from error
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         if isinstance(self.plan, ScanPlan):

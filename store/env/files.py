@@ -38,6 +38,13 @@ class Files(Protocol):
     """True if a read is a download; else a read maps the file into memory."""
 
     @property
+    def read_only(self) -> bool:
+        """Return True if the store was opened read-only: writes raise StoreReadOnly, and nothing holds files that it
+        reads.
+        """
+        ...
+
+    @property
     def place(self) -> str:
         """Return the root without passwords, for messages and for the keys of caches."""
         ...

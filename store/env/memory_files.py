@@ -13,6 +13,7 @@ class InMemoryFiles:
     """Implementation of Files in the memory of this process."""
 
     remote: ClassVar[bool] = False
+    read_only: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._files: dict[str, pa.Buffer] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from epochlog.errors import Corrupt, SnapshotExpired
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.env.files import Files
 from epochlog.store.env.paths import table_of
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.shared_files import is_shared
@@ -53,7 +54,18 @@ def _explain_missing(handle: Handle, error: FileGone) -> SnapshotExpired | Corru
 
     if table_id is None or handle.catalog.read(lambda view: is_reached(view, table_id)):
         return error
+    return vacuumed(handle.files, f"{error.path} was released and vacuumed after this read had begun", "read again")
+
+
+def vacuumed(files: Files, problem: str, again: str) -> SnapshotExpired:
+    """Return the error of a read whose file vacuum has deleted. again: how to repeat the read. What keeps files in a
+    store that is opened for writing keeps none where the store is opened read-only.
+    """
+    if not files.read_only:
+        return SnapshotExpired(f"{problem}; {again}, or keep a snapshot open while reading")
     return SnapshotExpired(
-        f"{error.path} was released and vacuumed after this read had begun; read again, or keep a snapshot open while "
-        "reading"
+        f"{problem}: nothing holds what a store reads that is opened read-only. For one more try {again}; for longer "
+        "reads, tag the epochs where the store may be written (store.tag, or `epochlog tag`) and read "
+        "store.snapshot(tag=…) here, or let the tables keep their history for longer there "
+        "(TableOptions(history_retention=…))"
     )

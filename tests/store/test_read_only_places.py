@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
+from epochlog.spark.batch_source import make_reader, resolve_load
 from mounts import APART, can_mount
 from redis_server import PASSWORD
 from s3_server import S3Server
@@ -21,6 +23,7 @@ from stores import servers
 TESTS = Path(__file__).resolve().parents[1]
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 ROWS = pa.table({"id": [1, 2], "v": [10, 20]}, schema=SCHEMA)
+WHAT_HELPS = r"holds what a store reads that is opened read-only.*tag the epochs where the store may be written"
 READER = ("+@read", "+ping", "+select", "+eval", "+evalsha", "+time")
 
 
@@ -138,10 +141,53 @@ def test_a_vacuum_elsewhere_ends_a_snapshot_and_takes_no_row(tmp_path: Path) -> 
             for _ in range(2):
                 clock[0] += 3_600_000
                 store.vacuum(grace=0)
-            with pytest.raises((el.SnapshotExpired, el.EpochExpired)):
+            with pytest.raises((el.SnapshotExpired, el.EpochExpired), match=WHAT_HELPS):
                 snapshot["t"].to_arrow()
             with pytest.raises((el.LogTruncated, el.SnapshotExpired)):
                 list(iter(lambda: log.poll(0.0), None))
             assert reader.table("t").count() == 5
             log.close()
+            snapshot.close()
+
+
+@pytest.mark.rule("1.72")
+@pytest.mark.local_only
+def test_the_advice_of_an_ended_read_helps_there(tmp_path: Path) -> None:
+    """Each door names a tag of a process that may write, and the reader reads it after a vacuum."""
+    clock = [1_767_225_600_000]
+    with el.open(tmp_path / "s", clock=lambda: clock[0]) as store:
+        options = el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(0))
+        table = store.create_table("t", SCHEMA, ["id"], options=options)
+
+        def replace_all() -> None:
+            table.upsert(pa.table({"id": [1], "v": [clock[0] % 1000]}, schema=SCHEMA))
+            store.compact("t", full=True)
+            for _ in range(2):
+                clock[0] += 3_600_001
+                store.vacuum(grace=0)
+
+        replace_all()
+        with el.open(tmp_path / "s", read_only=True, clock=lambda: clock[0]) as reader:
+            snapshot, dataset = reader.snapshot(["t"]), reader.table("t").dataset()
+            load = resolve_load({"path": str(tmp_path / "s"), "table": "t", "readOnly": "true"})
+            spark = make_reader(load, load.spark_schema(), {})
+            tasks = spark.partitions()
+            doors: dict[str, Callable[[], object]] = {
+                "to_arrow": snapshot["t"].to_arrow,
+                "scan": lambda: list(snapshot["t"].scan()),
+                "get": lambda: snapshot["t"].get([1]),
+                "pandas": snapshot["t"].to_pandas,
+                "dataset": dataset.to_table,
+                "spark": lambda: [batch for task in tasks for batch in spark.read(task)],
+            }
+            replace_all()
+            for name, door in doors.items():
+                with pytest.raises(el.SnapshotExpired, match=WHAT_HELPS) as ended:
+                    door()
+                assert "keep a snapshot" not in str(ended.value), name
+            store.tag("kept", ["t"])
+            before = store.table("t").to_arrow()
+            replace_all()
+            with reader.snapshot(tag="kept") as kept:
+                assert kept["t"].to_arrow() == before != reader.table("t").to_arrow()
             snapshot.close()
