@@ -70,9 +70,12 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
             f"CREATE TABLE {name} needs its primary key: … TBLPROPERTIES (primary_key = 'id'), or PRIMARY KEY (id) "
             "among the columns"
         )
-    names = parse_names("primary_key", key) if key else declared
+    declared = tuple(column_named(columns, column) for column in declared)
+    names = tuple(column_named(columns, column) for column in parse_names("primary_key", key)) if key else declared
     if declared and names != declared:
         raise InvalidInput(f"CREATE TABLE {name}: PRIMARY KEY and primary_key name different columns; leave one out")
+    if sequence_by is not None:
+        sequence_by = column_named(columns, sequence_by)
     schema = stored_columns(name, columns)
     return create_table(handle, TableSchema(name, schema, names, sequence_by), changelog)
 
@@ -92,6 +95,14 @@ def _refuse_values(table: str, columns: StructType, java_columns: Any) -> None:
                 f"CREATE TABLE {table}: leave out GENERATED of {field.name!r}: a table keeps the values that it is "
                 "given; compute them in the INSERT, or in a view of the table, store.create_view(…)"
             )
+
+
+def column_named(columns: StructType, name: str) -> str:
+    """Return the name of the column that SQL means: that of these letters, else the only one that differs by case
+    alone, else the name itself.
+    """
+    matching = [column for column in columns.names if column.lower() == name.lower()]
+    return matching[0] if len(matching) == 1 and name not in matching else name
 
 
 def _declared_key(table: str, constraints: Any) -> tuple[str, ...]:

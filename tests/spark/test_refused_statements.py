@@ -176,6 +176,8 @@ KEYS = {
     "id BIGINT, n INT, PRIMARY KEY (n, id)": ["n", "id"],
     "id BIGINT, n INT, CONSTRAINT pk PRIMARY KEY (id) NOT ENFORCED": ["id"],
     "`k.1` BIGINT, `a,b` INT, PRIMARY KEY (`a,b`, `k.1`)": ["a,b", "k.1"],
+    "K BIGINT, n INT, PRIMARY KEY (k)": ["K"],
+    "Id BIGINT, `Der Tag` DATE, n INT, PRIMARY KEY (`der tag`, ID)": ["Der Tag", "Id"],
 }
 CLAUSES = {
     "id BIGINT, n INT PRIMARY KEY": "PRIMARY KEY and primary_key name different columns",
@@ -201,6 +203,12 @@ def test_a_primary_key_is_a_clause(spark: SparkSession, store: el.Store) -> None
         spark.sql(f"CREATE TABLE lake.c ({columns})")
         assert store.table("c").primary_key == key
         store.drop_table("c")
+    for properties in ("'primary_key' = 'ID, n'", """'primary_key' = '["iD", "N"]', 'sequence_by' = 'v'"""):
+        spark.sql(f"CREATE TABLE lake.c (Id BIGINT, n INT, V BIGINT) TBLPROPERTIES ({properties})")
+        assert store.table("c").primary_key == ["Id", "n"]
+        store.drop_table("c")
+    spark.sql(f"CREATE TABLE lake.c (Id BIGINT PRIMARY KEY) {KEYED.replace('id', 'ID')}")
+    store.drop_table("c")
     spark.sql(f"CREATE TABLE lake.c (id BIGINT PRIMARY KEY) {KEYED}")
     spark.sql("INSERT INTO lake.c VALUES (1), (1)")
     assert content(store, "c") == [(1,)]
