@@ -52,8 +52,9 @@ def case_twins(label: str, table: TableSchema, name: str) -> InvalidInput | None
         return None
     return InvalidInput(
         f"{label} has the columns {' and '.join(map(repr, twins))}, which Spark takes for one name. Set "
-        "spark.sql.caseSensitive to true in this session (spark.conf.set('spark.sql.caseSensitive', 'true')), or "
-        f"rename all but one of them: store.table({table.name!r}).alter(rename={{{twins[-1]!r}: '…'}})"
+        "spark.sql.caseSensitive to true in this session (spark.conf.set('spark.sql.caseSensitive', 'true')), give "
+        f"each column another name in the statement (FROM {label} AS t(c1, c2, …)), or rename all but one of them: "
+        f"store.table({table.name!r}).alter(rename={{{twins[-1]!r}: '…'}})"
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -15,7 +16,7 @@ from pyspark.sql.merge import MergeIntoWriter
 from pyspark.sql.session import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from epochlog.errors import EpochlogError
+from epochlog.errors import EpochlogError, TableNotFound
 from epochlog.spark.column_names import quoted
 from epochlog.spark.create_guard import NAME, name_parts, without_texts
 from epochlog.store.commit.root_commit import refuse_unwritable
@@ -39,7 +40,8 @@ _UNSUPPORTED = re.compile(
     rf"Table (?P<table>{NAME}) does not support (?P<operation>MERGE INTO TABLE|INSERT INTO \.\.\.)"
 )
 _AMBIGUOUS = re.compile(rf"\[AMBIGUOUS_REFERENCE\] .* could be: \[(?P<column>{NAME})")
-_INSERTED = re.compile(rf"\bINSERT\s+(INTO|OVERWRITE)\s+(TABLE\s+)?(?P<table>{NAME})", re.IGNORECASE)
+_NAMED = re.compile(rf"\b(INTO|OVERWRITE|FROM|JOIN)\s+(TABLE\s+)?(?P<table>{NAME})", re.IGNORECASE)
+"""Tables that a statement names."""
 _TWICE = re.compile(r"\[COLUMN_ALREADY_EXISTS\] The column `(?P<column>.+?)` already exists")
 _ATTRIBUTE_ID = re.compile(r"#\d+L?")
 
@@ -153,16 +155,22 @@ def _advise_writer(
 
 
 def _find_case_twins(session: SparkSession, statement: str, text: str) -> EpochlogError | None:
-    """Return the error of a statement that names a column for which another one differs by case alone."""
+    """Return the error of a statement that needs one column of a name, for which another one differs by case alone."""
     ambiguous, twice = _AMBIGUOUS.search(text), _TWICE.search(text)
     if ambiguous is not None:
         *path, column = name_parts(ambiguous["column"])
-    elif twice is not None and (inserted := _INSERTED.search(without_texts(statement))) is not None:
-        path, column = name_parts(inserted["table"]), twice["column"]
+        tables = [".".join(map(quoted, path))] if path else []
+    elif twice is not None:
+        tables, column = [named["table"] for named in _NAMED.finditer(without_texts(statement))], twice["column"]
     else:
         return None
-    table = _find_table(session, ".".join(map(quoted, path))) if path else None
-    return None if table is None else case_twins(table[0], table[1].schema, column)
+    for name in tables:
+        with suppress(TableNotFound):  # a view of Spark in the catalog's session
+            table = _find_table(session, name)
+            twins = None if table is None else case_twins(table[0], table[1].schema, column)
+            if twins is not None:
+                return twins
+    return None
 
 
 def _find_table(session: SparkSession, table: str) -> tuple[str, TableDef, StoreCatalog] | None:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from epochlog.errors import NotWritable
 from epochlog.spark.delete_where import commit_delete
@@ -41,10 +42,13 @@ _STREAM_NAMES = {name.lower(): name for name in OF_STREAMS}
 
 @dataclass(frozen=True, slots=True)
 class JavaShape:
-    """Java objects that depend on a table's schema alone."""
+    """Java objects that depend on a table's schema alone. compared: the columns by which Spark compares the table with
+    that of an earlier analysis; it refuses names that differ by case alone, also where a query names neither of them.
+    """
 
     schema: Any
     columns: Any
+    compared: Any
 
 
 class JavaShapes:
@@ -69,11 +73,39 @@ class JavaShapes:
         known = self._shapes.get(table_id)
         if known is not None and known[0] == schema:
             return known[1]
-        text = spark_schema(schema.name, schema.schema, schema.primary_key).json()
-        java_schema = self._jvm.spark.types.DataType.fromJson(text)
-        shape = JavaShape(java_schema, self._jvm.python_table(java_schema).columns())
+        columns = spark_schema(schema.name, schema.schema, schema.primary_key)
+        java_schema, java_columns = self._java(columns)
+        apart = told_apart(columns)
+        shape = JavaShape(java_schema, java_columns, java_columns if apart is columns else self._java(apart)[1])
         self._shapes[table_id] = (schema, shape)
         return shape
+
+    def _java(self, columns: StructType) -> tuple[Any, Any]:
+        java_schema = self._jvm.spark.types.DataType.fromJson(columns.json())
+        return java_schema, self._jvm.python_table(java_schema).columns()
+
+
+def told_apart(kind: StructType) -> StructType:
+    """Return the columns with names that no case joins, at any depth: the first of several names that differ by case
+    alone stays. Return `kind` itself if there are none.
+    """
+    apart = _told_apart(kind)
+    return kind if apart == kind else apart
+
+
+def _told_apart(kind: Any) -> Any:
+    if isinstance(kind, StructType):
+        fields, taken = list[StructField](), set[str]()
+        for field in kind:
+            name = f"{field.name} {field.name.encode().hex()}" if field.name.lower() in taken else field.name
+            taken.add(field.name.lower())
+            fields.append(StructField(name, _told_apart(field.dataType), field.nullable, field.metadata))
+        return StructType(fields)
+    if isinstance(kind, ArrayType):
+        return ArrayType(_told_apart(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(_told_apart(kind.keyType), _told_apart(kind.valueType), kind.valueContainsNull)
+    return kind
 
 
 class ChangeColumn(Proxy):
@@ -189,7 +221,10 @@ class CatalogTable(Proxy):
 
     @answer
     def columns(self) -> Any:
-        return self._shape().columns
+        shape = self._shape()
+        if shape.compared is shape.columns or not self.jvm.is_called_by("V2TableUtil"):
+            return shape.columns
+        return shape.compared
 
     @answer
     def schema(self) -> Any:
