@@ -61,6 +61,13 @@ NAMES = [
     "access_key",
     "SessionId",
     "Passwd",
+    "sas",
+    "code",
+    "se",
+    "X-Goog-Credential",
+    "zugang",
+    "endpoint_override_2",
+    "",
 ]
 
 
@@ -71,6 +78,11 @@ URLS = [
     "s3://bucket/x?p%61ss=hunter2hunter2",
     "s3://bucket/x?a=1;pwd=hunter2hunter2",
     "s3://bucket/x#session=hunter2hunter2",
+    "s3://bucket/x?endpoint_override=user:hunter2hunter2@host:9000",
+    "s3://bucket/x?endpoint_override=http%3A%2F%2Fuser%3Ahunter2hunter2%40host",
+    "s3://bucket/x?endpoint_override=http://host/?sas=hunter2hunter2",
+    "abfss://container@account.dfs.core.windows.net/lake?sv=2022-11-02&sig=hunter2hunter2",
+    "redis://redis.test:1/0?db=1&kennwort=hunter2hunter2",
 ]
 
 
@@ -83,7 +95,22 @@ def test_secrets_under_any_name_and_in_mistyped_urls_are_masked(
 
 
 def names_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redact, "_SECRET_NAMES", ("secret", "token", "password", "key", "cred"))
+    hide_names_with(monkeypatch, "secret", "token", "password", "key", "cred")
+
+
+def a_longer_list_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_names_with(monkeypatch, "secret", "token", "pass", "pwd", "key", "sig", "auth", "session", "cred", "jwt")
+
+
+def hide_names_with(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
+    def is_secret(parameter: re.Match[str]) -> bool:
+        return any(part in redact.unquote_plus(parameter["name"]).lower() for part in parts)
+
+    monkeypatch.setattr(redact, "_is_secret", is_secret)
+
+
+def names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "_NESTED", re.compile(r"$^"))
 
 
 def urls_with_two_slashes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +129,14 @@ def parameters_behind_one_sign_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.planted
 @pytest.mark.parametrize(
     "plant",
-    [names_of_before, urls_with_two_slashes_alone, names_as_they_are_written, parameters_behind_one_sign_alone],
+    [
+        names_of_before,
+        a_longer_list_of_names,
+        names_alone,
+        urls_with_two_slashes_alone,
+        names_as_they_are_written,
+        parameters_behind_one_sign_alone,
+    ],
     ids=lambda plant: plant.__name__,
 )
 def test_a_secret_that_is_shown_is_found(
@@ -133,9 +167,16 @@ def test_a_secret_is_masked_however_its_name_is_written(name: str, password: str
     ways = (lambda letter: letter, str.upper, lambda letter: f"%{ord(letter):02x}")
     written = "".join(data.draw(st.sampled_from(ways))(letter) for letter in name)
     secret = quote(password, safe="")
-    separator, other = data.draw(st.sampled_from("&;#")), data.draw(st.sampled_from(["", "region=eu&", "a=b;"]))
-    url = f"s3://bucket/x?{other}y=1{separator}{written}={secret}"
-    assert redact_url(url) == f"s3://bucket/x?{other}y=1{separator}{written}=***"
+    separator, other = data.draw(st.sampled_from("&;#")), data.draw(st.sampled_from(["", "region=eu&", "db=2;"]))
+    url = f"s3://bucket/x?{other}timeout=1{separator}{written}={secret}"
+    assert redact_url(url) == f"s3://bucket/x?{other}timeout=1{separator}{written}=***"
+
+
+@given(name=st.text(LETTERS, max_size=12), password=passwords)
+def test_a_value_is_masked_unless_its_name_is_known_to_give_no_rights(name: str, password: str) -> None:
+    written, secret = quote(name, safe=""), quote(password, safe="")
+    if name.lower() not in redact._HARMLESS:
+        assert redact_url(f"s3://b/x?region=eu&{written}={secret}") == f"s3://b/x?region=eu&{written}=***"
 
 
 @pytest.mark.parametrize("root", ["redis:/user:not-shown@h/0", "s3:/user:not-shown@bucket/lake", "s3:/b?pwd=not-shown"])
