@@ -39,6 +39,7 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter
 from epochlog.store.types.epoch import as_epoch, show_epoch
 from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.time_zones import reader_in_common_zones
 
 from .errors import InvalidInput, StoreClosed
 
@@ -336,7 +337,7 @@ class Table(OneProcess):
         table's, then `_change_type`, `_commit_version` (epoch), `_commit_timestamp`. Without pre_images the types are
         upsert and delete; with them insert, update_preimage, update_postimage and delete. `filter` may name key columns
         only. Raises LogTruncated, EpochExpired (pre-images of released history, unless changelog="full" stored them),
-        InvalidInput.
+        InvalidInput. Times are in UTC where the table's zone is one that polars lacks (an offset such as +05:30).
 
         In mode "net" the columns are those of `until`. In mode "epochs" the reader raises SchemaChanged after the
         changes before an alter that drops, renames or widens a column; another call after them has the new columns.
@@ -346,7 +347,7 @@ class Table(OneProcess):
         plan = self._read(lambda view, table: plan_changes(view, table, after, until, columns=how))
         batches = plan.batches(self._handle.files, mode, pre_images=pre_images, options=ReadOptions(columns, filter))
         checked = ended_by_alter(plan, translate_stale_reads(self._handle, batches))
-        return pa.RecordBatchReader.from_batches(plan.schema(columns), checked)
+        return reader_in_common_zones(plan.schema(columns), checked)
 
     def next_epoch(self, after: int) -> int | None:
         """Return the next log epoch after `after`, labels included; None while there is none."""

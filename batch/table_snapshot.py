@@ -14,10 +14,7 @@ from epochlog.store.retention.stale_reads import stale_reads_translated, transla
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
-from epochlog.store.types.retyping import as_schema
-from epochlog.store.types.time_zones import in_common_zones
-
-from .arrow_compat import compatible_schema
+from epochlog.store.types.time_zones import reader_in_common_zones, schema_in_common_zones
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,10 +70,12 @@ class TableSnapshot(OneProcess):
     def scan(
         self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.RecordBatchReader:
-        """Return the rows that pass the filter (None: all) in record batches, a bounded number of rows at a time."""
+        """Return the rows that pass the filter (None: all) in record batches, a bounded number of rows at a time. Times
+        are in UTC where the table's zone is one that polars lacks (an offset such as +05:30).
+        """
         self._begin("scan")
         batches = self._checked_batches(self.plan.batches(self._handle.files, ReadOptions(columns, filter)))
-        return pa.RecordBatchReader.from_batches(self.plan.schema(columns), batches)
+        return reader_in_common_zones(self.plan.schema(columns), batches)
 
     def scan_unfiltered(
         self, *, columns: Sequence[str] | None = None, skip: pc.Expression | None = None
@@ -133,7 +132,7 @@ class TableSnapshot(OneProcess):
         self._check()
         from .dataset import TableDataset
 
-        return TableDataset(self.through("dataset"), schema=compatible_schema(self.schema, in_common_zones))
+        return TableDataset(self.through("dataset"), schema=schema_in_common_zones(self.schema))
 
     def get(self, keys: object, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Return one row for each key found, in the order of `keys`, which has exactly the primary-key columns."""
@@ -147,15 +146,13 @@ class TableSnapshot(OneProcess):
             return self.plan.count(self._handle.files)
 
     def __arrow_c_schema__(self) -> object:
-        return compatible_schema(self.schema, in_common_zones).__arrow_c_schema__()
+        return schema_in_common_zones(self.schema).__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export all rows as an Arrow stream (for `pyarrow.table`, `polars.DataFrame`, `Table.upsert`, …), in the types
         that the consumer requests. Without a request, time zones that polars lacks become UTC.
         """
-        schema = compatible_schema(self.schema, in_common_zones)
-        batches = (as_schema(batch, schema) for batch in self.scan())
-        return pa.RecordBatchReader.from_batches(schema, batches).__arrow_c_stream__(requested_schema)
+        return self.scan().__arrow_c_stream__(requested_schema)
 
     def _begin(self, door: str) -> None:
         """Raise if the snapshot cannot be read; count the read under its door."""

@@ -17,6 +17,7 @@ from epochlog.store.changelog.consumers import KEEP
 from epochlog.store.env.clock import seconds
 from epochlog.store.env.closeable import Closeable
 from epochlog.store.types.epoch import as_epoch
+from epochlog.store.types.time_zones import reader_in_common_zones
 
 from .flight.reader import FlightReader
 from .subscription.client import Subscription
@@ -191,7 +192,7 @@ class Client(Closeable):
             timeout_s=self._timeout_s,
             extra_wait_s=extra_wait_s,
         )
-        return pa.RecordBatchReader.from_batches(reader.schema, reader.batches())
+        return reader_in_common_zones(reader.schema, reader.batches())
 
     def _require_open(self) -> None:
         if self._closed:

@@ -30,6 +30,7 @@ from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline, monotonic_s
 from epochlog.store.env.closeable import Closeable
 from epochlog.store.types.epoch import as_epoch, show_epoch
+from epochlog.store.types.time_zones import batch_in_common_zones
 
 from .messages import (
     CHANGES,
@@ -154,7 +155,7 @@ class Subscription(Closeable):
             if item.last:
                 self._epoch = item.epoch
             if item.rows is not None:
-                return item.rows
+                return batch_in_common_zones(item.rows)
 
     def ack(self, epoch: int | None = None, *, timeout: float | timedelta | None = None) -> None:
         """Acknowledge that your durable state covers all changes through `epoch`: the next subscription of this

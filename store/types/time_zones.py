@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
 from .column_types import children, map_inner_types
+from .retyping import as_schema
 
 _OFFSET = re.compile(r"[+-]([01]\d|2[0-3]):[0-5]\d")
 _WHOLE_HOURS = re.compile(r"[+](0\d|1[0-4]):00|-(0\d|1[0-2]):00")
@@ -40,6 +42,26 @@ def in_common_zones(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.timestamp(kind.unit, "UTC") if kind.tz and not _is_common(kind.tz) else kind
     return map_inner_types(kind, in_common_zones)
+
+
+def schema_in_common_zones(schema: pa.Schema) -> pa.Schema:
+    """Return the columns in the types that all tools read; `schema` itself if these are its own."""
+    common = pa.schema([field.with_type(in_common_zones(field.type)) for field in schema], schema.metadata)
+    return schema if common == schema else common
+
+
+def batch_in_common_zones(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows in the types that all tools read."""
+    common = schema_in_common_zones(batch.schema)
+    return batch if common is batch.schema else as_schema(batch, common)
+
+
+def reader_in_common_zones(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Return a reader of the batches, in the types that all tools read."""
+    common = schema_in_common_zones(schema)
+    if common is not schema:
+        batches = (as_schema(batch, common) for batch in batches)
+    return pa.RecordBatchReader.from_batches(common, batches)
 
 
 @lru_cache(1024)

@@ -17,8 +17,9 @@ import pytest
 
 import epochlog as el
 from epochlog.batch import arrow_compat
+from epochlog.store.types import time_zones
 from epochlog.store.types.column_types import refusal
-from epochlog.store.types.time_zones import in_common_zones, in_known_zones, unknown_zone
+from epochlog.store.types.time_zones import batch_in_common_zones, in_common_zones, in_known_zones, unknown_zone
 from plain_flight import connected, path, read
 
 pytestmark = pytest.mark.local_only
@@ -52,6 +53,21 @@ def through_flight(table: el.Table, store: el.Store) -> list[Any]:
         return read(client, path("t"))["at"].to_pylist()
 
 
+def of_client(read: Callable[[el.Client], Any]) -> Callable[[el.Table, el.Store], list[Any]]:
+    """Return the door of a client's call, which returns a stream or a batch; polars reads it."""
+
+    def door(_: el.Table, store: el.Store) -> list[Any]:
+        with el.serve(store) as server, el.connect(server.location) as client:
+            return pl.DataFrame(read(client))["at"].to_list()
+
+    return door
+
+
+def subscribed(client: el.Client) -> pa.RecordBatch:
+    with client.subscribe("t") as subscription:
+        return next(subscription)
+
+
 IN_UTC = pl.col("at").dt.convert_time_zone("UTC")
 DOORS: dict[str, Callable[[el.Table, el.Store], list[Any]]] = {
     "arrow": lambda t, _: t.to_arrow()["at"].to_pylist(),
@@ -70,6 +86,17 @@ DOORS: dict[str, Callable[[el.Table, el.Store], list[Any]]] = {
     "duckdb of the dataset": lambda t, _: duckdb.from_arrow(t.dataset()).project('"at"').fetchall(),
     "dataset": lambda t, _: t.dataset().to_table(filter=pc.field("at").is_valid())["at"].to_pylist(),
     "flight": through_flight,
+    "scan": lambda t, _: pl.DataFrame(t.scan())["at"].to_list(),
+    "scan, some columns": lambda t, _: pl.DataFrame(t.scan(columns=["at", "n"]))["at"].to_list(),
+    "scan of a snapshot": lambda t, store: pl.DataFrame(store.snapshot(["t"])["t"].scan())["at"].to_list(),
+    "changes": lambda t, _: pl.DataFrame(t.changes(0))["at"].to_list(),
+    "changes, inside": lambda t, _: pl.DataFrame(t.changes(0, columns=["seen"]))["seen"].to_list()[0],
+    "net changes": lambda t, _: pl.DataFrame(t.changes(0, mode="net"))["at"].to_list(),
+    "changes, images": lambda t, _: pl.DataFrame(t.changes(0, pre_images=True))["at"].to_list(),
+    "changes by batches": lambda t, _: [v for b in t.changes(0) for v in pl.DataFrame(b)["at"].to_list()],
+    "client": of_client(lambda client: client.snapshot("t")),
+    "client, changes": of_client(lambda client: client.changes("t", 0)),
+    "subscription": of_client(subscribed),
 }  # fmt: skip
 
 
@@ -82,7 +109,7 @@ def test_every_door_reads_every_zone(store: el.Store, zone: str) -> None:
         values = [value[0] if isinstance(value, tuple) else value for value in door(table, store)]
         instants = [value for value in values if value is not None and value is not pd.NaT and value is not pd.NA]
         assert instants == [MOMENT], name
-    for frame in (table.to_polars(), table.to_pandas(), table, table.lazy().collect()):
+    for frame in (table.to_polars(), table.to_pandas(), table, table.lazy().collect(), table.scan().read_all()):
         before = table.to_arrow()
         table.upsert(frame)
         assert table.to_arrow() == before
@@ -124,6 +151,22 @@ def test_all_zones_of_the_database_and_all_offsets() -> None:
         common = in_common_zones(kind)
         pl.from_arrow(pa.array([], common))
         assert common == kind or zone in ("localtime", "Factory") or zone[0] in "+-"
+
+
+def test_batches_stay_as_they_are_where_all_tools_read_them(store: el.Store) -> None:
+    table = zoned(store, "Asia/Kathmandu")
+    assert table.scan().schema == table.schema
+    assert table.changes(0).schema.field("seen").type == pa.list_(pa.timestamp("us", "Asia/Kathmandu"))
+    batch = next(table.scan())
+    assert batch_in_common_zones(batch) is batch
+
+
+@pytest.mark.planted
+def test_a_stream_that_gives_polars_an_offset_is_found(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_zones, "schema_in_common_zones", lambda schema: schema)
+    for stream in (zoned(store, "+05:30").changes(0), store.table("t").scan()):
+        with pytest.raises(pl.exceptions.ComputeError):
+            pl.DataFrame(stream)
 
 
 @pytest.mark.planted
