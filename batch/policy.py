@@ -114,6 +114,15 @@ class Aligned:
     )
     bounded: bool = False
 
+    def covers(self, view: EpochView) -> list[str]:
+        """Return all tables that have a valid epoch by themselves."""
+        return [name for name in view.ids if view.largest_valid_at_most([name]) is not None]
+
+    def left_out(self, view: EpochView) -> dict[str, str]:
+        """Return the reason for each table that is not covered, by name."""
+        others = sorted(set(view.ids).difference(self.covers(view)))
+        return {name: f"{name} cannot be read: {listed(view.why_not([name], view.last_epoch))}" for name in others}
+
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:
         """Return one epoch for all. Raises NoConsistentEpoch; TableNotReadable beyond the bound."""
         epoch = view.largest_valid_at_most(tables)
@@ -381,7 +390,7 @@ def left_out_of(policy: Policy, view: EpochView) -> dict[str, str]:
     reasons = read_reasons(view) if callable(read_reasons) else {}
     if not isinstance(reasons, Mapping):
         raise InvalidInput(f"left_out of the policy {policy!r} must return a dict of reasons by table, not {reasons!r}")
-    if isinstance(policy, Exact):
+    if isinstance(policy, Exact | Aligned):
         return {str(name): str(reason) for name, reason in reasons.items()}
     return {name: _under_aligned(view, name, str(reason)) for name, reason in reasons.items() if name in view.ids}
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from epochlog.batch.choice import ChoiceRead, choose
-from epochlog.batch.policy import Aligned, AsOf, Exact, Global, Latest, Policy, choose_epochs, left_out_of
+from epochlog.batch.policy import AsOf, Exact, Global, Latest, Policy, choose_epochs, left_out_of
 from epochlog.batch.tags import list_tags
 from epochlog.errors import (
     EpochExpired,
@@ -187,8 +187,7 @@ def _loaded(view: ReadTxn, table: TableDef, epoch: int, chosen: QueryEpochs | No
 
 def choose_query_epochs(policy: Policy, view: EpochView, names: Sequence[str] | None) -> QueryEpochs:
     """Return the epochs that the policy chooses for these tables; None: for all that it covers, or all that take part
-    in `global`; `aligned`, as the default of a store, takes all that have a valid epoch. Tables without history there
-    have none. Pure.
+    in `global`. Tables without history there have none. Pure.
     """
     if names is not None:
         known = [name for name in names if name in view.ids]
@@ -197,11 +196,6 @@ def choose_query_epochs(policy: Policy, view: EpochView, names: Sequence[str] | 
         return QueryEpochs(choose_epochs(policy, view), view.ids, _outside(policy, view))
     if hasattr(policy, "covers") or isinstance(policy, Latest):
         return QueryEpochs(choose_epochs(policy, view), view.ids, left_out_of(policy, view))
-    if isinstance(policy, Aligned):
-        without = [name for name in view.ids if view.largest_valid_at_most([name]) is None]
-        covered = [name for name in view.ids if name not in without]
-        reasons = {name: f"{name} cannot be read: it has no valid epoch" for name in without}
-        return QueryEpochs(choose_epochs(policy, view, covered), view.ids, reasons)
     left_out = _outside(Global(), view)
     covered = [name for name in Global().covers(view) if name not in left_out]
     try:

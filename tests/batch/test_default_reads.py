@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from default_doors import BOUND_MS, INTERVAL_MS, ROOTS, ROWS, VIEWS, DefaultWorld, Doors, Seen, seen_by
+from default_doors import BOUND_MS, INTERVAL_MS, ROOTS, ROWS, VIEWS, DefaultWorld, Doors, Seen, as_state, seen_by
 from epochlog.batch import default_policy, default_read, policy, snapshot
 from epochlog.batch.choice import choose, choose_and_pin
 from epochlog.batch.default_policy import policy_text
@@ -23,6 +23,7 @@ from epochlog.batch.policy import Aligned, Global, Latest
 from epochlog.batch.policy_registry import BUILT_IN, resolve_policy
 from epochlog.batch.token import decode_token, encode_token
 from epochlog.errors import InvalidInput, TableNotReadable, UnsupportedFormat
+from epochlog.spark.catalog.query_epochs import CatalogTables
 from epochlog.store.catalog.keys import READS
 
 pytestmark = pytest.mark.local_only
@@ -144,6 +145,40 @@ def test_a_store_has_its_own_default_until_it_is_taken_back(world: DefaultWorld)
     assert (store.default_consistency, store.global_max_lag) == ("auto", timedelta(minutes=2))
     with store.snapshot(["orders", "revenue"]) as moment:
         assert moment.policy == Aligned(bounded=True)
+
+
+@pytest.mark.rule("3.72")
+def test_under_aligned_a_new_view_is_left_out_by_every_door_of_all_tables(world: DefaultWorld) -> None:
+    """One view without a commit made each read of all tables fail."""
+    store = world.store
+    store.alter(default_consistency="aligned")
+    store.create_job("job_new", ["orders"], {"new": (ROWS, ["id"])})
+    doors = Doors(world)
+    try:
+        readable = {name: as_state(store.table(name).to_arrow()) for name in world.states}
+        for name, (door, numbers) in doors.all().items():
+            if "all" in numbers:
+                assert without_empty(seen_by(doors, door, None)) == without_empty(readable), name
+        for named in ({}, {"consistency": "aligned"}):
+            with store.snapshot(**named) as moment:
+                assert moment.policy == Aligned() and set(moment) == set(readable) and set(moment.left_out) == {"new"}
+                assert moment.left_out["new"].startswith("new cannot be read: ")
+                with pytest.raises(TableNotReadable, match="new cannot be read"):
+                    moment["new"]
+                with store.snapshot(consistency=el.Exact(moment.token)) as again:
+                    assert again.left_out == moment.left_out
+            with pytest.raises(TableNotReadable, match="left some out: new cannot be read"):
+                store.tag("whole", **named)
+            store.tag("whole", partial=True, **named)
+            store.drop_tag("whole")
+        with pytest.raises(el.NoConsistentEpoch):
+            store.snapshot(["orders", "new"])
+        for catalog_names in (None, ["orders"]):
+            chosen = CatalogTables(store._handle, None, catalog_names and tuple(catalog_names)).newest()
+            assert set(chosen.epochs) == set(catalog_names or readable)
+            assert set(chosen.left_out) == (set() if catalog_names else {"new"})
+    finally:
+        doors.close()
 
 
 @pytest.mark.rule("3.72")

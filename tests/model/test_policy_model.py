@@ -102,7 +102,7 @@ def cases(rng: random.Random, question: Question, view: EpochView) -> Iterator[C
     yield "exact, by token", Exact(token), policies.exact(question, given)
 
 
-def answer_of(chosen: Any, view: EpochView, tables: list[str]) -> Answer:
+def answer_of(chosen: Any, view: EpochView, tables: list[str] | None) -> Answer:
     try:
         return choose_epochs(chosen, view, tables)
     except EpochlogError as error:
@@ -117,6 +117,13 @@ def campaign(seeds: range) -> Counter[tuple[str, str]]:
             answer = answer_of(chosen, view, question.tables)
             assert answer == wanted, ("differs", f"seed {seed}", name, chosen, question.tables, answer, wanted)
             seen[name, "chose" if isinstance(answer, dict) else answer.__name__] += 1
+        every = replace(question, tables=question.history.names)
+        answer, wanted = answer_of(Aligned(), view, None), policies.aligned_of_all(every)
+        assert answer == wanted, ("differs", f"seed {seed}", "aligned of all", answer, wanted)
+        outcome = "chose" if isinstance(answer, dict) else answer.__name__
+        seen[
+            "aligned of all", "left out" if isinstance(answer, dict) and len(answer) < len(every.tables) else outcome
+        ] += 1
     return seen
 
 
@@ -133,6 +140,7 @@ def test_the_campaign_has_every_outcome_in_it() -> None:
         "global": ["chose", "TableNotReadable", "NoConsistentEpoch"],
         "global, naive": ["chose", "NoConsistentEpoch"],
         "aligned": ["chose", "NoConsistentEpoch"],
+        "aligned of all": ["chose", "left out", "NoConsistentEpoch"],
         "latest": ["chose"],
         "as_of": ["chose", "NoConsistentEpoch", "EpochExpired"],
         "as_of, by time": ["chose", "NoConsistentEpoch", "EpochExpired"],

@@ -114,6 +114,8 @@ class DefaultWorld:
         """Return the answer to a read of these tables by definition. None: all that take part in `global`, or all."""
         if tables is None:
             question = self.question([*ROOTS, *VIEWS])
+            if own == "aligned":
+                return self.seen(policies.aligned_of_all(question))
             if own in (None, "global"):
                 question = self.question(sorted(policies.taking_part(question)[0]))
         else:

@@ -7,7 +7,7 @@ the arithmetic of epochs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from epoch_histories import INTERVAL_MS, History
 from epochlog.errors import (
@@ -171,6 +171,15 @@ def shared(question: Question) -> Answer:
 
 def aligned(question: Question) -> Answer:
     return question.same(question.largest(question.tables, question.history.last_epoch), NoConsistentEpoch)
+
+
+def aligned_of_all(question: Question) -> Answer:
+    """`aligned` of a read that names no tables: over those of the question that have a valid epoch by themselves."""
+    return aligned(replace(question, tables=[table for table in question.tables if has_valid_epoch(question, table)]))
+
+
+def has_valid_epoch(question: Question, table: str) -> bool:
+    return replace(question, tables=[table]).largest([table], question.history.last_epoch) is not None
 
 
 def latest(question: Question) -> Answer:
