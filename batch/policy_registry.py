@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from epochlog.errors import EpochlogError, InvalidInput
 
 from .policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest, Policy
 from .policy_options import PolicyOption
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 GROUP = "epochlog.consistency"
 BUILT_IN: dict[str, type] = {
@@ -47,9 +50,15 @@ def resolve_policy(consistency: str | type | Policy, /, **options: object) -> Po
     return policy
 
 
+def _registered() -> EntryPoints:
+    from importlib.metadata import entry_points  # it imports the package email
+
+    return entry_points(group=GROUP)
+
+
 def policy_names() -> list[str]:
     """Return the names of all policies: the built-in ones, then the registered ones."""
-    return [*BUILT_IN, *sorted(entry_points(group=GROUP).names - BUILT_IN.keys())]
+    return [*BUILT_IN, *sorted(_registered().names - BUILT_IN.keys())]
 
 
 def describe_built_in() -> str:
@@ -92,7 +101,7 @@ def implied_policy(option_names: Collection[str]) -> str | None:
 def _named(name: str) -> object:
     if name in BUILT_IN:
         return BUILT_IN[name]
-    registered = entry_points(group=GROUP)
+    registered = _registered()
     for entry in registered:
         if entry.name == name:
             try:

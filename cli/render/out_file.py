@@ -11,7 +11,6 @@ from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet
 
 from epochlog.errors import InvalidInput, WriteFailed
 from epochlog.store.env.local_folder import sync_dir
@@ -99,7 +98,9 @@ def _as_write_failed(path: Path) -> Iterator[None]:
 
 def _open_writer(file: IO[bytes], kind: str, schema: pa.Schema) -> Any:
     if kind == ".parquet":
-        return pa.parquet.ParquetWriter(file, schema, compression="zstd")
+        from pyarrow.parquet import ParquetWriter
+
+        return ParquetWriter(file, schema, compression="zstd")
     if kind == ".arrow":
         return pa.ipc.new_file(file, schema)
     return pa.csv.CSVWriter(file, schema)

@@ -25,7 +25,7 @@ CHANGE_FIELDS = (
     pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", tz="UTC"), nullable=False),
 )
 INSERT, UPDATE_PRE, UPDATE_POST, UPSERT, DELETE = "insert", "update_preimage", "update_postimage", "upsert", "delete"
-_TYPES = pa.array([INSERT, UPDATE_PRE, UPDATE_POST, DELETE, UPSERT])
+_TYPES = (INSERT, UPDATE_PRE, UPDATE_POST, DELETE, UPSERT)
 _INSERT, _UPDATE_PRE, _UPDATE_POST, _DELETE, _UPSERT = range(5)
 _SMALL_BATCH_ROWS = 1 << 12
 
@@ -219,4 +219,4 @@ def change_kinds(deleted: np.ndarray) -> pa.Array:
 
 
 def _types(kinds: np.ndarray) -> pa.Array:
-    return pc.take(_TYPES, pa.array(kinds), boundscheck=False)
+    return pc.take(pa.array(_TYPES), pa.array(kinds), boundscheck=False)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from epochlog.errors import Corrupt, SchemaChanged
 from epochlog.store.env.files import Files
@@ -104,6 +103,8 @@ def _batch_starts(data: pa.Buffer) -> list[int]:
 
 
 def _row_group_starts(data: pa.Buffer) -> list[int]:
+    import pyarrow.parquet as pq
+
     metadata = pq.ParquetFile(pa.BufferReader(data)).metadata
     return _starts([metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)])
 
@@ -201,6 +202,8 @@ def _check_epochs(run: SortedRun, part: RunFile, rows: Rows) -> Iterator[str]:
 
 def _check_parquet_statistics(data: pa.Buffer) -> Iterator[str]:
     """Check the statistics by which readers prune row groups."""
+    import pyarrow.parquet as pq
+
     file = pq.ParquetFile(pa.BufferReader(data))
     places = flat_columns(file.schema_arrow)
     for group in range(file.metadata.num_row_groups):

@@ -7,11 +7,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 
 from epochlog.errors import InvalidInput
 
-from .arrow_files import ArrowFiles
 from .files import Files
 from .local_folder import LocalFiles
 from .redact import redact_url, without_secrets
@@ -38,6 +36,10 @@ def open_files(root: str | Path, durability: str = "disk", *, read_only: bool = 
         if parts.netloc not in ("", "localhost"):
             raise InvalidInput(f"root {text!r}: a file:// URI cannot name another host; write file:///path")
         return LocalFiles(os.path.abspath(unquote(parts.path)), durability, read_only)
+    import pyarrow.fs as pafs  # with it come the clients of S3 and of others, which a local root does not need
+
+    from .arrow_files import ArrowFiles
+
     try:
         filesystem, base = pafs.FileSystem.from_uri(_with_less_requests(text))
     except (pa.ArrowException, ValueError, OSError) as error:  # pyarrow quotes the URI, secrets included

@@ -183,9 +183,11 @@ class ScanPlan:
         self, levels: Sequence[Rows], schema: pa.Schema, wanted: Sequence[str], filter: pc.Expression | None
     ) -> pa.Table:
         """Return the newest rows of the levels that pass the filter."""
-        none = pa.schema([self.table.schema.field(name) for name in wanted]).empty_table()
-        data = merge_data(levels) if levels else none
+        data = merge_data(levels) if levels else self._no_rows(wanted)
         return _projected(passed(self.table.name, data, filter), schema)
+
+    def _no_rows(self, columns: Sequence[str]) -> pa.Table:
+        return pa.schema([self.table.schema.field(name) for name in columns]).empty_table()
 
     def _reader(self, files: Files) -> LevelReader:
         return LevelReader(files, self.table, self.codec, self.epoch, self.runs, self.segments)

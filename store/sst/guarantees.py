@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.fs
 
 
 def passing_guarantees(schema: pa.Schema, filter: pc.Expression, guarantees: Sequence[pc.Expression]) -> list[int]:
@@ -16,7 +14,10 @@ def passing_guarantees(schema: pa.Schema, filter: pc.Expression, guarantees: Seq
     """
     if any(pa.types.is_floating(kind) for kind in schema.types) and "nan" in str(filter).lower():
         return list(range(len(guarantees)))
-    form, filesystem = ds.IpcFileFormat(), pa.fs.LocalFileSystem()
+    import pyarrow.dataset as ds  # it imports pandas
+    from pyarrow.fs import LocalFileSystem
+
+    form, filesystem = ds.IpcFileFormat(), LocalFileSystem()
     fragments = [
         form.make_fragment(str(place), filesystem, partition_expression=guarantee)
         for place, guarantee in enumerate(guarantees)

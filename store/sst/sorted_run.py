@@ -5,13 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from epochlog.store.catalog.records import checked
 from epochlog.store.env.files import Files, inside_root, write_failed
@@ -48,6 +46,9 @@ from .file_columns import ColumnMap, column_map, dropped_ids
 from .guarantees import passing_guarantees
 from .merge import Rows
 from .parquet_options import column_options, flat_columns, is_text
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 ROW_GROUP_ROWS = 8_192
 """Rows of a row group of a narrow table: the unit that a point lookup decodes."""
@@ -190,6 +191,8 @@ def write_part(
     since, kept: of the descriptor.
     Raises WriteFailed, or FileExistsError if the path exists.
     """
+    import pyarrow.parquet as pq
+
     assert len(rows), "a run file must have rows"
     table = file_table(schema, codec, rows, (EPOCH, UNTIL) if history else (EPOCH,))
     group_rows = row_group_rows(len(schema.schema))
@@ -302,6 +305,8 @@ class Footer:
 
     def read(self, data: pa.Buffer, groups: Sequence[int], names: list[str]) -> pa.Table:
         """Read these columns of these row groups, with a reader of its own: a reader is not thread-safe."""
+        import pyarrow.parquet as pq
+
         file = pq.ParquetFile(pa.BufferReader(data), metadata=self.metadata)
         return file.read_row_groups(list(groups), columns=names, use_threads=False)
 
@@ -311,6 +316,8 @@ _footers: LRUCache[Footer] = LRUCache(_FOOTER_BYTES, lambda footer: footer.metad
 
 def _footer(files: Files, part: RunFile, data: pa.Buffer) -> Footer:
     """Return the footer of a verified file, from a cache: parsing it takes as long as decoding several row groups."""
+    import pyarrow.parquet as pq
+
     name = files.place, part.path, part.bytes, part.crc32
     footer = _footers.get(name)
     if footer is None:
@@ -326,6 +333,8 @@ def _metadata_without_arrow_types(data: pa.Buffer) -> pq.FileMetaData:
     """Return the footer of a file of version 0.2 or earlier without Arrow's types, by which it cannot be decoded: lists
     are then of any size.
     """
+    import pyarrow.parquet as pq
+
     size = int.from_bytes(data[-8:-4].to_pybytes(), "little")
     footer = data[-8 - size :].to_pybytes().replace(b"ARROW:schema", b"ARROW:unused")
     return pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
@@ -379,6 +388,8 @@ def _decode(
 
 def _passing_row_groups(data: pa.Buffer, filter: pc.Expression, schema: TableSchema) -> set[int]:
     """Return the row groups that may pass the filter, by their statistics. Arrow uses these if there is no null."""
+    import pyarrow.dataset as ds  # it imports pandas
+
     fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(data))
     try:
         pieces = fragment.split_by_row_group(filter, schema=schema.schema)

@@ -16,7 +16,10 @@ Key = Any
 """One encoded key: an int if `KeyCodec.key_type` is an integer type, else bytes. A table never mixes the two."""
 
 _T = pa.types
-_TERMINATOR = pa.scalar(b"\0\0", pa.binary())
+_TERMINATOR = pa.Array.from_buffers(
+    pa.binary(), 1, [None, pa.py_buffer(np.array([0, 2], "i4")), pa.py_buffer(b"\0\0")]
+)[0]
+"""Made without `pa.scalar`, which imports pandas."""
 
 
 @dataclass(frozen=True, slots=True)

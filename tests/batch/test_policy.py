@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from epochlog.batch import policy_registry
 from epochlog.batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest, choose_epochs, timeout_of
 from epochlog.batch.policy_registry import resolve_policy
 from epochlog.batch.token import encode_token
@@ -378,7 +377,7 @@ def test_other_packages_register_policies_as_entry_points(monkeypatch: pytest.Mo
             EntryPoint("failing", f"{__name__}:Failing", "epochlog.consistency"),
         ]
     )
-    monkeypatch.setattr(policy_registry, "entry_points", lambda group: entries.select(group=group))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries.select(group=group))
     monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Half=Half, Failing=Failing))
     made = resolve_policy("half", factor=3)
     assert isinstance(made, Half)

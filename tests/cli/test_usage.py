@@ -228,6 +228,35 @@ def test_watching_ends_with_ctrl_c(lake) -> None:
         assert (process.stderr.read(), process.wait()) == ("", 130)
 
 
+UNUSED = {
+    *("pandas", "polars", "duckdb", "sqlglot", "pyspark", "asyncio", "http", "email", "importlib.metadata", "redis"),
+    *("tarfile", "zipfile", "subprocess", "multiprocessing", "unittest", "xml", "pyarrow.dataset", "pyarrow.flight"),
+}
+"""Modules that take time to load, and that a command over a local store and the first rows of a process do not use."""
+OF_FAR_STORES = {"pyarrow.fs", "ssl"}
+"""Those of object stores, which Parquet's reader loads too."""
+
+
+@pytest.mark.medium
+def test_the_first_rows_of_a_new_process_load_what_they_use(tmp_path: Path) -> None:
+    """Reads of a table of one commit, or of one run; pandas, with which pyarrow begins its first array, is half."""
+    with epochlog.open(tmp_path) as store:
+        for name in ("commit", "run"):
+            columns = [("id", pa.int64()), ("v", pa.string()), ("l", pa.list_(pa.float64()))]
+            table = store.create_table(name, pa.schema(columns), ["id"])
+            table.upsert([{"id": 1, "v": "a", "l": [1.0]}, {"id": 2, "v": None, "l": None}])
+        store.compact("run", full=True)
+    for name, unused in (("commit", UNUSED | OF_FAR_STORES), ("run", UNUSED)):
+        program = (
+            f"import sys, epochlog\nstore = epochlog.open({str(tmp_path)!r})\ntable = store.table({name!r})\n"
+            "assert table.to_arrow()['id'].to_pylist() == [1, 2] and table.scan().read_all().num_rows == 2\n"
+            "with store.snapshot() as moment: assert table.count() == moment[table.name].count() == 2\n"
+            f"loaded = {unused!r} & sys.modules.keys()\nassert not loaded, loaded"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (name, done.stderr)
+
+
 @pytest.mark.medium
 def test_a_short_command_loads_no_pandas(tmp_path: Path) -> None:
     """It is half of the CPU time of such a command, and its rows need none."""
@@ -238,10 +267,11 @@ def test_a_short_command_loads_no_pandas(tmp_path: Path) -> None:
         table.upsert(pa.table({"id": [1, 2], "v": ["a", None]}))
     for command in (["ls"], ["read", "t", "--json"], ["describe", "t"], ["compact", "--full"], ["verify"]):
         name, *rest = command
+        unused = UNUSED | (set() if name in ("compact", "verify") else OF_FAR_STORES)  # others read no run here
         program = (
             f"import sys; sys.argv = ['epochlog', {name!r}, {str(tmp_path / 'lake')!r}, *{rest!r}]\n"
             "from epochlog.__main__ import main\ncode = main()\n"
-            "assert 'pandas' not in sys.modules\nsys.exit(code)"
+            f"loaded = {unused!r} & sys.modules.keys()\nassert not loaded, loaded\nsys.exit(code)"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert done.returncode == 0, (command, done.stderr)
