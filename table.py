@@ -68,8 +68,7 @@ HISTORY_SCHEMA = pa.schema(
 class TableInfo:
     """Table as of now. `rows` is exact; it is counted from the keys at its first use.
 
-    The other fields cost nothing. drop_unchanged has a meaning for outputs of jobs only. defaults: of added columns,
-    the value in rows that were written without them.
+    The other fields cost nothing. drop_unchanged has a meaning for outputs of jobs only.
     """
 
     name: str
@@ -89,6 +88,7 @@ class TableInfo:
     sequence_by: str | None
     checks: dict[str, str]
     defaults: dict[str, Any]
+    """Of added columns, the value in rows that were written without them."""
     _count: Callable[[], int] = field(repr=False, compare=False)
 
     @cached_property

@@ -16,12 +16,13 @@ from .policy import Aligned, Latest, asks_of_named, choose_epochs
 
 @dataclass(frozen=True, slots=True)
 class DefaultRead:
-    """Planned read of a table. version: of the catalog, while which has it the plan is the answer; None: the clock
-    decides too.
-    """
+    """Planned read of a table."""
 
     plan: ScanPlan
     version: int | None
+    """Version of the catalog up to which the plan is the answer, as nothing has changed; None: the clock can change it
+    too.
+    """
 
 
 def plan_default_read(

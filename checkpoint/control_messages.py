@@ -160,26 +160,30 @@ class AttemptMessage(IncarnationMessage):
 @_message(1)
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of a worker on a new connection. worker: a name that the worker keeps for its lifetime."""
+    """First message of a worker on a new connection."""
 
     version: Number
     worker: Text
+    """Name that the worker keeps for its lifetime."""
 
 
 @_message(2)
 @dataclass(frozen=True, slots=True)
 class Attach(PartMessage):
-    """Request to own a part, one of `parts`. incarnation: the one to resume, or 0 for a new one.
+    """Request to own a part, one of `parts`.
 
-    tables and finish_tables declare a load; a job has none. take_over: fence the part's owner; else the request is
-    refused with JobRunning while the part belongs to another worker.
+    tables and finish_tables declare a load; a job has none.
     """
 
     parts: Number
     tables: Annotated[tuple[str, ...], _tables]
     finish_tables: Flag
     incarnation: Number
+    """Incarnation to resume; 0 for a new one."""
     take_over: Flag
+    """True to fence the part's owner; else the request is refused with JobRunning while the part belongs to another
+    worker.
+    """
 
 
 @_message(3)
@@ -231,10 +235,11 @@ class Ping:
 @_message(21)
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Answer to Hello. run: name of the coordinator process; a restarted coordinator has another. Times in ms."""
+    """Answer to Hello."""
 
     version: Number
     run: Text
+    """Name of the coordinator process; a restarted coordinator has another. Times in ms."""
     heartbeat_ms: Number
     timeout_ms: Number
 
@@ -242,40 +247,44 @@ class Welcome:
 @_message(22)
 @dataclass(frozen=True, slots=True)
 class Refused(PartMessage):
-    """Refusal to attach the part. error: the name of a public error."""
+    """Refusal to attach the part."""
 
     error: Text
+    """Name of a public error."""
     reason: Text
 
 
 @_message(23)
 @dataclass(frozen=True, slots=True)
 class Started(IncarnationMessage):
-    """Permission for the part to begin. state: of its last commit; None if it has none."""
+    """Permission for the part to begin."""
 
     state: State
+    """State of the last commit of the part; None if it has none."""
     finished: Flag
 
 
 @_message(24)
 @dataclass(frozen=True, slots=True)
 class Injected(AttemptMessage):
-    """Request to report for the barrier (prev, curr]. taken: the newest barrier id whose report was accepted."""
+    """Request to report for the barrier (prev, curr]."""
 
     prev: Number
     curr: Number
     kind: Annotated[str, one_of("initial", "checkpoint")]
     taken: Number
+    """Newest barrier id whose report was accepted."""
     drain: Flag
 
 
 @_message(25)
 @dataclass(frozen=True, slots=True)
 class Committed(AttemptMessage):
-    """Notice that the attempt is committed. finished: this commit finishes the part."""
+    """Notice that the attempt is committed."""
 
     epoch: Number
     finished: Flag
+    """True if this commit finishes the part."""
 
 
 @_message(26)
@@ -289,9 +298,10 @@ class Aborted(AttemptMessage):
 @_message(27)
 @dataclass(frozen=True, slots=True)
 class Restarted(IncarnationMessage):
-    """Notice that this incarnation has ended. fenced: another worker owns the part; else it rolls back."""
+    """Notice that this incarnation has ended."""
 
     fenced: Flag
+    """True if another worker owns the part; else it rolls back."""
     reason: Text
 
 

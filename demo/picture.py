@@ -33,11 +33,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Data of the picture. snapshots: the time and aligned epoch of each, in seconds of the run."""
+    """Data of the picture."""
 
     traces: Mapping[str, Trace]
     phases: Sequence[Phase]
     snapshots: Trace
+    """Time and aligned epoch of each, in seconds of the run."""
 
 
 def save(path: Path, figures: Figures) -> None:

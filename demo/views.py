@@ -16,12 +16,14 @@ WORST_MIN_FLIGHTS = 5
 
 @dataclass(frozen=True, slots=True)
 class DemoView:
-    """Definition of a view. query: in Spark's dialect; expected: the query for DuckDB, with the same columns."""
+    """Definition of a view."""
 
     name: str
     key: tuple[str, ...]
     query: str
+    """In Spark's dialect."""
     expected: str
+    """Query for DuckDB, with the same columns."""
 
 
 # ---- route_delays: flights per origin and destination -------------------------------------------------------------

@@ -95,18 +95,16 @@ def create_views(store: el.Store) -> None:
 
 @dataclass
 class Tally:
-    """Counts of the reads of one kind, until one of them has seen all transfers.
-
-    behind_s: age of the oldest transfer that a read did not see. off: of each read, its second and the dollars by which
-    what was credited and what was debited differ.
-    """
+    """Counts of the reads of one kind, until one of them has seen all transfers."""
 
     done: bool = False
     reads: int = 0
     wrong: int = 0
     nulls: int = 0
     behind_s: list[float] = field(default_factory=list)
+    """Age of the oldest transfer that a read did not see."""
     off: list[tuple[float, int]] = field(default_factory=list)
+    """Of each read, its second and the dollars by which what was credited and what was debited differ."""
 
     @property
     def share(self) -> float:

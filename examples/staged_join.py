@@ -274,12 +274,13 @@ class Redis:
 
 @dataclass
 class StageProcess:
-    """Process of a query. launch: the number of earlier starts."""
+    """Process of a query."""
 
     plan: Plan
     name: str
     work: Work
     launch: int = -1
+    """Number of earlier starts."""
     process: BaseProcess = field(init=False)
 
     @property

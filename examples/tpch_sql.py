@@ -17,10 +17,11 @@ VOLUME = "l_extendedprice * (1 - l_discount)"
 
 @dataclass(frozen=True, slots=True)
 class SqlView:
-    """Definition of a view. `beside`: the view of tpch_views.py with equal rows."""
+    """Definition of a view."""
 
     name: str
     beside: str
+    """View of tpch_views.py with equal rows."""
     key: tuple[str, ...]
     sql: str
 

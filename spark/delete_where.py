@@ -50,13 +50,13 @@ MOST_ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True)
 class RowCondition:
-    """Condition of a DELETE. columns: those that it reads. filter: an Arrow filter that all its rows pass, which prunes
-    the read; None without one.
-    """
+    """Condition of a DELETE."""
 
     column: Column
     columns: tuple[str, ...]
+    """Those that it reads."""
     filter: pc.Expression | None
+    """Arrow filter that all its rows pass, which prunes the read; None without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,10 +47,11 @@ def make_sink(options: Options, schema: StructType, overwrite: bool) -> Exchange
 
 @dataclass
 class TaskPushes(WriterCommitMessage):
-    """Result of one task. ends: for each consumer, the last sequence of the task's channel and its number of rows."""
+    """Result of one task."""
 
     producer: int
     ends: tuple[tuple[int, int], ...]
+    """For each consumer, the last sequence of the task's channel and its number of rows."""
 
 
 class ExchangeSink(DataSourceArrowWriter):

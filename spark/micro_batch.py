@@ -20,11 +20,12 @@ QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 class MicroBatch(NamedTuple):
-    """Micro-batch in which a write runs. planned_ms: when it was planned; None if Spark does not tell it."""
+    """Micro-batch in which a write runs."""
 
     query: str
     batch: int
     planned_ms: int | None = None
+    """Time at which Spark planned the batch; None if Spark does not tell it."""
 
     @classmethod
     def parse(cls, text: str | None) -> MicroBatch | None:

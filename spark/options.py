@@ -77,11 +77,12 @@ Options = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class OptionSet:
-    """Set of the options that one kind of read or write takes. silent: options that it lets pass and does not list."""
+    """Set of the options that one kind of read or write takes."""
 
     taker: str
     options: tuple[str, ...]
     silent: tuple[str, ...] = (*OF_SPARK, *SET_BY_EPOCHLOG)
+    """Options that it lets pass and does not list."""
 
 
 LOAD_OPTIONS = OptionSet(
@@ -157,10 +158,12 @@ def parse_store_location(options: Options, known: OptionSet) -> StoreLocation:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Number of tasks of a read. parallelism: the tasks that the session runs at once. at_least: the user's minimum."""
+    """Number of tasks of a read."""
 
     parallelism: int
+    """Tasks that the session runs at once."""
     at_least: int = 1
+    """User's minimum."""
 
     @classmethod
     def from_options(cls, options: Options) -> Tasks:

@@ -64,11 +64,7 @@ from .worker_gc import freeze_loaded_objects
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Resolved options of one write, on the driver: the table and the transaction. is_committed: the transaction was
-    committed before, so nothing is written. new_checkpoint: that of `StreamBatch`. merge: missing nullable columns are
-    filled with nulls. checkpoint: of a stream. within: the micro-batch in whose foreachBatch the write was made, if the
-    driver knew it.
-    """
+    """Resolved options of one write, on the driver: the table and the transaction."""
 
     location: StoreLocation
     table: TableDef
@@ -76,11 +72,16 @@ class Save:
     app_id: str | None
     version: int | None
     new_checkpoint: bool = False
+    """See `StreamBatch.new_checkpoint`."""
     is_committed: bool = False
+    """The transaction was committed before, so nothing is written."""
     shape: EventShape = WHOLE_ROWS
     merge: bool = False
+    """Missing nullable columns are filled with nulls."""
     checkpoint: str | None = None
+    """Of a stream."""
     within: MicroBatch | None = None
+    """Micro-batch in whose foreachBatch the write was made, if the driver knew it."""
 
     def batch_txn(self, within: MicroBatch | None) -> StreamBatch | None:
         """Return the transaction of a batch write with a number; None if it has none. within: its micro-batch."""

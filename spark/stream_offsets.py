@@ -20,13 +20,13 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Position of a stream. epoch: the stream has read all changes through it. start: a symbolic start; the stream has
-    read nothing yet.
-    """
+    """Position of a stream."""
 
     table_id: int
     epoch: int = 0
+    """The stream has read all changes through it."""
     start: str | None = None
+    """Symbolic start; the stream has read nothing yet."""
 
     def to_json(self) -> dict[str, Any]:
         position: dict[str, Any] = {"epoch": self.epoch} if self.start is None else {"start": self.start}

@@ -40,11 +40,12 @@ _CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
 
 @dataclass(frozen=True, slots=True)
 class StreamRead:
-    """Resolved options of one stream. table: the columns that it has from its start on."""
+    """Resolved options of one stream."""
 
     location: StoreLocation
     table_id: int
     table: TableSchema
+    """Columns that it has from its start on."""
     start: str | int | None
     limits: BatchLimits
     consumer: str | None

@@ -35,24 +35,19 @@ Query = exp.Expr
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """Occurrence of a table in the query.
-
-    covered: outputs whose touched values its changes give. reason: the clause because of which it has no others.
-    """
+    """Occurrence of a table in the query."""
 
     alias: str
     table: str
     covered: tuple[str, ...]
+    """Outputs whose touched values its changes give."""
     reason: str
+    """Clause because of which it has no others."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewPlan:
-    """Plan of a view's refresh. full_reason: why each refresh recomputes all rows; None for an incremental view.
-
-    fold: the plan that adds changes to sums where it can; None for a query of another kind. by_rows: a step whose
-    changes touch most of the view's rows recomputes all of them.
-    """
+    """Plan of a view's refresh."""
 
     sql: str
     primary_key: tuple[str, ...]
@@ -60,8 +55,11 @@ class ViewPlan:
     schemas: Mapping[str, TableSchema]
     occurrences: tuple[Occurrence, ...]
     full_reason: str | None
+    """Why each refresh recomputes all rows; None for an incremental view."""
     fold: Fold | None = None
+    """Plan that adds changes to sums where it can; None for a query of another kind."""
     by_rows: bool = False
+    """A step whose changes touch most of the view's rows recomputes all of them."""
 
     @property
     def tables(self) -> tuple[str, ...]:

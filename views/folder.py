@@ -49,21 +49,23 @@ class ViewFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredView:
-    """View as the store has it. upstreams: the tables that it reads."""
+    """View as the store has it."""
 
     name: str
     primary_key: tuple[str, ...]
     refresh: str
     upstreams: tuple[str, ...]
+    """Tables that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of one view that makes the store's views those of a folder. file: None for a view that is dropped."""
+    """Change of one view that makes the store's views those of a folder."""
 
     action: Action
     name: str
     file: ViewFile | None = None
+    """File of the view; None for a view that is dropped."""
 
 
 def read_folder(folder: Path) -> dict[str, ViewFile]:

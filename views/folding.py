@@ -36,19 +36,19 @@ _CHANGES = "epochlog_delta"
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Plan of a refresh that adds changes.
-
-    tables: by alias of an occurrence. groups: outputs that are GROUP BY expressions, with these; none for an aggregate
-    of all rows. values: sums and counts, by column of the table FOLDED. holders: by such a column, the output that is
-    this sum or count. rows: query of the view's rows, over the table FOLDED.
-    """
+    """Plan of a refresh that adds changes."""
 
     block: exp.Select
     tables: Mapping[str, str]
+    """Table of each occurrence, by alias."""
     groups: Mapping[str, exp.Expr]
+    """Expressions of GROUP BY, by output; none for an aggregate of all rows."""
     values: Mapping[str, exp.Expr]
+    """Sums and counts that are kept, by column of the table FOLDED."""
     holders: Mapping[str, str]
+    """Output of the view that is this sum or count, by column of the table FOLDED."""
     rows: exp.Select
+    """Query of the view's rows, over the table FOLDED."""
 
     @property
     def sums(self) -> frozenset[str]:

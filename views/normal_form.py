@@ -44,11 +44,12 @@ NO_OUTPUTS: Mapping[str, exp.Expr] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class NormalForm:
-    """Query in normal form. occurrences: table of each occurrence, by alias, in the order of the text."""
+    """Query in normal form."""
 
     query: exp.Query
     outputs: tuple[str, ...]
     occurrences: Mapping[str, str]
+    """Table of each occurrence, by alias, in the order of the text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,21 +20,23 @@ RIGHT_IS_NULL, LEFT_IS_NULL = 1, 2
 """Patterns of an outer join, beside 0 for a match."""
 
 Path = frozenset[int]
-"""Identities of the nodes around a changed occurrence, and of its own node."""
+"""Identities (`id`) of the nodes from the query down to a changed occurrence: in `SELECT … WHERE k IN (SELECT k FROM t)`
+with a changed `t` those of the query, its WHERE, the subquery and `t`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSource:
-    """ChainSource of a chain. changed: it holds the changed occurrence. columns: those that can be read; None: all.
-
-    constants: columns with one value.
-    """
+    """Table or subquery in a chain of joins: `orders` and `regions` in `FROM orders JOIN regions ON …`."""
 
     alias: str
     node: exp.Expr
     columns: frozenset[str] | None
+    """Columns of the source that conditions may read; None: all."""
     changed: bool
+    """True if the source is the changed occurrence, or holds it."""
     constants: frozenset[str] = frozenset()
+    """Columns that have one value in all rows."""
 
     def has(self, column: exp.Column) -> bool:
         return column.table == self.alias and (self.columns is None or column.name in self.columns)
@@ -42,17 +44,16 @@ class ChainSource:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Join of a chain, or the first source of a FROM.
-
-    side: LEFT, RIGHT, FULL, or none for an inner join. changed: "left", "right" or "on" if the changed occurrence is
-    there. levels: as of a condition, for ON.
-    """
+    """Join of a chain, or the first source of a FROM."""
 
     source: ChainSource
     side: str = ""
+    """LEFT, RIGHT, FULL, or none for an inner join."""
     changed: str = ""
+    """Place of the changed occurrence: left | right | on; "" if it is elsewhere."""
     on: tuple[exp.Expr, ...] = ()
     levels: Mapping[str, int] = field(default_factory=dict)
+    """See `Condition.levels`: of the parts of ON."""
 
     @property
     def text(self) -> str:
@@ -74,23 +75,25 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Condition that each row of the touched values meets.
-
-    levels: by chain, the number of its joins whose null-extended rows the condition sees; it sees all of another's.
-    """
+    """Condition that each row of the touched values meets."""
 
     expression: exp.Expr
     levels: Mapping[str, int]
+    """For a chain, the number of its joins that are made before the condition is met: later outer joins extend rows
+    that have met it. A chain that is not named has made all its joins.
+    """
 
 
 @dataclass(slots=True)
 class Flat:
-    """Block, with the subqueries around the changed occurrence opened: chains of joins, and conditions over all.
+    """Block whose subqueries around the changed occurrence are opened into chains of joins and conditions over them.
 
-    chains: by the alias of their first source.
+    `SELECT … FROM a WHERE a.k IN (SELECT t.k FROM t JOIN u ON …)` with a changed `t` has the chains `a` and `t, u`, and
+    the condition `a.k = t.k`.
     """
 
     chains: dict[str, list[Join]] = field(default_factory=dict)
+    """Joins of each chain, by the alias of its first source."""
     conditions: list[Condition] = field(default_factory=list)
     outputs: dict[str, exp.Expr] = field(default_factory=dict)
 
@@ -235,12 +238,14 @@ def opened(block: exp.Select, path: Path | None) -> Flat:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Place of a subquery in its block. join: index of the join with it in ON. part: the whole conjunct or output."""
+    """Place of a subquery in its block."""
 
     clause: str
     part: exp.Expr
+    """Conjunct or output that holds the subquery."""
     query: exp.Query
     join: int | None = None
+    """Number of the join in whose ON it lies."""
 
 
 def _place(block: exp.Select, path: Path | None) -> _Place | None:

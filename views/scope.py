@@ -53,12 +53,14 @@ class FromColumn:
 
 @dataclass(slots=True)
 class Scope:
-    """Names of a block. columns: those that `*` gives. hidden: columns of USING that only their source's name gives."""
+    """Names of a block."""
 
     outer: Scope | None
     sources: list[FromSource] = field(default_factory=list)
     columns: list[FromColumn] = field(default_factory=list)
+    """Columns that `*` gives, in order."""
     hidden: list[FromColumn] = field(default_factory=list)
+    """Columns of USING that only their source's name gives."""
     by_lower_case: dict[str, list[FromColumn]] = field(init=False)
     """The columns by their names without case."""
 

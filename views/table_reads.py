@@ -24,19 +24,23 @@ LOOKUP_SHARE = 8
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Lookup of a table's rows. source: name of the table with the values; columns: by column, the source's column."""
+    """Lookup of a table's rows."""
 
     source: str
+    """Name of the table with the values."""
     columns: Mapping[str, str]
+    """Column of the table with the values, by the column that is looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRead:
-    """Read of one table of a query. columns: those that the query reads. lookups: each finds all rows that count."""
+    """Read of one table of a query."""
 
     name: str
     columns: frozenset[str]
+    """Columns that the query reads."""
     lookups: tuple[Lookup, ...]
+    """Lookups of which each finds all rows that count."""
 
     @property
     def prefix(self) -> str:

@@ -28,15 +28,13 @@ class EndOfData:
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Position of a reader of these tables (id and name each), past the barrier at epoch `after`.
-
-    snapshot: the reader reads the tables' rows at its next barrier.
-    """
+    """Position of a reader of these tables (id and name each), past the barrier at epoch `after`."""
 
     handle: Handle
     tables: Sequence[tuple[int, str]]
     after: int
     snapshot: bool
+    """The reader reads the tables' rows at its next barrier."""
 
     def epochs(self, view: ReadTxn) -> EpochView:
         """Read the epochs of all tables; raise TableDropped if one of the reader's tables was dropped."""

@@ -22,21 +22,22 @@ class HasRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """Current status of a job of a pipeline.
-
-    state: running | idle | backing off | waiting | given up | parked | finished | fenced | dropped | stopped. waiting:
-    another runner is alive, and the pipeline continues when it has ended. restarts: number of tries after a failure.
-    last_error: the newest failure, also of a job that has recovered. next_try_ms: milliseconds until the next try of a
-    job that backs off, else None. lag_ms: that of JobInfo; None if the job or the catalog is not available.
-    """
+    """Current status of a job of a pipeline."""
 
     name: str
     state: str
+    """running | idle | backing off | waiting | given up | parked | finished | fenced | dropped | stopped. waiting:
+    another runner is alive, and the pipeline continues when it has ended.
+    """
     committed_epoch: int
     restarts: int
+    """Number of tries after a failure."""
     last_error: str | None
+    """Newest failure, also of a job that has recovered."""
     next_try_ms: int | None
+    """Milliseconds until the next try of a job that backs off, else None."""
     lag_ms: int | None
+    """See `JobInfo.lag_ms`; None if the job or the catalog is not available."""
 
 
 @dataclass(slots=True)

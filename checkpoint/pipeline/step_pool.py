@@ -23,11 +23,12 @@ _IDLE_NAME = "epochlog pipeline"
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """Step of one job, queued or running. inside: it takes a slot."""
+    """Step of one job, queued or running."""
 
     key: Hashable
     run: Callable[[], None]
     inside: bool = True
+    """It takes a slot."""
     started_ms: int = 0
 
 

@@ -32,15 +32,15 @@ RANGE = ("startingVersion", "endingVersion")
 
 @dataclass(frozen=True, slots=True)
 class ChangeRange:
-    """Epochs of a change feed, both included. start: None for the oldest change that the log has. end: None for the
-    epoch at which the query reads the table; `at_most` for that epoch, or an earlier end. by_time: True for a range of
-    times, whose start may lie after all commits.
-    """
+    """Epochs of a change feed, both included."""
 
     start: int | None = None
+    """None for the oldest change that the log has."""
     end: int | None = None
+    """None for the epoch at which the query reads the table; `at_most` for that epoch, or an earlier end."""
     at_most: int | None = None
     by_time: bool = False
+    """True for a range of times, whose start may lie after all commits."""
 
     def start_at(self, end: int) -> int | None:
         """Return the first epoch to read, if the last is `end`: the one after it for times that are still to come."""

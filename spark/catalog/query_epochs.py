@@ -66,17 +66,20 @@ class NamedMoment:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """Table as a query reads it. moment: the one that the query names for it, if any. chosen: the query epochs with
-    which it was loaded; None for a given epoch. changed: an epoch at which the table has the same rows, the one of its
-    last commit if that is not later. fixed: the catalog's policy reads the past.
-    """
+    """Table as a query reads it."""
 
     definition: TableDef
     epoch: int
     changed: int
+    """Epoch of the newest commit at or below `epoch`, or `epoch` itself where that is not known: the rows at both are
+    equal.
+    """
     moment: NamedMoment | None = None
+    """Moment at which the query names the table (`VERSION AS OF`), if any."""
     chosen: QueryEpochs | None = None
+    """Query epochs with which it was loaded; None for a given epoch."""
     fixed: bool = False
+    """True if the catalog's policy reads the past, whatever is committed."""
 
     def named(self, moment: NamedMoment) -> LoadedTable:
         """Return the table as one that the query names at a moment, whose rows do not depend on later commits."""
@@ -95,13 +98,12 @@ def require_present_columns(handle: Handle, definition: TableDef) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CatalogTables:
-    """Tables of a catalog, and the policy that chooses their epochs (None: the default). names: None for all tables of
-    the store.
-    """
+    """Tables of a catalog, and the policy that chooses their epochs (None: the default)."""
 
     handle: Handle
     policy: Policy | None
     names: tuple[str, ...] | None = None
+    """None for all tables of the store."""
 
     def listed(self) -> list[str]:
         """Return the names of the tables, sorted."""

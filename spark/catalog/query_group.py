@@ -25,9 +25,10 @@ MAX_GROUPS = 1_000
 
 @dataclass(slots=True)
 class _Group:
-    """Loads of one query on one thread. relations: a Java map with the analyzer's cache, compared by identity."""
+    """Loads of one query on one thread."""
 
     relations: Any
+    """Java map with the analyzer's cache, compared by identity."""
     execution: str | None
     chosen: QueryEpochs
     loaded: set[str] = field(default_factory=set[str])

@@ -42,13 +42,14 @@ _STREAM_NAMES = {name.lower(): name for name in OF_STREAMS}
 
 @dataclass(frozen=True, slots=True)
 class JavaShape:
-    """Java objects that depend on a table's schema alone. compared: the columns by which Spark compares the table with
-    that of an earlier analysis; it refuses names that differ by case alone, also where a query names neither of them.
-    """
+    """Java objects that depend on a table's schema alone."""
 
     schema: Any
     columns: Any
     compared: Any
+    """Columns by which Spark compares the table with that of an earlier analysis; it refuses names that differ by case
+    alone, also where a query names neither of them.
+    """
 
 
 class JavaShapes:
