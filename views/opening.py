@@ -20,8 +20,9 @@ RIGHT_IS_NULL, LEFT_IS_NULL = 1, 2
 """Patterns of an outer join, beside 0 for a match."""
 
 Path = frozenset[int]
-"""Identities (`id`) of the nodes from the query down to a changed occurrence: in `SELECT … WHERE k IN (SELECT k FROM t)`
-with a changed `t` those of the query, its WHERE, the subquery and `t`.
+"""Identities (`id`) of the nodes from the query down to a changed occurrence.
+
+Of `SELECT … WHERE k IN (SELECT k FROM t)` with a changed `t`: the query, its WHERE, the subquery and `t`.
 """
 
 
