@@ -1,6 +1,7 @@
 """Process of a machine with a clock of its own: does what the lines of standard input say, and answers each in JSON.
 
-Arguments: root, catalog ("" for LMDB). The wall clock and the boot clock are those of the newest line `time`.
+Arguments: root, catalog ("" for LMDB), and "foreign" for a planted bug: it deletes by the clock of the catalog alone.
+The wall clock and the boot clock are those of the newest line `time`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ from typing import Any
 import epochlog as el
 from epochlog.__main__ import main
 from epochlog.store.env.clock import BootTime, SystemClock
+from epochlog.store.session.clock_guard import ClockGuard
 from redis_time import served_time
 
 STATE: dict[str, Any] = {"wall_ms": 0, "boot": "", "boot_ms": 0}
+HELD: list[el.Snapshot] = []
 
 
 def set_clock(wall_ms: int, boot: str, boot_ms: int) -> None:
     STATE.update(wall_ms=wall_ms, boot=boot, boot_ms=boot_ms)
 
 
-def serve(root: str, catalog: str) -> None:
+def serve(root: str, catalog: str, plant: str = "") -> None:
+    if plant == "foreign":
+        ClockGuard.lead_ms = lambda self, wall_ms: 0  # type: ignore[method-assign]
     SystemClock.__call__ = lambda self: STATE["wall_ms"]  # type: ignore[method-assign]
     SystemClock.boot_time = lambda self: BootTime(STATE["boot"], STATE["boot_ms"])  # type: ignore[method-assign]
     store: el.Store | None = None
@@ -34,6 +39,11 @@ def serve(root: str, catalog: str) -> None:
                 set_clock(*arguments)
                 if store is not None:  # the thread that does so goes by real time
                     store._handle.leases.renew()
+            elif command == "leave":
+                HELD.clear()
+                if store is not None:
+                    store.close()
+                store = None
             elif command == "doctor":
                 answer = main(["doctor", root, "--json", *(["--catalog", catalog] if catalog else []), *arguments])
                 sys.stdout.flush()
@@ -59,6 +69,12 @@ def act(store: el.Store, command: str, *arguments: Any) -> Any:
     if command == "step":
         job = store.job("j")
         return job.step_local(lambda ctx: ctx.upsert("out", ctx.table("t").select(["id"])), until="newest")
+    if command == "hold":
+        for snapshot in HELD:
+            snapshot.close()
+        HELD[:] = [store.snapshot(["t"])]
+    if command in ("hold", "held"):
+        return sorted(HELD[0]["t"].to_arrow()["id"].to_pylist())
     if command == "rows":
         return sorted(table.to_arrow(epoch=arguments[0] if arguments else None)["id"].to_pylist())
     raise AssertionError(command)
