@@ -13,10 +13,13 @@ class InMemoryFiles:
     """Implementation of Files in the memory of this process."""
 
     remote: ClassVar[bool] = False
-    read_only: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._files: dict[str, pa.Buffer] = {}
+
+    @property
+    def read_only(self) -> bool:
+        return False
 
     @property
     def place(self) -> str:
