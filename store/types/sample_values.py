@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -31,6 +32,30 @@ def shape_of(kind: pa.DataType) -> pa.DataType:
 
 def _item(field: pa.Field) -> pa.Field:
     return pa.field("item", shape_of(field.type), field.nullable)
+
+
+def paths_of(shape: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield a shape for each way from the root of a shape to one of its leaves: with one field in each struct. Fields
+    beside one another share no values, no nulls and no levels of Parquet, so rows of a shape come back if those of its
+    ways do.
+    """
+    if _T.is_struct(shape):
+        for field in shape:
+            yield from (pa.struct([pa.field("f0", path, field.nullable)]) for path in paths_of(field.type))
+        if not shape.num_fields:
+            yield shape
+    elif _T.is_map(shape):
+        item = shape.item_field
+        yield from (pa.map_(shape.key_type, item.with_type(path)) for path in paths_of(item.type))
+    elif children(shape):
+        item = shape.value_field
+        for path in map(item.with_type, paths_of(item.type)):
+            if _T.is_fixed_size_list(shape):
+                yield pa.list_(path, shape.list_size)
+            else:
+                yield pa.large_list(path) if _T.is_large_list(shape) else pa.list_(path)
+    else:
+        yield shape
 
 
 def sample_column(kind: pa.DataType) -> pa.Array:

@@ -18,7 +18,7 @@ from epochlog.store.env import memory_files
 from epochlog.store.sst import file_columns, sorted_run
 from epochlog.store.sst.merge import Rows
 from epochlog.store.types.column_types import stored_type
-from epochlog.store.types.sample_values import sample_column, shape_of
+from epochlog.store.types.sample_values import paths_of, sample_column, shape_of
 from random_types import LEAVES, random_type
 
 ID = pa.field("id", pa.int64())
@@ -127,6 +127,31 @@ def test_a_shape_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
         wide = pa.list_(pa.float32(), 8 if name == "x" else 768)
         assert not list(type_trial.unreturned([pa.field(name, kind), pa.field("w", wide)]))
     assert made == [1]
+
+
+def test_many_types_of_the_same_parts_are_tried_by_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many structs of different fields took a few milliseconds, though they have few kinds of fields."""
+    tried: list[int] = []
+    real = type_trial._reason
+    monkeypatch.setattr(type_trial, "_reason", lambda kinds: tried.append(len(kinds)) or real(kinds))
+    monkeypatch.setattr(type_trial, "_returned", set())
+    leaves, rng = list(LEAVES)[:14], random.Random(3)
+    shapes = [
+        pa.struct([pa.field(f"f{at}", kind) for at, kind in enumerate(rng.sample(leaves, 7))]) for _ in range(200)
+    ]
+    assert len({shape_of(shape) for shape in shapes}) > 190
+    assert not list(type_trial.unreturned([pa.field(f"c{at}", shape) for at, shape in enumerate(shapes)]))
+    assert len(tried) == 1 and tried[0] <= len(leaves)
+
+
+@pytest.mark.medium
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_type_comes_back_if_its_ways_do(seed: int) -> None:
+    shape = shape_of(stored_type(random_type(random.Random(seed), 3)))
+    ways = list(paths_of(shape))
+    assert (type_trial._reason([shape]) is None) == (type_trial._reason(ways) is None)
+    for way in ways:
+        assert list(paths_of(way)) == [way] and shape_of(way) == way
 
 
 def test_samples_have_nulls_at_every_level() -> None:
