@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_backfill, plan_changes
+from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.metadata.definitions import Cursor, JobRecord, TableDef
 from epochlog.store.metadata.job_columns import read_by
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.metadata.staged_segments import list_staged
 from epochlog.store.metadata.step_times import StepTime
-from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
+from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, read_files
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.epoch import show_epoch
@@ -119,14 +119,15 @@ def plan_barrier(view: ReadTxn, handle: Handle, job: JobRecord) -> RefreshPlan:
     for table_id in job.upstreams:
         current = get_table(view, table_id, f"upstream of {job.name}")
         table = read_by(job, current)
-        columns = Columns(table.schema, whole=True)
+        columns, files = Columns(table.schema, whole=True), read_files(view, table, curr)
+        rows = files.plan(table, curr, table.schema)
         changes = (
-            plan_backfill(view, table, curr, table.schema)
+            LogPlan(rows.table, rows, (), backfill=True)
             if job.reads_all_rows
-            else plan_changes(view, current, prev, curr, by_commit=True, columns=columns)
+            else plan_changes(view, current, prev, curr, by_commit=True, columns=columns, files=files)
         )
-        previous = plan_scan(view, table, prev, table.schema) if prev else ScanPlan(table.schema, 0)
-        upstreams[table.name] = Upstream(table, changes, plan_scan(view, table, curr, table.schema), previous)
+        previous = files.plan(table, prev, table.schema) if prev else ScanPlan(table.schema, 0)
+        upstreams[table.name] = Upstream(table, changes, rows, previous)
     outputs: dict[str, PlannedOutput] = {}
     for table_id in job.outputs:
         table = get_table(view, table_id, f"output of {job.name}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import fields, is_dataclass
 from functools import lru_cache, wraps
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -31,6 +33,29 @@ class UnpackedRecord(Record):
     """Record that came from a catalog, with the bytes that it was unpacked from: they identify its content and key."""
 
     packed: bytes = b""
+
+
+def as_record(value: Any) -> Record:
+    """Return the fields of a frozen dataclass by name, in which other dataclasses are records too.
+
+    It returns what `dataclasses.asdict` does, without copies of immutable members.
+    """
+    return {name: _as_member(getattr(value, name)) for name in _names_of(type(value))}
+
+
+def _as_member(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is tuple:
+        return tuple(map(_as_member, value))
+    if type(value) is dict:
+        return {key: _as_member(member) for key, member in value.items()}
+    return as_record(value) if is_dataclass(value) else deepcopy(value)
+
+
+@lru_cache(maxsize=100)
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def pack(key: bytes, record: Record) -> bytes:

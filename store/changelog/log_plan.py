@@ -23,7 +23,7 @@ from epochlog.store.metadata.schema_change import extended, first_unreadable
 from epochlog.store.metadata.version import LabelGroup, LogEntry
 from epochlog.store.scan.key_ranges import key_pieces
 from epochlog.store.scan.pruning import check_filter, passed
-from epochlog.store.scan.scan_plan import READ_BYTES, ScanPlan, plan_scan
+from epochlog.store.scan.scan_plan import READ_BYTES, ScanFiles, ScanPlan, plan_scan, read_files
 from epochlog.store.types.epoch import MAX_EPOCH, as_epoch, show_epoch
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.read_options import ALL_ROWS, ReadOptions
@@ -185,15 +185,16 @@ def plan_changes(
     *,
     by_commit: bool = False,
     columns: Columns = Columns(),
+    files: ScanFiles | None = None,
 ) -> LogPlan:
     """Plan a read of the log of (after, until]; until=None is the newest commit, or `after` when that is newer.
 
     Bounds are log epochs: a bound can separate the non-checkpoint epochs of one commit. With `by_commit` they are
     epochs of visibility: a commit is in the range with all its log epochs, or not at all.
     Raises LogTruncated below the truncation mark, InvalidInput for an inverted range, and SchemaChanged for one that an
-    alter divides (see Columns).
+    alter divides (see Columns). files: those of the table in this view through `until`, if the caller has read them.
     """
-    version = get_version(view, table.id, table.name)
+    version = files.version if files else get_version(view, table.id, table.name)
     after = as_epoch("after", after)
     end = max(version.max_committed_epoch, after) if until is None else as_epoch("until", until)
     if end < after:
@@ -231,7 +232,8 @@ def plan_changes(
     elif after == 0:  # before its first entry a table is empty, also when retention has removed history
         before = ScanPlan(schema, 0)
     else:
-        before = plan_scan(view, table, after, schema).extended(earlier) if version.keeps(after) else None
+        read = files or read_files(view, table, after)
+        before = read.plan(table, after, schema).extended(earlier) if version.keeps(after) else None
     return LogPlan(schema, before, tuple(groups), stored=stored, altered=altered)
 
 

@@ -5,13 +5,13 @@ Higher folders decide their meaning.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from epochlog.errors import UnsupportedFormat
 from epochlog.store.catalog.keys import HEAD
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.catalog.records import Record, checked
+from epochlog.store.catalog.records import Record, as_record, checked
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.types.epoch import from_unix_ms
 from epochlog.store.types.key_codec import Key
@@ -42,7 +42,7 @@ class StoreRecord:
 
     def to_record(self) -> Record:
         """Return the catalog's record, without options that have their default None."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in as_record(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Counters:
         return cls(**record) if record else cls()
 
     def to_record(self) -> Record:
-        return asdict(self)
+        return as_record(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +373,7 @@ class JobRecord:
 
     def to_record(self) -> Record:
         """Return the catalog's record, without fields of later releases that are empty."""
-        record = asdict(self)
+        record = as_record(self)
         if self.view is None:
             del record["view"]
         for name in ("superseded", "former", "traced_from", "bound", "columns"):

@@ -22,7 +22,7 @@ from epochlog.store.env.files import Files
 from epochlog.store.epochs.readable import distance
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_entries, get_runs, get_version, require_runs
-from epochlog.store.metadata.version import Runs, TableVersion
+from epochlog.store.metadata.version import LogEntry, Runs, TableVersion
 from epochlog.store.sst.merge import Rows, lookup, merge_data, merge_sources
 from epochlog.store.sst.segment import Borders, Segment
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
@@ -254,6 +254,43 @@ class ScanPlan:
         return replace(self, segments=(*self.segments, *segments))
 
 
+@dataclass(frozen=True, slots=True)
+class ScanFiles:
+    """Files of a table in one state of the catalog, through one epoch: what plans at several epochs have in common."""
+
+    version: TableVersion
+    runs: Runs
+    entries: tuple[LogEntry, ...]
+    """The entries above the runs, oldest first, so their segments are L0."""
+
+    def plan(self, table: TableDef, epoch: int | None, schema: TableSchema | None = None) -> ScanPlan:
+        """Plan a read at an epoch, as `plan_scan` does, that is not above the one through which the files were read."""
+        version = self.version
+        at = version.max_committed_epoch if epoch is None else as_epoch("epoch", epoch)
+        if not version.keeps(at):
+            raise EpochExpired(
+                f"table {table.name!r} is readable from epoch {show_epoch(version.safe_epoch)} on; {show_epoch(at)} "
+                "lies below. Keep more with TableOptions(history_retention=...), or keep epochs with a tag"
+            )
+        segments = tuple(segment for entry in self.entries if entry.epoch <= at for segment in entry.segments)
+        runs = tuple(run for run in self.runs if run.lo < at)
+        return ScanPlan(table.schema.at(at) if schema is None else schema, at, runs, segments)
+
+
+def read_files(
+    view: ReadTxn, table: TableDef, until: int | None = None, known: tuple[TableVersion, Runs] | None = None
+) -> ScanFiles:
+    """Read the files of a table through an epoch; None: through its newest commit. known: see `plan_scan`."""
+    version = known[0] if known else get_version(view, table.id, table.name)
+    until = version.max_committed_epoch if until is None else as_epoch("epoch", until)
+    # every entry of a table lies above all runs or is in one; a run newer than the epoch is read with its history
+    after = version.compacted_epoch
+    entries = get_entries(view, table.id, after, until) if until > after else []
+    runs = known[1] if known else get_runs(view, table.id) if version.runs else ()
+    require_runs(table.name, version, runs)
+    return ScanFiles(version, runs, tuple(entries))
+
+
 def plan_scan(
     view: ReadTxn,
     table: TableDef,
@@ -267,21 +304,7 @@ def plan_scan(
     schema: the columns of the result, found by field id and null where the epoch lacks them; None: those in force at
     the epoch. known: the table's version and runs in this view, if the caller has read them.
     """
-    version = known[0] if known else get_version(view, table.id, table.name)
-    at = version.max_committed_epoch if epoch is None else as_epoch("epoch", epoch)
-    if not version.keeps(at):
-        raise EpochExpired(
-            f"table {table.name!r} is readable from epoch {show_epoch(version.safe_epoch)} on; {show_epoch(at)} lies "
-            "below. Keep more with TableOptions(history_retention=...), or keep epochs with a tag"
-        )
-    # every entry of a table lies above all runs or is in one; a run newer than `at` is read with its history
-    start = version.compacted_epoch + 1
-    entries = get_entries(view, table.id, start - 1, at) if at >= start else []
-    runs = known[1] if known else get_runs(view, table.id) if version.runs else ()
-    require_runs(table.name, version, runs)
-    segments = tuple(segment for entry in entries for segment in entry.segments)
-    runs = tuple(run for run in runs if run.lo < at)
-    return ScanPlan(table.schema.at(at) if schema is None else schema, at, runs, segments)
+    return read_files(view, table, epoch, known).plan(table, epoch, schema)
 
 
 def require_complete(name: str, epoch: int | None, complete_through: int) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from epochlog.store.catalog.records import checked
+from epochlog.store.catalog.records import as_record, checked
 from epochlog.store.env.files import Files, inside_root
 from epochlog.store.env.os_refusals import undecodable
 from epochlog.store.env.parallel import parallel_map
@@ -97,7 +97,7 @@ class Segment:
         """Return plain values for msgpack, without the version of the first schema; only a segment of updates, which no
         commit has, has the two fields of updates.
         """
-        record = asdict(self)
+        record = as_record(self)
         if self.updates is None:
             record = without(record, "updates", "ignore_nulls")
         return record if self.schema_version else without(record, "schema_version")
@@ -128,7 +128,7 @@ def write_segment(
     if table.nbytes < 1 << 31:  # else a column may not fit in one array
         table = table.combine_chunks()
     batches = table.to_batches(max_chunksize=LARGE_BATCH_ROWS if len(rows) > LARGE_ROWS else BATCH_ROWS)
-    data = _encode_file(table.schema, batches, _choose_compression(files, table))
+    data = _encode(files, table, batches)
     starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
     segment = Segment(
         path=path,
@@ -157,14 +157,18 @@ def _encode_file(schema: pa.Schema, batches: Sequence[pa.RecordBatch], compressi
     return sink.getvalue()
 
 
-def _choose_compression(files: Files, table: pa.Table) -> str | None:
-    """Return the compression of a segment; None if a sample shrinks too little. Remote files are always compressed."""
+def _encode(files: Files, table: pa.Table, batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
+    """Encode a segment, compressed unless a sample of it shrinks too little. Remote files are always compressed."""
     codec = compression(files)
     if files.remote:
-        return codec
-    sample = table.slice(table.num_rows // 2, _SAMPLE_ROWS).to_batches()
-    plain, packed = (_encode_file(table.schema, sample, candidate).size for candidate in (None, codec))
-    return codec if packed < _WORTH_DECODING * plain else None
+        return _encode_file(table.schema, batches, codec)
+    is_small = table.num_rows <= _SAMPLE_ROWS
+    sample = batches if is_small else table.slice(table.num_rows // 2, _SAMPLE_ROWS).to_batches()
+    plain, packed = (_encode_file(table.schema, sample, candidate) for candidate in (None, codec))
+    is_worth_decoding = packed.size < _WORTH_DECODING * plain.size
+    if is_small:
+        return packed if is_worth_decoding else plain
+    return _encode_file(table.schema, batches, codec if is_worth_decoding else None)
 
 
 @dataclass(frozen=True, slots=True)

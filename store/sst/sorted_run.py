@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochlog.store.catalog.records import checked
+from epochlog.store.catalog.records import as_record, checked
 from epochlog.store.env.files import Files, inside_root, write_failed
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.env.os_refusals import undecodable
@@ -110,7 +110,7 @@ class RunFile:
         """Return plain values for msgpack; only files of a table with tags have `since` and `kept`, only those of a
         later schema than the first its version, and `dropped`.
         """
-        record = asdict(self)
+        record = as_record(self)
         if not self.schema_version:
             record = without(record, "schema_version", "dropped")
         return without(record, *(name for name in ("since", "kept") if not record[name]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import epochlog as el
 from epochlog.errors import Corrupt, InvalidInput
-from epochlog.store.catalog.records import Record, pack, unpack
+from epochlog.store.catalog.records import Record, as_record, pack, unpack
 from epochlog.store.commit.loads import LoadRecord
 from epochlog.store.compaction.strategy import CompactionTask
-from epochlog.store.metadata.definitions import JobRecord, Runner, TableDef
+from epochlog.store.metadata.definitions import Cursor, JobRecord, Runner, TableDef
 from epochlog.store.metadata.step_times import StepTimes
 from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.version import Commit, LabelGroup, LogEntry, TableVersion
@@ -71,6 +71,21 @@ def through(record: Record) -> Record:
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_every_record_comes_back_as_it_was_written(value: Any) -> None:
     assert type(value).from_record(through(record_of(value))) == value
+
+
+JOB = JobRecord(
+    1, "job", (1,), (2,), "snapshot", 1, 1000, barrier=(1, 2, "checkpoint"), cursor=Cursor(1, b"k"),
+    runner=Runner("step:1", "lease", "1-2-3", "host", 7, 5, "step"), former=((3, (1, 2)),),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [SEGMENT, PART, replace(SEGMENT, stats={"s": ("a", "b")}), JOB])
+def test_the_fields_of_a_record_are_those_of_asdict(value: Any) -> None:
+    record, copied = as_record(value), asdict(value)
+    assert record == copied and list(record) == list(copied)
+    assert pack(KEY, record) == pack(KEY, copied)
+    shared = [name for name in record if isinstance(record[name], dict | list) and record[name] is getattr(value, name)]
+    assert not shared, "a change of the record would change the value"
 
 
 def test_none_is_forgotten() -> None:
