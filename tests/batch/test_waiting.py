@@ -117,21 +117,21 @@ def test_whoever_waits_writes_nothing_and_looks_at_one_record(lab: Lab, monkeypa
         quiet = settled(calls)
         looks = calls.reads["CatalogWatcher"]
         wait_until(lambda: calls.reads["CatalogWatcher"] >= looks + 5)
-        assert calls.reads["_choose_and_pin"] == quiet, "asked again, and nothing had changed"
+        assert calls.reads["_ask"] == quiet, "asked again, and nothing had changed"
         assert not calls.writes, "a waiting reader took the right to write from somebody"
         step(lab.store)
         for reader in readers:
             with reader.done() as snapshot:
                 assert min(snapshot.epochs.values()) >= epoch
                 assert state_of(snapshot["j_out"].to_arrow()) == {0: (1, 11)}
-        assert calls.writes["_choose_and_pin"] == len(readers)
+        assert calls.writes["choose_and_pin"] == len(readers)
 
 
 def settled(calls: Calls) -> int:
     """Wait until no more choices are made, and return their number."""
     before, looks = -1, 0
-    while calls.reads["_choose_and_pin"] != before:
-        before, looks = calls.reads["_choose_and_pin"], calls.reads["CatalogWatcher"]
+    while calls.reads["_ask"] != before:
+        before, looks = calls.reads["_ask"], calls.reads["CatalogWatcher"]
         wait_until(lambda looks=looks: calls.reads["CatalogWatcher"] >= looks + 3)
     return before
 
