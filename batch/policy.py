@@ -94,7 +94,10 @@ class Global:
                     f"under global, {listed(refused)}. Wait until it takes part again, read it with "
                     "consistency='aligned', or pass include_creating=True"
                 )
-            members, epoch = membership.members, membership.epoch if membership.epoch >= view.floor(tables) else None
+            members, epoch = (
+                membership.members,
+                membership.epoch if membership.epoch >= view.safe_epoch_of(tables) else None,
+            )
         if epoch is None:
             raise _no_epoch(self.name, view, members, tables, view.last_epoch)
         return dict.fromkeys(tables, epoch)
@@ -183,12 +186,12 @@ class AsOf:
         NoConsistentEpoch when none is valid.
         """
         until = self.until()
-        floor = view.floor(tables)
-        if until < floor:
+        lowest = view.safe_epoch_of(tables)
+        if until < lowest:
             reasons = [reason for name in tables if (reason := explain_expired(view.table(name), until))]
             early = any(until < view.table(name).root_begin for name in tables)
             raise (EpochNotCommitted if early else EpochExpired)(
-                f"as of {show_epoch(until)}: {listed(reasons)}. Ask for epoch {show_epoch(floor)} or later"
+                f"as of {show_epoch(until)}: {listed(reasons)}. Ask for epoch {show_epoch(lowest)} or later"
             )
         epoch = view.largest_valid_at_most(tables, until)
         if epoch is None:

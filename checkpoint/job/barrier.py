@@ -113,9 +113,9 @@ class InputPosition:
 
     def stops(self, view: EpochView) -> Stops:
         """Return all stops past the position at which every upstream is complete and valid."""
-        floor = max(self.logs_from, view.floor(self.upstreams) if self.reads_states else 0)
+        lowest = max(self.logs_from, view.safe_epoch_of(self.upstreams) if self.reads_states else 0)
         complete = min((view.complete_through(up) for up in self.upstreams), default=view.last_epoch)
-        intervals = view.common_valid(self.upstreams, max(self.after + 1, floor), complete)
+        intervals = view.common_valid(self.upstreams, max(self.after + 1, lowest), complete)
         return Stops(intervals, ints(self.forced), self.interval_ms)
 
     def first_change(self, view: EpochView) -> int:

@@ -27,7 +27,7 @@ class EndOfData:
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class ReaderPosition:
     """Position of a reader of these tables (id and name each), past the barrier at epoch `after`."""
 
     handle: Handle
@@ -43,31 +43,31 @@ class Stand:
         return read_epoch_view(view, self.handle.memory, self.handle.catalog.now_ms())
 
 
-def barrier_of_log(view: ReadTxn, stand: Stand) -> Barrier | EndOfData | None:
+def barrier_of_log(view: ReadTxn, reader: ReaderPosition) -> Barrier | EndOfData | None:
     """Return a barrier at the first sealed boundary by which a table has changed, EndOfData, or None if none yet."""
-    epochs, after = stand.epochs(view), stand.after
+    epochs, after = reader.epochs(view), reader.after
     position = InputPosition(
-        [table_id for table_id, _ in stand.tables],
+        [table_id for table_id, _ in reader.tables],
         after,
-        stand.handle.interval_ms,
+        reader.handle.interval_ms,
         forced=forced_boundaries(view, after, epochs.last_epoch),
-        reads_states=stand.snapshot,
+        reads_states=reader.snapshot,
     )
-    barrier = next_barrier(epochs, position, max_lag=NEVER_MERGE, first=stand.snapshot, snapshot=stand.snapshot)
-    return end_of_data(view, stand) if barrier is None else Barrier(barrier.prev, barrier.curr, _kind(after))
+    barrier = next_barrier(epochs, position, max_lag=NEVER_MERGE, first=reader.snapshot, snapshot=reader.snapshot)
+    return end_of_data(view, reader) if barrier is None else Barrier(barrier.prev, barrier.curr, _kind(after))
 
 
-def end_of_data(view: ReadTxn, stand: Stand) -> EndOfData | None:
+def end_of_data(view: ReadTxn, reader: ReaderPosition) -> EndOfData | None:
     """Return EndOfData if all tables have ended at or below the position, else None."""
-    epochs = stand.epochs(view)
-    tables = [epochs.table(table_id) for table_id, _ in stand.tables]
-    all_ended = all(table.state == "finished" and table.position <= stand.after for table in tables)
-    return EndOfData() if all_ended and not stand.snapshot else None
+    epochs = reader.epochs(view)
+    tables = [epochs.table(table_id) for table_id, _ in reader.tables]
+    all_ended = all(table.state == "finished" and table.position <= reader.after for table in tables)
+    return EndOfData() if all_ended and not reader.snapshot else None
 
 
-def barrier_of_job(view: ReadTxn, stand: Stand, job_id: int, name: str) -> Barrier | EndOfData | None:
+def barrier_of_job(view: ReadTxn, reader: ReaderPosition, job_id: int, name: str) -> Barrier | EndOfData | None:
     """Return a barrier at the job's first commit past the position, else the barrier that the job has recorded."""
-    job, epochs, after = get_job(view, job_id, name), stand.epochs(view), stand.after
+    job, epochs, after = get_job(view, job_id, name), reader.epochs(view), reader.after
     output, kind = epochs.table(job.outputs[0]), _kind(after)
     if job.position > after:
         if output.known_from > after:

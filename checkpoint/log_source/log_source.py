@@ -49,7 +49,7 @@ from epochlog.store.types.epoch_set import FAR
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
-from .log_barriers import EndOfData, Stand, barrier_of_job, barrier_of_log, end_of_data
+from .log_barriers import EndOfData, ReaderPosition, barrier_of_job, barrier_of_log, end_of_data
 
 CHUNK_ROWS = 1 << 16
 """Most rows of one chunk."""
@@ -267,7 +267,7 @@ class UpstreamLog(OneProcess, Closeable):
         if self._consumer is not None:
             self._consumer.check()
         if self._job is None and not self._seal_if_changed():
-            next_round = self._handle.catalog.read(lambda view: end_of_data(view, self._current_stand()))
+            next_round = self._handle.catalog.read(lambda view: end_of_data(view, self._reader_position()))
         elif self._snapshot:
             next_round = self._plan_and_hold()
         else:
@@ -311,7 +311,7 @@ class UpstreamLog(OneProcess, Closeable):
         """Seal the past boundaries if there are unread changes; return True if there are."""
 
         def has_unread_changes(view: ReadTxn) -> bool:
-            epochs = self._current_stand().epochs(view)
+            epochs = self._reader_position().epochs(view)
             first = min(epochs.table(table_id).first_change(self._position) for table_id, _ in self._tables)
             return self._snapshot or first < FAR
 
@@ -320,13 +320,13 @@ class UpstreamLog(OneProcess, Closeable):
             seal(self._handle)
         return has_changes
 
-    def _current_stand(self) -> Stand:
-        return Stand(self._handle, self._tables, self._position, self._snapshot)
+    def _reader_position(self) -> ReaderPosition:
+        return ReaderPosition(self._handle, self._tables, self._position, self._snapshot)
 
     def _plan(self, view: ReadTxn) -> _Round | EndOfData | None:
         """Plan the next round from this state of the catalog."""
-        stand = self._current_stand()
-        barrier = barrier_of_log(view, stand) if self._job is None else barrier_of_job(view, stand, *self._job)
+        reader = self._reader_position()
+        barrier = barrier_of_log(view, reader) if self._job is None else barrier_of_job(view, reader, *self._job)
         if not isinstance(barrier, Barrier):
             return barrier
         tables = [get_table(view, table_id, name) for table_id, name in self._tables]

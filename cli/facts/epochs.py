@@ -62,7 +62,7 @@ def explained(view: EpochView, names: Sequence[str], epoch: int) -> Facts:
     """Describe one epoch: the commit that a read of each table would return, the reasons why it cannot be read, and the
     nearest epochs at which all tables can be read (None for none).
     """
-    above = view.common_valid(names, max(epoch + 1, view.floor(names)), view.last_epoch)[0]
+    above = view.common_valid(names, max(epoch + 1, view.safe_epoch_of(names)), view.last_epoch)[0]
     tables = [
         {
             "table": name,

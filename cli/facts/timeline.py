@@ -143,11 +143,11 @@ def _within(intervals: Intervals, epochs: Ints) -> np.ndarray:
     return (at >= 0) & (epochs <= np.append(ends, -1)[at])
 
 
-def _states(table: TableEpochs, cuts: Ints, valid: Intervals, floor: int) -> list[State]:
+def _states(table: TableEpochs, cuts: Ints, valid: Intervals, lowest: int) -> list[State]:
     begun_mask = (table.commits.searchsorted(cuts, "right") > 0) | (table.known_from > 0)
     is_valid = _within(valid, cuts)
     return [
-        "gone" if cut < floor else "none" if not has_begun else "valid" if valid_at_cut else "behind"
+        "gone" if cut < lowest else "none" if not has_begun else "valid" if valid_at_cut else "behind"
         for cut, has_begun, valid_at_cut in zip(cuts.tolist(), begun_mask.tolist(), is_valid.tolist(), strict=True)
     ]
 

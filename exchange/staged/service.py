@@ -62,11 +62,13 @@ class StagedExchange:
         self._to_delete: list[str] = []
         self._held: list[HeldPush] = []
         self._budget_versions: dict[str, int] = {}
-        self._upkeep_due = False
+        self._maintenance_due = False
         self.query_leases = QueryLeases(handle)
         self.memory_budget = MemoryBudget()
-        self._upkeep = threading.Thread(target=self._run_upkeep, name="epochlog-exchange-upkeep", daemon=True)
-        self._upkeep.start()
+        self._maintenance = threading.Thread(
+            target=self._run_maintenance, name="epochlog-exchange-maintenance", daemon=True
+        )
+        self._maintenance.start()
 
     @property
     def exchanges(self) -> dict[bytes, Exchange]:
@@ -98,7 +100,7 @@ class StagedExchange:
         self.stop()
         self._writers.shutdown(wait=True)
         self._commits.close()
-        self._upkeep.join()
+        self._maintenance.join()
         self.query_leases.close()
         if self._stage_counter is not None:
             self._stage_counter.close()
@@ -142,13 +144,13 @@ class StagedExchange:
         """Hand unreachable files over to upkeep, which deletes them soon."""
         with self.changed:
             self._to_delete += paths
-            self._upkeep_due = True
+            self._maintenance_due = True
             self.changed.notify_all()
 
-    def wake_upkeep(self) -> None:
+    def wake_maintenance(self) -> None:
         """Run upkeep at once."""
         with self.changed:
-            self._upkeep_due = True
+            self._maintenance_due = True
             self.changed.notify_all()
 
     def budget_version(self, query: str) -> int:
@@ -160,7 +162,7 @@ class StagedExchange:
         """Hold a push that does not fit into the budget until it may fit, or its deadline passes."""
         with self.changed:
             self._held.append(held)
-            self._upkeep_due = True
+            self._maintenance_due = True
             self.changed.notify_all()
 
     def channel_passed(self, query: str) -> None:
@@ -172,7 +174,7 @@ class StagedExchange:
     def _retry_held_pushes(self, query: str) -> None:
         with self.changed:
             self._budget_versions[query] = self._budget_versions.get(query, 0) + 1
-            self._upkeep_due = True
+            self._maintenance_due = True
             self.changed.notify_all()
 
     # ---- actions -------------------------------------------------------------------------------------------------
@@ -265,15 +267,15 @@ class StagedExchange:
 
     # ---- upkeep --------------------------------------------------------------------------------------------------
 
-    def _run_upkeep(self) -> None:
+    def _run_maintenance(self) -> None:
         """Delete released files, retry held pushes, and end expired queries, until the service closes."""
         next_check = Deadline.after(UPKEEP_S)
         while not self.closing.is_set():
             with self.changed:
                 deadlines = [held.deadline.remaining_s for held in self._held]
                 wait_s = min([next_check.remaining_s, self.query_leases.period_s, *deadlines])
-                self.changed.wait_for(lambda: self._upkeep_due or self.closing.is_set(), wait_s)
-                self._upkeep_due = False
+                self.changed.wait_for(lambda: self._maintenance_due or self.closing.is_set(), wait_s)
+                self._maintenance_due = False
                 paths, self._to_delete = self._to_delete, []
                 # another server of the store may have freed budget, so each check retries all
                 due = self._held if next_check.passed else self._due_pushes()
@@ -290,7 +292,7 @@ class StagedExchange:
                     next_check = Deadline.after(UPKEEP_S)
                     end_expired(self.handle.catalog, self.handle.leases.live, self.handle.clock_guard.slowest_ms)
             except EpochlogError as error:
-                RETRY.log(what="the upkeep of staged exchanges", error=error)
+                RETRY.log(what="the maintenance of staged exchanges", error=error)
 
     def _due_pushes(self) -> list[HeldPush]:
         return [

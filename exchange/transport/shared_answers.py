@@ -44,7 +44,7 @@ class _Answer:
     """Begin of the first piece."""
     took_s: float = 0.0
     """Time of making all that are made."""
-    is_being_made: bool = True
+    is_rendering: bool = True
     is_whole: bool = False
     has_failed: bool = False
 
@@ -105,8 +105,8 @@ class SharedAnswers:
                         return
                     if answer.has_failed:
                         raise ConnectionAbortedError("another request has failed to make the rest of the answer")
-                    if not answer.is_being_made and self._making < self._makers:
-                        answer.is_being_made = True
+                    if not answer.is_rendering and self._making < self._makers:
+                        answer.is_rendering = True
                         self._making += 1
                         break
                     self._wait(is_gone)
@@ -126,17 +126,19 @@ class SharedAnswers:
             piece = next(answer.source, None)
             has_failed = False
         finally:
-            made_s = self._clock()
+            rendered_s = self._clock()
             with self._changed:
                 self._making -= 1
                 if not answer.is_born:
                     answer.born_s = began_s
-                answer.took_s += made_s - began_s
-                answer.is_being_made, answer.has_failed = False, has_failed
+                answer.took_s += rendered_s - began_s
+                answer.is_rendering, answer.has_failed = False, has_failed
                 answer.is_whole = piece is None and not has_failed
                 if piece is not None:
                     answer.pieces.append(piece)
                 self._answers = {
-                    key: kept for key, kept in self._answers.items() if not kept.has_failed and kept.is_fresh(made_s)
+                    key: kept
+                    for key, kept in self._answers.items()
+                    if not kept.has_failed and kept.is_fresh(rendered_s)
                 }
                 self._changed.notify_all()

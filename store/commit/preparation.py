@@ -242,7 +242,7 @@ def _merged(
 def _continues(earlier: Verdict, state: _State) -> bool:
     """Return True unless kept deletes of an earlier verdict have expired, or were merged or replaced by a restore."""
     present = {file.segment.path for file in state.kept}
-    return earlier.stands_at(state.expired) and all(file.segment.path in present for file in earlier.kept)
+    return earlier.applies_at(state.expired) and all(file.segment.path in present for file in earlier.kept)
 
 
 def _touched_since(handle: Handle, state: _State, earlier: Verdict, since: Sequence[Segment]) -> pa.Array:

@@ -258,7 +258,7 @@ def _put_kept_deletes(tx: Txn, table: TableDef, prepared: Prepared, epoch: int) 
     if prepared.change.sequence == "given":
         known = kept_deletes(tx, table.id, prepared.change.base_deletes)
     elif prepared.verdict is not None:
-        if not prepared.verdict.stands_at(expired):
+        if not prepared.verdict.applies_at(expired):
             raise CommitConflict(f"deletes that decided a commit to table {table.name!r} have expired meanwhile; retry")
         known = (*before, *(KeptFile(file, epoch) for file in prepared.verdict.deletes))
     else:

@@ -52,7 +52,7 @@ class Verdict:
     kept: KeptFiles = ()
     """Files of kept deletes that it was made with."""
 
-    def stands_at(self, expired: int) -> bool:
+    def applies_at(self, expired: int) -> bool:
         """Return True if the verdict is right for a commit that no longer knows deletes up to the epoch `expired`."""
         return self.ignored <= expired < self.used
 

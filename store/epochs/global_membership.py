@@ -144,8 +144,8 @@ def _common_epoch(view: Epochs, members: Sequence[TableEpochs], oldest: int) -> 
     """
     history_ms = 2 * view.global_max_lag_ms
     safe = max((table.safe_epoch for table in members if table.history_ms >= history_ms), default=0)
-    floor = max(safe, min(oldest - 1, view.last_epoch))
-    return view.largest_valid_at_most([table.table_id for table in members], read=(), floor=floor)
+    lowest = max(safe, min(oldest - 1, view.last_epoch))
+    return view.largest_valid_at_most([table.table_id for table in members], read=(), lowest=lowest)
 
 
 def _most_lagging_first(view: Epochs, tables: Iterable[TableEpochs]) -> list[TableEpochs]:

@@ -148,5 +148,5 @@ class Epochs(Protocol):
         epoch: int | None = None,
         *,
         read: Iterable[TableRef] | None = None,
-        floor: int = 0,
+        lowest: int = 0,
     ) -> int | None: ...

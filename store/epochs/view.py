@@ -228,48 +228,48 @@ class EpochView:
         epoch: int | None = None,
         *,
         read: Iterable[TableRef] | None = None,
-        floor: int = 0,
+        lowest: int = 0,
     ) -> int | None:
         """Return the largest epoch <= `epoch` (None: any) that is valid for all these tables; None if there is none.
 
-        It is at or above `floor` and the safe epochs of the tables `read` (default: `refs`). The rows of their
+        It is at or above `lowest` and the safe epochs of the tables `read` (default: `refs`). The rows of their
         ancestors are not needed, so the safe epochs of these do not count.
         """
         refs = list(refs)
-        floor = max(floor, self.floor(refs if read is None else read))
+        lowest = max(lowest, self.safe_epoch_of(refs if read is None else read))
         if self._query_ends:
-            return self._largest_of_spans(refs, epoch, floor)
+            return self._largest_of_spans(refs, epoch, lowest)
         needed = [(table, until) for table, until in self.needed(refs) if table.tested]
         candidate = start = self.last_epoch if epoch is None else min(epoch, self.last_epoch)
         for _ in range(SWEEPS):
             previous = candidate
             for table, until in needed:
                 candidate = self._local_end(table, candidate) if candidate < until else candidate
-                if candidate < floor:
+                if candidate < lowest:
                     return None
             if candidate == previous:
-                return candidate if candidate >= floor else None
-        return self._largest_in_windows(refs, floor, candidate, max(start - candidate, 1))
+                return candidate if candidate >= lowest else None
+        return self._largest_in_windows(refs, lowest, candidate, max(start - candidate, 1))
 
-    def _largest_of_spans(self, refs: list[TableRef], epoch: int | None, floor: int) -> int | None:
+    def _largest_of_spans(self, refs: list[TableRef], epoch: int | None, lowest: int) -> int | None:
         """Return `largest_valid_at_most`, searching between the replacements of views from the newest span on."""
         high = self.last_epoch if epoch is None else min(epoch, self.last_epoch)
-        for start, end in reversed(self._spans(refs, floor, high) if floor <= high else ()):
-            valid = self.at(end).largest_valid_at_most(refs, end, read=(), floor=start)
+        for start, end in reversed(self._spans(refs, lowest, high) if lowest <= high else ()):
+            valid = self.at(end).largest_valid_at_most(refs, end, read=(), lowest=start)
             if valid is not None:
                 return valid
         return None
 
-    def floor(self, refs: Iterable[TableRef]) -> int:
+    def safe_epoch_of(self, refs: Iterable[TableRef]) -> int:
         """Return the lowest epoch at which all these tables can be read, and the root tables among them exist."""
         return max((max(self.table(ref).safe_epoch, self.table(ref).root_begin) for ref in refs), default=0)
 
-    def _largest_in_windows(self, refs: list[TableRef], floor: int, high: int, width: int) -> int | None:
-        """Return the largest valid epoch in [floor, high], searching growing windows of whole arrays; None if there is
+    def _largest_in_windows(self, refs: list[TableRef], lowest: int, high: int, width: int) -> int | None:
+        """Return the largest valid epoch in [lowest, high], searching growing windows of whole arrays; None if there is
         none. For tables whose valid epochs interleave badly.
         """
-        while high >= floor:
-            lo = max(floor, high - width)
+        while high >= lowest:
+            lo = max(lowest, high - width)
             ends = self.common_valid(refs, lo, high)[1]
             if len(ends):
                 return int(ends[-1])

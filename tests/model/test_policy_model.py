@@ -206,8 +206,8 @@ def the_least_lagging_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def short_histories_lower_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     def common(view: EpochView, members: Any, oldest: int) -> int | None:
-        floor = max([min(oldest - 1, view.last_epoch), *(table.safe_epoch for table in members)])
-        return view.largest_valid_at_most([table.table_id for table in members], read=(), floor=floor)
+        lowest = max([min(oldest - 1, view.last_epoch), *(table.safe_epoch for table in members)])
+        return view.largest_valid_at_most([table.table_id for table in members], read=(), lowest=lowest)
 
     monkeypatch.setattr(global_membership, "_common_epoch", common)
 
@@ -216,9 +216,9 @@ def global_is_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = EpochView.largest_valid_at_most
 
     def largest(
-        view: EpochView, refs: Any, epoch: int | None = None, *, read: Any = None, floor: int = 0
+        view: EpochView, refs: Any, epoch: int | None = None, *, read: Any = None, lowest: int = 0
     ) -> int | None:
-        return whole(view, refs if read is None else read, epoch, floor=floor)
+        return whole(view, refs if read is None else read, epoch, lowest=lowest)
 
     monkeypatch.setattr(EpochView, "largest_valid_at_most", largest)
 

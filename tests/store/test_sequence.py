@@ -520,6 +520,6 @@ def test_a_restore_that_leaves_the_kept_deletes_is_found(lab: Lab, monkeypatch: 
 
 @pytest.mark.planted
 def test_a_verdict_that_forgets_the_time_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict.Verdict, "stands_at", lambda self, expired: True)
+    monkeypatch.setattr(verdict.Verdict, "applies_at", lambda self, expired: True)
     with pytest.raises(AssertionError):
         test_a_kept_delete_that_expires_before_the_transaction_is_judged_again(lab, monkeypatch)
