@@ -101,9 +101,9 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .batch.policy import Aligned, AsOf, AtLeast, Bounded, Exact, Global, Latest
     from .batch.tags import Tag
     from .checkpoint.coordinator.state import CoordinatorSettings
-    from .checkpoint.job.barrier import Barrier
     from .checkpoint.job.job_ddl import JobInfo, Output, RunnerInfo
     from .checkpoint.job.local_context import LocalRefreshContext
+    from .checkpoint.job.next_barrier import Barrier
     from .checkpoint.log_source.log_barriers import EndOfData
     from .checkpoint.log_source.log_source import Chunk, UpstreamLog
     from .checkpoint.pipeline.member import JobStatus
@@ -171,7 +171,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Chunk",
     ),
     "checkpoint.log_source.log_barriers": ("EndOfData",),
-    "checkpoint.job.barrier": ("Barrier",),
+    "checkpoint.job.next_barrier": ("Barrier",),
     "snapshot": ("Snapshot",),
     "batch.tags": ("Tag",),
     "batch.check": ("CheckContext",),

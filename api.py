@@ -21,7 +21,6 @@ from epochlog.store.catalog.export_format import Header
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.consumer_info import ConsumerInfo, list_consumers
 from epochlog.store.changelog.consumers import drop_consumer, reset_consumer
-from epochlog.store.check.verify import VerifyReport, verify_store
 from epochlog.store.commit.boundaries import force_boundary
 from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.clone import clone_table
@@ -44,6 +43,7 @@ from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.session.handle import Handle, open_handle
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.schema import TableSchema
+from epochlog.store.verify.verify import VerifyReport, verify_store
 
 from .errors import InvalidInput
 from .snapshot import Snapshot

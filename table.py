@@ -25,7 +25,7 @@ from epochlog.store.commit.table_ddl import alter_schema, alter_table, table_byt
 from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.env.metrics import READS
 from epochlog.store.env.process_local import OneProcess
-from epochlog.store.epochs.readable import require_begun
+from epochlog.store.epochs.epoch_errors import require_begun
 from epochlog.store.epochs.view_reader import read_commits, read_epoch_view, table_state
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_job, get_table, get_version

@@ -26,7 +26,7 @@ from epochlog.errors import (
     TableNotReadable,
 )
 from epochlog.store.env.clock import seconds
-from epochlog.store.epochs.readable import distance, explain_expired, require_begun
+from epochlog.store.epochs.epoch_errors import distance, explain_expired, require_begun
 from epochlog.store.types.epoch import MAX_EPOCH, as_epoch, last_of_unix_ms, show_epoch, show_span
 
 from .policy_options import OptionKind, PolicyOption

@@ -27,7 +27,7 @@ from epochlog.checkpoint.coordinator import coordinator
 from epochlog.checkpoint.coordinator.coordinator import Coordinator
 from epochlog.checkpoint.coordinator.managed_jobs import Decided, ManagedJob, Opened
 from epochlog.checkpoint.coordinator.state import Owner, key_of
-from epochlog.checkpoint.job.barrier import Barrier
+from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.exchange.server import Server
 from epochlog.exchange.transport.duplex import connect, run_action
 from epochlog.exchange.transport.services import Exchange

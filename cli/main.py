@@ -138,7 +138,7 @@ def _demo(argv: Sequence[str]) -> int:
 
 
 def _fail(message: str, code: int = FAILED) -> int:
-    from .text import one_line
+    from epochlog.facts.text import one_line
 
     print(f"epochlog: {one_line(message)}", file=sys.stderr)
     return code

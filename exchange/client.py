@@ -19,7 +19,7 @@ from epochlog.store.env.closeable import Closeable
 from epochlog.store.types.epoch import as_epoch
 from epochlog.store.types.time_zones import reader_in_common_zones
 
-from .flight.reader import FlightReader
+from .flight.client import FlightReader
 from .subscription.client import Subscription
 from .subscription.messages import MAX_REQUEST, Request, encode
 from .transport.duplex import ClientStream, Pem, call_options, check_destination, read_pem

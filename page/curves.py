@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from epochlog.checkpoint.job.barrier import BARRIER_PHASES
+from epochlog.checkpoint.job.next_barrier import BARRIER_PHASES
 from epochlog.store.catalog.keys import hist_key
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.version import Commit

@@ -12,9 +12,10 @@ from itertools import islice
 from typing import Any
 
 from epochlog.batch.tags import Tag, tags_within
-from epochlog.cli.facts.epochs import timeline_facts
-from epochlog.cli.facts.holds import consumer_facts, hold_facts, trace_facts, writers
-from epochlog.cli.facts.store import (
+from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.facts.epochs import timeline_facts
+from epochlog.facts.holds import consumer_facts, hold_facts, trace_facts, writers
+from epochlog.facts.store import (
     Facts,
     RowCounter,
     StoreLook,
@@ -24,9 +25,8 @@ from epochlog.cli.facts.store import (
     status_facts,
     table_facts,
 )
-from epochlog.cli.facts.timeline import timeline
-from epochlog.cli.text import epoch_iso, iso
-from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.facts.text import epoch_iso, iso
+from epochlog.facts.timeline import timeline
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.consumer_info import ConsumerInfo, consumers_within
 from epochlog.store.compaction.trace import read_traces

@@ -6,14 +6,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from epochlog.cli.facts.store import Facts, StoreLook
-from epochlog.cli.facts.wait_reasons import JobLook
-from epochlog.cli.text import epoch_iso, iso, one_line
-from epochlog.store.check.doctor import lead_ms
+from epochlog.facts.store import Facts, StoreLook
+from epochlog.facts.text import epoch_iso, iso, one_line
+from epochlog.facts.wait_reasons import JobLook
 from epochlog.store.epochs.explain import blamed
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.types.epoch import show_span, to_unix_ms
 from epochlog.store.types.epoch_set import FAR, first_after
+from epochlog.store.verify.doctor import lead_ms
 
 MOST_NAMED = 3
 """Tables that the sentence names; it counts the others."""

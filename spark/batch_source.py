@@ -21,7 +21,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes, schema_changed
 from epochlog.store.env.whole_number import whole_number
-from epochlog.store.epochs.readable import require_begun
+from epochlog.store.epochs.epoch_errors import require_begun
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_table, get_version

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from epochlog.checkpoint.control_messages import Attach
-from epochlog.checkpoint.job.barrier import Barrier
 from epochlog.checkpoint.job.drain import record_drain
 from epochlog.checkpoint.job.job_looks import LookRequest
+from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.checkpoint.job.next_step import ENDINGS
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner

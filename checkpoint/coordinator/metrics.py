@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from epochlog.checkpoint.job.barrier import BARRIER_PHASES
+from epochlog.checkpoint.job.next_barrier import BARRIER_PHASES
 from epochlog.checkpoint.manager import commands
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.consumer_info import consumers_within

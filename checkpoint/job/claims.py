@@ -14,7 +14,6 @@ from typing import Literal
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
-from epochlog.store.check.job_state import require_consistent_job
 from epochlog.store.commit.boundaries import force_within
 from epochlog.store.commit.job_commit import check_incarnation, require_unparked
 from epochlog.store.env.log_events import JOB_REBUILD, RUNNER_CLAIMED
@@ -24,6 +23,7 @@ from epochlog.store.metadata.definitions import DERIVATION, Counters, JobRecord
 from epochlog.store.metadata.lookups import get_job
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.job_runners import describe_runner, live_runner, new_runner, require_free
+from epochlog.store.verify.job_state import require_consistent_job
 
 from .rebuild import rebuilding
 

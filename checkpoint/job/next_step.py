@@ -23,8 +23,8 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import boundary, boundary_index, from_unix_ms, newest_index
 from epochlog.store.types.epoch_set import FAR, Ints, first_after, ints
 
-from .barrier import Barrier, InputPosition, due_barrier, input_position, is_caught_up
 from .claims import inputs_of
+from .next_barrier import Barrier, InputPosition, due_barrier, input_position, is_caught_up
 
 StepKind = Literal["over", "parked", "repeat", "barrier", "caught_up", "rest"]
 ENDINGS = {Fenced: "fenced", JobNotFound: "dropped", JobParked: "parked"}

@@ -17,7 +17,7 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import WriteTarget, remove_segments
 from epochlog.store.types.read_options import ReadOptions
 
-from .barrier import Barrier
+from .next_barrier import Barrier
 from .refresh_plan import PlannedOutput, RefreshPlan, Upstream
 from .row_groups import group_columns
 

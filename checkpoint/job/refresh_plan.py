@@ -21,7 +21,7 @@ from epochlog.store.types.epoch import show_epoch
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 
 from .backfill_chunks import cut_chunk, empty_plan, fully_loaded
-from .barrier import Barrier
+from .next_barrier import Barrier
 
 
 @dataclass(frozen=True, slots=True)

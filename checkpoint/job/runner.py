@@ -33,9 +33,9 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import show_epoch
 
-from .barrier import BARRIER_PHASES
 from .claims import JobClaims, RunnerLease
 from .local_context import LocalRefreshContext
+from .next_barrier import BARRIER_PHASES
 from .next_step import JobState, depends_on_time, read_job_state
 from .rebuild import request_rebuild
 from .refresh_adapter import LocalRefreshAdapter, RefreshAdapter

@@ -23,7 +23,7 @@ from epochlog.store.types.epoch import (
 )
 from epochlog.store.types.epoch_set import FAR, Ints, first_after
 
-from .barrier import due_barrier
+from .next_barrier import due_barrier
 from .next_step import Clockwork, after_sealing, next_step, read_clockwork, seen_by_runner
 
 MOST_BOUNDARIES = 1 << 60

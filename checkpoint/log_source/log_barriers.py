@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epochlog.checkpoint.job.barrier import Barrier, BarrierKind, InputPosition, next_barrier
+from epochlog.checkpoint.job.next_barrier import Barrier, BarrierKind, InputPosition, next_barrier
 from epochlog.errors import JobParked, LogTruncated
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view import EpochView

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 
 import pyarrow as pa
 
-from epochlog.checkpoint.job.barrier import Barrier
+from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import each_epoch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from epochlog.checkpoint.job.barrier import Barrier
+from epochlog.checkpoint.job.next_barrier import Barrier
 
 from .commands import Actor, Phase, Report, Segments
 

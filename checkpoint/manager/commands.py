@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from epochlog.checkpoint.job.barrier import Barrier
+from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.errors import InvalidInput
 
 Actor = tuple[str, int]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from epochlog.checkpoint.job.barrier import Barrier
+from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.errors import Fenced, SchemaChanged, SegmentUnknown
 
 from .attempt import Attempt, merge_segments, next_multiple

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from epochlog.checkpoint.job.barrier import Barrier
+from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.errors import InvalidInput, JobExists, JobNotFound
 
 from .checkpoint_plan import Edge

@@ -10,13 +10,13 @@ from typing import Any
 from epochlog.checkpoint.job.job_ddl import refuse_in_use as refuse_job_in_use
 from epochlog.checkpoint.job.pace import boundaries_text
 from epochlog.cli.confirmation import confirm
-from epochlog.cli.facts.chosen_epochs import epoch_of
-from epochlog.cli.facts.losses import describe_tables, loss_lines, outputs_of
-from epochlog.cli.facts.store import settings_facts
 from epochlog.cli.grammar.values import AUTO
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import epoch_text, listed, settings_text, unchanged_text
 from epochlog.errors import EpochlogError
+from epochlog.facts.chosen_epochs import epoch_of
+from epochlog.facts.losses import describe_tables, loss_lines, outputs_of
+from epochlog.facts.store import settings_facts
+from epochlog.facts.text import epoch_text, listed, settings_text, unchanged_text
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.table_ddl import alter_table, refuse_in_use
 from epochlog.store.env.clock import FOR_EVER

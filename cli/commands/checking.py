@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from epochlog.batch.differences import CheckReport, OutputCheck
-from epochlog.cli.facts.store import Facts
 from epochlog.cli.grammar.commands import limit_of
 from epochlog.cli.render.json_values import plain_rows
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import epoch_text, one_line
 from epochlog.errors import DependencyMissing, EpochlogError, InvalidInput, JobNotFound, StoreClosed
+from epochlog.facts.store import Facts
+from epochlog.facts.text import epoch_text, one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

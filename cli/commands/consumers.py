@@ -8,14 +8,14 @@ from contextlib import ExitStack
 
 import pyarrow as pa
 
-from epochlog.cli.facts.chosen_epochs import epoch_of
-from epochlog.cli.facts.holds import consumer_facts
 from epochlog.cli.grammar.values import BEGINNINGS
 from epochlog.cli.render.json_values import cell, plain_rows
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import epoch_iso, safe
 from epochlog.exchange.subscription.messages import FeedPosition
 from epochlog.exchange.subscription.table_feed import Passed, Slice, TableFeed
+from epochlog.facts.chosen_epochs import epoch_of
+from epochlog.facts.holds import consumer_facts
+from epochlog.facts.text import epoch_iso, safe
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS, CHANGE_TYPE, COMMIT_VERSION
 from epochlog.store.changelog.consumer import Consumer

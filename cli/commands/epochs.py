@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from epochlog.batch.policy import Global
-from epochlog.cli.facts.epochs import choices, explained, timeline_facts
-from epochlog.cli.facts.timeline import Timeline, timeline
 from epochlog.cli.grammar.commands import limit_of
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import iso
+from epochlog.facts.epochs import choices, explained, timeline_facts
+from epochlog.facts.text import iso
+from epochlog.facts.timeline import Timeline, timeline
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from itertools import count, islice
 
 from epochlog.batch.tags import list_tags
-from epochlog.cli.facts.holds import trace_facts
-from epochlog.cli.facts.store import (
+from epochlog.cli.grammar.commands import limit_of
+from epochlog.cli.render.json_values import plain_rows
+from epochlog.cli.render.output import people_console
+from epochlog.cli.session import CommandSession
+from epochlog.facts.holds import trace_facts
+from epochlog.facts.store import (
     Facts,
     RowCounter,
     TableLook,
@@ -20,10 +24,6 @@ from epochlog.cli.facts.store import (
     status_facts,
     table_facts,
 )
-from epochlog.cli.grammar.commands import limit_of
-from epochlog.cli.render.json_values import plain_rows
-from epochlog.cli.render.output import people_console
-from epochlog.cli.session import CommandSession
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.compaction.trace import read_traces
 from epochlog.store.metadata.lookups import find_table

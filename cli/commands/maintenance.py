@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from epochlog.cli.facts.holds import vacuum_facts
-from epochlog.cli.facts.store import Facts
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import iso
+from epochlog.facts.holds import vacuum_facts
+from epochlog.facts.store import Facts
+from epochlog.facts.text import iso
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.check.doctor import diagnose
-from epochlog.store.check.verify import verify_store
 from epochlog.store.commit.table_ddl import table_bytes
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.work import CompactionOutcome
@@ -20,6 +18,8 @@ from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import all_tables, find_table, get_version
 from epochlog.store.retention.retention import apply_retention
 from epochlog.store.scan.scan_plan import plan_scan
+from epochlog.store.verify.doctor import diagnose
+from epochlog.store.verify.verify import verify_store
 
 
 def compact(session: CommandSession) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochlog.cli.facts.chosen_epochs import epoch_of, policy_of
-from epochlog.cli.facts.store import Facts
 from epochlog.cli.grammar.commands import limit_of
 from epochlog.cli.render.json_values import plain_rows
 from epochlog.cli.render.out_file import OutFile
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import bytes_text, epoch_text
 from epochlog.errors import InvalidInput
+from epochlog.facts.chosen_epochs import epoch_of, policy_of
+from epochlog.facts.store import Facts
+from epochlog.facts.text import bytes_text, epoch_text
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.lookups import find_table, get_version
 from epochlog.store.types.predicate import parse_predicate

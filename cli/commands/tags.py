@@ -10,12 +10,12 @@ from itertools import chain
 from epochlog.batch.policy import Exact, choose_epochs
 from epochlog.batch.tags import list_tags
 from epochlog.batch.token import decode_token
-from epochlog.cli.facts.chosen_epochs import policy_of, token_of
-from epochlog.cli.facts.holds import tag_facts
-from epochlog.cli.facts.store import Facts
 from epochlog.cli.session import CommandSession
-from epochlog.cli.text import epoch_iso, iso
 from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.facts.chosen_epochs import policy_of, token_of
+from epochlog.facts.holds import tag_facts
+from epochlog.facts.store import Facts
+from epochlog.facts.text import epoch_iso, iso
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view

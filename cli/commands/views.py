@@ -12,15 +12,15 @@ from typing import Any
 
 from epochlog.checkpoint.job.pace import Pace, make_pace
 from epochlog.cli.confirmation import confirm
-from epochlog.cli.facts.losses import describe_tables, loss_lines, outputs_of
 from epochlog.cli.session import CommandSession
 from epochlog.cli.signals import stop_signals
-from epochlog.cli.text import epoch_text, lag_text, one_line
 from epochlog.errors import (
     JobNotFound,
     OutputOwned,
     TableInUse,
 )
+from epochlog.facts.losses import describe_tables, loss_lines, outputs_of
+from epochlog.facts.text import epoch_text, lag_text, one_line
 from epochlog.pipeline import Pipeline
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.maintenance.scheduler import Maintenance

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from epochlog.cli.facts.store import Facts
-from epochlog.cli.facts.timeline import Timeline
-from epochlog.cli.text import NONE, epoch_text, lag_text, listed, safe
+from epochlog.facts.store import Facts
+from epochlog.facts.text import NONE, epoch_text, lag_text, listed, safe
+from epochlog.facts.timeline import Timeline
 
 from .pages import grid
 from .timeline import LEGEND, picture

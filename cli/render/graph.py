@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from epochlog.cli.facts.store import Facts
+from epochlog.facts.store import Facts
 
 TEE, ELBOW, BAR, GAP = "├─ ", "└─ ", "│  ", "   "
 

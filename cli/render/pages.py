@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from epochlog.cli.facts.store import Facts
-from epochlog.cli.text import (
+from epochlog.facts.store import Facts
+from epochlog.facts.text import (
     NONE,
     bytes_text,
     count_text,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from epochlog.cli.facts.timeline import Landed, State, Stretch, Timeline
+from epochlog.facts.timeline import Landed, State, Stretch, Timeline
 
 NARROWEST, LONGEST_NAME = 3, 28
 

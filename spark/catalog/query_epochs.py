@@ -21,7 +21,7 @@ from epochlog.errors import (
     TableNotReadable,
 )
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.epochs.readable import require_begun
+from epochlog.store.epochs.epoch_errors import require_begun
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef

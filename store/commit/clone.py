@@ -16,7 +16,7 @@ from epochlog.store.catalog.keys import HEAD, head_key, hist_key, log_key, name_
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.log_events import TABLE_CLONED
-from epochlog.store.epochs.readable import require_begun
+from epochlog.store.epochs.epoch_errors import require_begun
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef

@@ -13,7 +13,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.log_events import TABLE_RESTORED
-from epochlog.store.epochs.readable import require_begun
+from epochlog.store.epochs.epoch_errors import require_begun
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version

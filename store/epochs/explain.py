@@ -8,7 +8,7 @@ from operator import itemgetter
 from epochlog.store.types.epoch import show_epoch
 from epochlog.store.types.epoch_set import FAR, first_after, newest_at
 
-from .readable import distance, explain_expired
+from .epoch_errors import distance, explain_expired
 from .table_epochs import Epochs, TableEpochs, TableRef
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from epochlog.errors import EpochExpired, EpochNotCommitted, InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.files import Files
-from epochlog.store.epochs.readable import distance
+from epochlog.store.epochs.epoch_errors import distance
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_entries, get_runs, get_version, require_runs
 from epochlog.store.metadata.version import LogEntry, Runs, TableVersion

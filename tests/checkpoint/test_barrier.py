@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from epochlog.checkpoint.job.barrier import Barrier, InputPosition, lag_in_boundaries, next_barrier
+from epochlog.checkpoint.job.next_barrier import Barrier, InputPosition, lag_in_boundaries, next_barrier
 from epochlog.store.epochs.table_epochs import TableEpochs
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.types.epoch import EPOCH_ORIGIN_MS, boundary, newest_index

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.checkpoint.job.barrier import Barrier
+from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.store.catalog.keys import job_key

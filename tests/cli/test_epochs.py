@@ -201,7 +201,7 @@ class Yesterday(Aligned):
 
 
 def test_a_policy_of_ones_own_is_asked_too(run, lake, monkeypatch) -> None:
-    monkeypatch.setattr("epochlog.cli.facts.epochs.policy_names", lambda: [*POLICIES, "yesterday"])
+    monkeypatch.setattr("epochlog.facts.epochs.policy_names", lambda: [*POLICIES, "yesterday"])
     monkeypatch.setitem(policy_registry.BUILT_IN, "yesterday", Yesterday)
     choice = facts_of(run, lake.root, "orders")["choices"][-1]
     assert (choice["policy"], choice["epochs"], choice["options"]) == ("yesterday", {"orders": 0}, {})

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from epochlog.cli.facts.store import jobs_facts, look
 from epochlog.cli.render import pages
 from epochlog.cli.render.graph import graph
+from epochlog.facts.store import jobs_facts, look
 from epochlog.store.types.epoch import boundary
 from lab import INTERVAL_MS, Lab, mirror
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from epoch_histories import play, random_history
-from epochlog.cli.facts.timeline import Stretch, Timeline, timeline
 from epochlog.cli.render.timeline import picture
+from epochlog.facts.timeline import Stretch, Timeline, timeline
 from epochlog.store.epochs.explain import blamed
 from epochlog.store.epochs.table_epochs import TableEpochs
 from epochlog.store.epochs.view import EpochView

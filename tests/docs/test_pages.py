@@ -134,7 +134,7 @@ def test_the_architecture_names_only_modules_that_there_are() -> None:
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
     modules = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("*.py")} | {
         path.relative_to(ROOT).as_posix()
-        for package in ("store", "exchange", "checkpoint", "batch", "views", "spark", "cli", "testing", "tests")
+        for package in ("store", "exchange", "checkpoint", "batch", "views", "spark", "facts", "cli", "testing", "tests")
         for path in (ROOT / package).rglob("*.py")
     }
     named = set(re.findall(r"`([\w/]+\.py)`", text))

@@ -20,8 +20,8 @@ from epochlog.exchange.staged import transactions
 from epochlog.exchange.staged.batch_file import decode_batch, encode_batch
 from epochlog.exchange.staged.state import StageConsumer, StagedQuery
 from epochlog.store.catalog.keys import intent_key
-from epochlog.store.check.exchanges import check_exchanges
 from epochlog.store.metadata.exchange_records import end_query, query_key
+from epochlog.store.verify.exchanges import check_exchanges
 
 pytestmark = pytest.mark.local_only
 

@@ -14,7 +14,7 @@ import pytest
 import epochlog as el
 import history_runs
 from epoch_histories import INTERVAL_MS, History, HistoryEntry, JobSpec, play, random_history
-from epochlog.checkpoint.job.barrier import Barrier, next_barrier
+from epochlog.checkpoint.job.next_barrier import Barrier, next_barrier
 from epochlog.store.metadata import step_times
 from epochlog.store.metadata.step_times import KEPT, StepTime, StepTimes
 from epochlog.store.types.epoch import boundary

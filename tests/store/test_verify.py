@@ -31,11 +31,11 @@ from epochlog.store.catalog.keys import (
     txn_key,
     used_key,
 )
-from epochlog.store.check.verify import verify_store
 from epochlog.store.metadata.lookups import get_runs
 from epochlog.store.metadata.version import runs_to_record
 from epochlog.store.session.handle import Handle, open_handle
 from epochlog.store.sst.sorted_run import RunFile
+from epochlog.store.verify.verify import verify_store
 from lab import Lab, mirror, sums
 
 pytestmark = pytest.mark.local_only

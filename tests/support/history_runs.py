@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from epoch_histories import INTERVAL_MS, History, play, random_history
-from epochlog.checkpoint.job.barrier import InputPosition, next_barrier
+from epochlog.checkpoint.job.next_barrier import InputPosition, next_barrier
 from epochlog.store.epochs.view import EpochView
 from seeds import seeds
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from epochlog.checkpoint import CheckpointManager, JobSettings, Report
-from epochlog.checkpoint.job.barrier import Barrier
+from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.checkpoint.manager.commands import (
     Actor,
     Announce,

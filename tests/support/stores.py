@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from epochlog.errors import EpochlogError
-from epochlog.store.check.verify import verify_store
 from epochlog.store.session import handle as handles
 from epochlog.store.session.handle import Handle
+from epochlog.store.verify.verify import verify_store
 from redis_server import RedisProcess
 from s3_server import S3Server
 

@@ -33,7 +33,7 @@ LAYERS = (
     "store/commit",
     "store/backup",
     "store/maintenance",
-    "store/check",
+    "store/verify",
     "store",
     "exchange/transport",
     "exchange/stage_gate",
@@ -63,8 +63,8 @@ LAYERS = (
     "pipeline",
     "store_jobs",
     "api",
-    "cli/text",
-    "cli/facts",
+    "facts/text",
+    "facts",
     "page",
     "serving",
     "demo",
@@ -80,7 +80,20 @@ LAYERS = (
     "testing",
 )
 RANKS = {place: rank for rank, place in enumerate(LAYERS)}
-PACKAGES = ("store", "exchange", "checkpoint", "batch", "views", "lineage", "spark", "page", "cli", "demo", "testing")
+PACKAGES = (
+    "store",
+    "exchange",
+    "checkpoint",
+    "batch",
+    "views",
+    "lineage",
+    "spark",
+    "facts",
+    "page",
+    "cli",
+    "demo",
+    "testing",
+)
 OUTSIDE = ("tests", "bench", "examples", "docs", "scripts", "typings")
 
 # Variables and attributes that hold epochs, whatever they are of.

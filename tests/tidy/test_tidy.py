@@ -94,7 +94,7 @@ def test_a_prefix_of_catalog_keys_is_refused_outside_of_their_module() -> None:
 
 
 def test_a_second_place_that_decides_about_barriers_is_refused() -> None:
-    text = '"""Steps."""\n\nfrom epochlog.checkpoint.job.barrier import due_barrier\n'
+    text = '"""Steps."""\n\nfrom epochlog.checkpoint.job.next_barrier import due_barrier\n'
     assert "due_barrier decides for all runners" in problems("checkpoint/pipeline/a.py", text)
     assert "due_barrier decides" in problems("checkpoint/job/a.py", text.replace("epochlog.checkpoint.job", ""))
     assert not problems("checkpoint/job/next_step.py", text) and not problems("tests/a.py", text)
@@ -167,7 +167,7 @@ def test_imports_that_run_upward_are_refused(path: str, line: str, complaint: st
     ("store/types/a.py", "from .epoch import to_unix_ms"),
     ("store/types/a.py", "from . import epoch"),
     ("store/types/a.py", "from epochlog.store.env import clock"),
-    ("batch/a.py", "from epochlog.store.types import epoch\nfrom epochlog.checkpoint.job.barrier import Barrier"),
+    ("batch/a.py", "from epochlog.store.types import epoch\nfrom epochlog.checkpoint.job.next_barrier import Barrier"),
     ("api.py", "from epochlog.batch.snapshot import Snapshot\nfrom . import errors"),
     ("demo/a.py", "import epochlog as el\nfrom epochlog import open\nfrom epochlog.api import Store"),
     ("__main__.py", "from .demo.run import main\nfrom . import api"),

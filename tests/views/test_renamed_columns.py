@@ -12,8 +12,8 @@ import pytest
 
 import epochlog as el
 from confirmed import RawJudge, confirmed
-from epochlog.cli.facts.store import RowCounter, describe_table, jobs_facts, look
 from epochlog.errors import InvalidInput
+from epochlog.facts.store import RowCounter, describe_table, jobs_facts, look
 from epochlog.page.document import table_document
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import local_engine, renamed_columns

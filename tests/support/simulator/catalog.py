@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from epochlog.checkpoint.job.barrier import Barrier, InputPosition, next_barrier
+from epochlog.checkpoint.job.next_barrier import Barrier, InputPosition, next_barrier
 from epochlog.checkpoint.manager.commands import Actor, CommitBarrier
 from epochlog.errors import BarrierChanged, Fenced, TxnAborted, UpstreamIncomplete
 from epochlog.store.epochs.table_epochs import TableEpochs

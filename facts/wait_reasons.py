@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from epochlog.checkpoint.job.job_ddl import JobInfo
 from epochlog.checkpoint.job.wait_reasons import Wait
-from epochlog.cli.text import epoch_text, one_line
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.types.epoch import show_span, to_unix_ms
+
+from .text import epoch_text, one_line
 
 
 @dataclass(frozen=True, slots=True)

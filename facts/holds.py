@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from epochlog.batch.tags import Tag
-from epochlog.cli.text import iso
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.consumer_info import ConsumerInfo
 from epochlog.store.compaction.trace import Trace
@@ -22,6 +21,8 @@ from epochlog.store.retention.kept_history import KeptHistory
 from epochlog.store.retention.retention import limits
 from epochlog.store.session.write_intents import Intent, all_intents
 from epochlog.store.types.epoch import to_unix_ms
+
+from .text import iso
 
 Facts = dict[str, Any]
 

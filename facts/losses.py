@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from epochlog.cli.text import bytes_text, count_text, epoch_text, listed, safe
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view_reader import read_commits, read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
@@ -13,6 +12,7 @@ from epochlog.store.retention.holds import holds_of
 from epochlog.store.session.handle import Handle
 
 from .store import Facts, RowCounter, TableLook, look_at, table_facts
+from .text import bytes_text, count_text, epoch_text, listed, safe
 
 
 def outputs_of(view: ReadTxn, name: str) -> list[TableDef]:

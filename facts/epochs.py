@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from epochlog.batch.policy import choose_epochs
 from epochlog.batch.policy_registry import BUILT_IN, policy_names, resolve_policy
-from epochlog.cli.text import epoch_iso
 from epochlog.errors import EpochlogError
 from epochlog.store.epochs.explain import blamed
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.types.epoch_set import newest_at
 
 from .store import Facts
+from .text import epoch_iso
 from .timeline import Stretch, Timeline
 
 

@@ -10,11 +10,9 @@ from typing import Any
 from epochlog.batch.tags import Tag
 from epochlog.checkpoint.job.job_ddl import RunnerInfo, job_info, runner_of
 from epochlog.checkpoint.job.wait_reasons import read_waits
-from epochlog.cli.text import epoch_iso, iso
 from epochlog.errors import Corrupt
 from epochlog.store.catalog.keys import LOG_PREFIX, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
-from epochlog.store.check.doctor import lead_ms
 from epochlog.store.commit.loads import LoadRecord, all_loads, load_parts
 from epochlog.store.commit.table_ddl import table_bytes
 from epochlog.store.compaction.work import Work, read_work
@@ -39,9 +37,11 @@ from epochlog.store.retention.kept_history import HistorySize, KeptHistory, read
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import to_unix_ms
+from epochlog.store.verify.doctor import lead_ms
 from epochlog.views.present_text import present_text
 
 from .holds import held_back, hold_facts, tag_facts, trouble_facts, work_facts, writers
+from .text import epoch_iso, iso
 from .wait_reasons import JobLook, wait_texts
 
 Facts = dict[str, Any]

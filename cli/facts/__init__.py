@@ -1,1 +1,0 @@
-"""Facts about a store that commands show, as plain values that JSON takes."""
