@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epochlog.cli import text as shown
+from epochlog.facts import text as shown
 from epochlog.store.types.epoch import from_unix_ms
 
 

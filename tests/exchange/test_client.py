@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
+from epochlog.exchange.flight import client as flight_reader
 from epochlog.exchange.flight import planner
-from epochlog.exchange.flight import reader as flight_reader
 from epochlog.store.retention.holds import all_holds
 from epochlog.testing.tcp_proxy import TcpProxy
 from subscription_fixture import SCHEMA, TOKEN, rows
