@@ -356,7 +356,7 @@ def log_facts(view: ReadTxn, table: TableDef, version: TableVersion) -> Facts:
     """Describe a table's log: the part that `changes` can read, and the L0 segments that reads merge
     (`unfolded_segments`).
     """
-    first = last = entries = segments = rows = deletes = unfolded = 0
+    first = last = entries = segments = rows = deletes = in_l0 = 0
     for _, record in scan_prefix(view, table_prefix(LOG_PREFIX, table.id)):
         entry = LogEntry.from_record(record)
         entries, last = entries + 1, entry.epoch
@@ -364,7 +364,7 @@ def log_facts(view: ReadTxn, table: TableDef, version: TableVersion) -> Facts:
         segments += len(entry.segments)
         rows += sum(segment.rows for segment in entry.segments)
         deletes += sum(segment.deletes for segment in entry.segments)
-        unfolded += len(entry.segments) if entry.epoch > version.compacted_epoch else 0
+        in_l0 += len(entry.segments) if entry.epoch > version.compacted_epoch else 0
     return {
         "start_epoch": version.log_start,
         "first_epoch": first,
@@ -374,5 +374,5 @@ def log_facts(view: ReadTxn, table: TableDef, version: TableVersion) -> Facts:
         "rows": rows,
         "deletes": deletes,
         "bytes": version.log_bytes,
-        "unfolded_segments": unfolded,
+        "unfolded_segments": in_l0,
     }

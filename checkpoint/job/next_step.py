@@ -36,7 +36,7 @@ class NextStep:
     """Next step of a job's runner.
 
     over: the job has finished. parked: it raises JobParked. repeat: it refreshes the recorded barrier. barrier: it
-    records `barrier` and refreshes it. caught_up: it ends the job's creation, or its stand outside of `global`. rest:
+    records `barrier` and refreshes it. caught_up: it ends the job's creation, or takes part in `global` again. rest:
     nothing is to be done until the catalog changes or a boundary is sealed.
     """
 
@@ -105,8 +105,8 @@ def next_step(view: EpochView, job: JobRecord, clockwork: Clockwork) -> NextStep
 
 def may_join(job: JobRecord) -> bool:
     """Return True if the job is creating or outside of `global`, so that a step without a barrier may end that."""
-    stands_apart = job.state == "creating" or job.outside_ms is not None
-    return stands_apart and job.position > 0 and not job.rebuilding
+    is_apart = job.state == "creating" or job.outside_ms is not None
+    return is_apart and job.position > 0 and not job.rebuilding
 
 
 def has_caught_up(view: EpochView, job: JobRecord, clockwork: Clockwork, position: int) -> bool:

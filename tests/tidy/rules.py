@@ -200,6 +200,14 @@ CHANCE_HOMES = (
 )
 KEY_PREFIX = re.compile(rb"(consumer|gone|hist|hold|intent|job|lease|load|log|made|runs|table|trace|txn|txnapp|used)/")
 VAGUE_NAMES = frozenset({"found", "one", "told"})
+OTHER_WORDS = {
+    "stand": "position",
+    "stands": "position",
+    "upkeep": "maintenance",
+    "floor": "safe epoch",
+    "unfolded": "in L0",
+}
+"""Words that the library's names never have, and the glossary's word for each."""
 DECISION_HOMES = {
     "next_barrier": ("checkpoint/log_source/log_barriers.py",),
     "due_barrier": ("checkpoint/job/next_step.py", "checkpoint/job/wait_reasons.py"),
@@ -445,6 +453,20 @@ def vague_names(path: str, tree: ast.Module) -> Iterator[str]:
             yield f"{path}:{node.lineno}: {name!r} says nothing; name the thing that it holds"
 
 
+def words_of_names(path: str, tree: ast.Module) -> Iterator[str]:
+    """Refuse names that the library gives with a word for which the glossary has another."""
+    if layer(path) is None:
+        return
+    for node in nodes(tree):
+        name = {ast.arg: "arg", ast.FunctionDef: "name", ast.ClassDef: "name"}.get(type(node), "")
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = "id" if isinstance(node, ast.Name) else "attr"
+        for word in re.findall("[A-Z]?[a-z]+", getattr(node, name, "") if name else ""):
+            if word.lower() in OTHER_WORDS:
+                assert isinstance(node, ast.expr | ast.arg | ast.stmt)
+                yield f"{path}:{node.lineno}: {word!r} is {OTHER_WORDS[word.lower()]!r} in docs/GLOSSARY.md"
+
+
 def catalog_prefixes(path: str, tree: ast.Module) -> Iterator[str]:
     """Refuse prefixes of catalog keys that are written out of `store/catalog/keys.py`."""
     if layer(path) is None or path == "store/catalog/keys.py":
@@ -602,6 +624,7 @@ TREE_RULES: tuple[Callable[[str, ast.Module], Iterator[str]], ...] = (
     import_homes,
     banned_names,
     vague_names,
+    words_of_names,
     catalog_prefixes,
     docstring,
     indirect_docstrings,

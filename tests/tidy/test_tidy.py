@@ -100,6 +100,14 @@ def test_a_second_place_that_decides_about_barriers_is_refused() -> None:
     assert not problems("checkpoint/job/next_step.py", text) and not problems("tests/a.py", text)
 
 
+def test_a_name_with_a_word_that_the_glossary_does_not_use_is_refused() -> None:
+    for text in ("def run_upkeep() -> int:\n    return 1\n", "def at(stand: int) -> int:\n    return stand\n"):
+        assert "in docs/GLOSSARY.md" in problems("store/a.py", f'"""Sums."""\n\n\n{text}')
+    assert "'Floor' is 'safe epoch'" in problems("store/a.py", '"""Sums."""\n\n\nclass LogFloor:\n    """Epoch."""\n')
+    assert "'floor' is 'safe epoch'" in problems("store/a.py", '"""Sums."""\n\nstore.floor = 1\n')
+    assert not problems("store/a.py", '"""Sums."""\n\nimport math\n\nLOW = math.floor(1.5)\nFLOORED = LOW\n')
+
+
 def test_a_name_that_says_nothing_is_refused() -> None:
     text = '"""Sums."""\n\n\ndef found(told: list[int]) -> int:\n    return sum(one for one in told)\n'
     assert {"found", "told", "one"} <= set(problems("store/a.py", text).split("'"))
