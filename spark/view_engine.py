@@ -67,14 +67,11 @@ _lock = threading.Lock()
 _numbers = itertools.count()
 
 
-def output_schema(
-    session: SparkSession, plan: ViewPlan, tables: Mapping[str, TableSchema], primary_key: Sequence[str]
-) -> pa.Schema:
+def output_schema(session: SparkSession, plan: ViewPlan, tables: Mapping[str, TableSchema]) -> pa.Schema:
     """Return the schema of a view's rows: Spark plans the query over empty tables.
 
     Raises InvalidInput with Spark's reason if it refuses the query.
     """
-    del primary_key
     queries = ViewSession(session)
     with keeping_active_session(session):
         empty = {NOW + name: queries.empty(tables[name]) for name in plan.tables}

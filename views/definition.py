@@ -28,7 +28,7 @@ from .expanded_size import require_expandable
 from .parsing import parse
 from .present_text import has_query, present_text
 
-SchemaPlanner = Callable[[ViewPlan, Mapping[str, TableSchema], Sequence[str]], pa.Schema]
+SchemaPlanner = Callable[[ViewPlan, Mapping[str, TableSchema]], pa.Schema]
 """Plans a view's query on an engine, and returns the schema of its rows."""
 NO_TABLES: Mapping[str, TableSchema] = MappingProxyType({})
 NO_REFRESHES: Mapping[str, str] = MappingProxyType({})
@@ -177,7 +177,7 @@ def _planned(
     tables = handle.catalog.read(schemas)
     require_expandable(query, tables)
     plan = derive(sql, tables, primary_key, refresh, query=query)
-    return plan, schema_of(plan, tables, primary_key), {name: table.version for name, table in tables.items()}
+    return plan, schema_of(plan, tables), {name: table.version for name, table in tables.items()}
 
 
 @contextmanager

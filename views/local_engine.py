@@ -36,12 +36,11 @@ MEMORY = "EPOCHLOG_VIEWS_MEMORY"
 """Variable of the environment with the memory of DuckDB for all views of the process, such as 8GB."""
 
 
-def output_schema(plan: ViewPlan, tables: Mapping[str, TableSchema], primary_key: Sequence[str]) -> pa.Schema:
+def output_schema(plan: ViewPlan, tables: Mapping[str, TableSchema]) -> pa.Schema:
     """Return the schema of a view's rows: DuckDB plans the query over empty tables.
 
     Raises InvalidInput for a query on which DuckDB and Spark can differ, or which DuckDB refuses; DependencyMissing.
     """
-    del primary_key
     require_local(plan.form.query, plan.form.occurrences, tables)
     with _connected() as connection:
         for name in plan.tables:

@@ -207,7 +207,7 @@ class Product:
         """Return "refused", "taken", or "failed" if a view takes the expression and its refresh fails."""
         try:
             plan = derive(text_of([case]), TABLES, ["k"])
-            local_engine.output_schema(plan, TABLES, ["k"])
+            local_engine.output_schema(plan, TABLES)
         except InvalidInput:
             return "refused"
         try:

@@ -92,7 +92,7 @@ def _rows_of_view(
     judge: Any, tables: Mapping[str, pa.Table], view: ViewText, schemas: Mapping[str, TableSchema]
 ) -> pa.Table:
     """Return the rows of a text that a view on DuckDB can have. Raises EpochlogError, duckdb.Error."""
-    schema = local_engine.output_schema(derive(view.sql, schemas, view.key), schemas, view.key)
+    schema = local_engine.output_schema(derive(view.sql, schemas, view.key), schemas)
     return judge.rows(view.sql, tables).cast(schema)
 
 

@@ -16,7 +16,7 @@ def rows_of_view(text: Text, reply: Reply) -> pa.Table:
     schemas, tables = schemas_of_set(text.tables), tables_of_set(text.tables)
     key = list(text.key) or [reply.columns[0][0] if isinstance(reply, SparkAnswer) else "id"]
     plan = derive(text.sql, schemas, key)
-    schema = local_engine.output_schema(plan, schemas, key)
+    schema = local_engine.output_schema(plan, schemas)
     with local_engine._connected() as connection:
         for name in plan.tables:
             connection.register(NOW + name, tables[name])

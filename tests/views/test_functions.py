@@ -56,4 +56,4 @@ def test_duckdb_refuses_what_spark_computes_otherwise(text: str) -> None:
     schema = TableSchema("x", SCHEMA, ("id",))
     plan = derive(f"SELECT id AS k, {text} AS c FROM x", {"x": schema}, ["k"])
     with pytest.raises(InvalidInput, match="DuckDB and Spark differ"):
-        local_engine.output_schema(plan, {"x": schema}, ["k"])
+        local_engine.output_schema(plan, {"x": schema})

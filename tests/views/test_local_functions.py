@@ -16,7 +16,7 @@ TABLE = TableSchema("x", SCHEMA, ("id",))
 
 def answer(sql: str, rows: pa.Table) -> list[dict[str, object]]:
     plan = derive(sql, {"x": TABLE}, ["k"])
-    wanted = local_engine.output_schema(plan, {"x": TABLE}, ["k"])
+    wanted = local_engine.output_schema(plan, {"x": TABLE})
     with local_engine._connected() as connection:
         connection.register(NOW + "x", rows)
         return local_engine._run(connection, plan, plan.query()).cast(wanted).to_pylist()
@@ -74,7 +74,7 @@ CORNERS = pa.schema([
 
 def planned(sql: str) -> pa.Schema:
     table = TableSchema("x", CORNERS, ("id",))
-    return local_engine.output_schema(derive(sql, {"x": table}, ["k"]), {"x": table}, ["k"])
+    return local_engine.output_schema(derive(sql, {"x": table}, ["k"]), {"x": table})
 
 
 @pytest.mark.parametrize("value", [
