@@ -221,10 +221,10 @@ def _blame(view: EpochView, names: Sequence[str], epoch: int) -> dict[str, str]:
 
 
 def _holders(view: EpochView, names: Sequence[str], epoch: int) -> dict[str, str]:
-    """Return the tables that keep the common epoch from being newer, with sentences: those without a later commit that
-    fail at the first epoch past it at which all others are valid.
+    """Return the tables that keep the common epoch from being newer, with a sentence each.
 
-    A table that has gone over an epoch with a later commit fails there too, but holds nothing back.
+    The epochs after it are tried in order, until one fails only because of tables that have no commit there yet: these
+    hold it back. Where a table fails that has a later commit, the next epoch is tried: it committed past this one.
     """
     at = epoch + 1
     for _ in range(MOST_STEPS):

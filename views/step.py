@@ -116,7 +116,8 @@ class _Driver(Generic[R]):
     def _changes(self, fold: Fold, changed: Sequence[str]) -> Changes | None:
         """Return the step that adds the changes; None if it cannot give the view's rows.
 
-        The groups of which it gives no rows are computed again.
+        The groups whose values the changes do not tell, such as one whose sums are all 0 now and that may have no rows
+        any more, are computed again, and are part of the rows.
         """
         try:
             deltas = self.engine.collect(self.engine.run(fold.deltas(changed)), most=MOST_GROUPS + 1)

@@ -162,5 +162,7 @@ def release_all(handle: Handle, leases: Iterable[RunnerLease]) -> None:
 
 
 def inputs_of(view: ReadTxn, handle: Handle, job: JobRecord) -> EpochView:
-    """Read the epochs of the tables that the job reads, and of which its rows are, and of their ancestors."""
+    """Read the epochs of the tables that the job reads, of those that its newest commit was computed from, and of their
+    ancestors.
+    """
     return read_epoch_view(view, handle.memory, handle.catalog.now_ms(), above={*job.upstreams, *job.rows_from})

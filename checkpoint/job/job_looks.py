@@ -57,21 +57,23 @@ class CatalogState:
 
 @dataclass(frozen=True, slots=True)
 class WorkLook:
-    """Result of a look at one job.
-
-    has_work: a step would commit, change the job's record, or raise. finished: its data has ended. blocked: another
-    runner is alive. creating: the job has not caught up for the first time. reached: its outputs are complete through
-    the target epoch, and it has no rebuild to do. missing: ids of its upstreams' jobs that are not. state: None if
-    the job has work, unless a coordinator decides it.
-    """
+    """Result of a look at one job."""
 
     has_work: bool
+    """True if a step would commit, change the job's record, or raise."""
     finished: bool = False
+    """True if the data of the job has ended."""
     blocked: bool = False
+    """True if another runner of the job is alive."""
     creating: bool = False
+    """True if the job has not caught up for the first time."""
     reached: bool = False
+    """True if the outputs are complete through the epoch that a drain waits for, and no rebuild is to be done."""
     missing: frozenset[int] = frozenset()
+    """Ids of the jobs of its upstreams whose outputs are not complete through that epoch."""
     state: CatalogState | None = None
+    """State of the catalog in which the look found no work; None if the job has work, unless a coordinator decides it.
+    """
 
     def settled(self, *, idle: bool) -> bool:
         """Return True if the job has taken in everything through the target. An idle step ends the creation."""

@@ -35,9 +35,10 @@ ENDINGS = {Fenced: "fenced", JobNotFound: "dropped", JobParked: "parked"}
 class NextStep:
     """Next step of a job's runner.
 
-    over: the job has finished. parked: it raises JobParked. repeat: it refreshes the recorded barrier. barrier: it
-    records `barrier` and refreshes it. caught_up: it ends the job's creation, or takes part in `global` again. rest:
-    nothing is to be done until the catalog changes or a boundary is sealed.
+    over: the job has finished. parked: the step raises JobParked. repeat: it refreshes the barrier that is recorded.
+    barrier: it records `barrier` and refreshes it. caught_up: it commits no rows, but ends the job's creation, or lets
+    its outputs take part in `global` again. rest: nothing is to be done until the catalog changes or a boundary is
+    sealed.
     """
 
     kind: StepKind
@@ -147,7 +148,9 @@ class JobState:
 
     job: JobRecord
     epochs: EpochView
-    """The epochs of the tables that the job reads, and of which its rows are, and of their ancestors."""
+    """Epochs of the tables that the job reads, of those that its newest commit was computed from, and of their
+    ancestors.
+    """
     clockwork: Clockwork
 
     @property

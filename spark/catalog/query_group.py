@@ -47,8 +47,8 @@ class QueryGroups:
         return self._group(table).chosen
 
     def current(self) -> QueryEpochs:
-        """Return the query epochs of the query for which this thread loads the changes of a table, or what it writes.
-        A query may load a table beside these.
+        """Return the query epochs of the query that this thread plans, for a load that is no table: `CHANGES`, or the
+        target of a write. The query may load the table of that name too: both have these epochs.
         """
         return self._group(None).chosen
 

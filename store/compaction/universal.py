@@ -32,7 +32,7 @@ class UniversalStrategy:
         upper = sum(run.live_bytes for run in runs[1:]) + (version.l0_bytes if l0 else 0)
         bottom = runs[0].live_bytes
         if upper and (l0 or len(runs) > 1) and upper * 100 >= bottom * SPACE_PERCENT:
-            reason = f"the runs above the oldest one have {upper} bytes, {SPACE_PERCENT} % of its {bottom} are enough"
+            reason = f"the newer runs have {upper} bytes, at least {SPACE_PERCENT} % of the oldest run's {bottom}"
             return task_from(version, runs, 0, reason, l0=l0)
         first, gathered = (len(runs), version.l0_bytes) if l0 else (len(runs) - 1, runs[len(runs) - 1].live_bytes)
         while first > 1 and runs[first - 1].live_bytes <= gathered:
@@ -43,9 +43,9 @@ class UniversalStrategy:
         if first < len(runs) - 1:
             return task_from(version, runs, first, f"{len(runs) - first} runs are of similar size", l0=False)
         if len(runs) > MAX_RUNS:
-            return task_from(version, runs, 1, f"there are {len(runs)} runs, {MAX_RUNS} are the most", l0=False)
+            return task_from(version, runs, 1, f"there are {len(runs)} runs, more than {MAX_RUNS}", l0=False)
         return None
 
 
 def _l0_reason(version: TableVersion, compact_segments: int) -> str:
-    return f"L0 has {version.l0_segments} segments, {compact_segments} are enough"
+    return f"L0 has {version.l0_segments} segments, at least {compact_segments}"

@@ -150,8 +150,10 @@ class EpochView:
         return tuple(order.values())
 
     def needed(self, refs: Iterable[TableRef]) -> tuple[tuple[TableEpochs, int], ...]:
-        """Return the closure, each table with the epoch from which on it has no effect on these tables: FAR, or the
-        last commit of the finished tables between them.
+        """Return the closure, each table with the last of its epochs that can have an effect on these tables.
+
+        That is FAR, but for an ancestor that reaches them through finished tables only: these take in nothing after
+        their last commit. Example: `daily` reads `raw`, and finished at 40: commits of `raw` after 40 change nothing.
         """
         refs = list(refs)
         closure = self.closure(refs)

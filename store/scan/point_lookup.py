@@ -23,7 +23,9 @@ from epochlog.store.types.schema import TableSchema
 
 CACHE_BYTES, SIEVE_BYTES = 256 << 20, 32 << 20
 DIRECT_KEYS, DIRECT_COLUMNS = 16, 8
-"""For fewer needles, a block's keys are decoded before more columns than these, for it may hold none of the needles."""
+"""Bounds of two-step lookups: one of fewer than 16 keys in more than 8 columns decodes the keys of a block first, and
+its other columns only if it has one of the keys.
+"""
 
 TOGETHER_ROWS = 1 << 19
 """Rows of the blocks of a file that are decoded together, to have few in memory beside the cache."""
@@ -177,8 +179,10 @@ class PointReader:
         return max(1, WIDE_ROWS * len(file.blocks) // file.rows) if many and len(self.columns) <= DIRECT_COLUMNS else 1
 
     def _rows_of(self, file: Segment | RunFile, parts: Mapping[int, pa.Array], wide: int) -> dict[int, Rows]:
-        """Return the rows of the blocks that hold one of their needles, or may hold one. parts: the needles of each.
-        wide: the number of the file's blocks in a block.
+        """Return the rows of the blocks that hold one of their needles, or may hold one.
+
+        parts: the needles by block. wide: a block of `parts` is so many neighbouring blocks of the file: with 4, its
+        block 1 is blocks 4 to 7.
         """
         if len(self.columns) <= DIRECT_COLUMNS:
             return self._decoded(file, parts, self.columns, wide)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-import msgpack
 import pytest
 
 from epochlog.checkpoint import control_messages
@@ -86,7 +85,7 @@ def test_a_message_has_its_fields_and_no_others() -> None:
     for members in ({}, {"a": 1, "b": 2}, {"a": "x"}):
         with pytest.raises(BadMessage):
             exactly(members, {"a": number})
-    for data in (b"", b"\xc1", msgpack.packb(1)[:0], b"\x81\x01\x02"):
+    for data in (b"", b"\xc1", b"\x81\x01\x02"):
         with pytest.raises(BadMessage, match="not msgpack"):
             from_msgpack(data)
 
