@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from epochlog.errors import EpochExpired, TableDropped
+from epochlog.errors import EpochExpired, EpochlogError, TableDropped
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.lag_marks import mark_late
 from epochlog.store.epochs.view import EpochView
@@ -57,10 +57,11 @@ class ChoiceRead:
             self._under_global = epochs
         return epochs, records
 
-    def mark_late(self) -> None:
-        """Mark the jobs that are late in the epochs that were read under `global`."""
+    def mark_late(self, tx: Txn | None = None) -> None:
+        """Mark the jobs that are late in the epochs that were read under `global`, once. tx: see `mark_late`."""
         if self._under_global is not None:
-            mark_late(self._handle, self._under_global)
+            mark_late(self._handle, self._under_global, tx)
+            self._under_global = None
 
 
 def choose(
@@ -91,14 +92,13 @@ def choose_and_pin(
             chosen = _ask(handle, policy, answer, handle.catalog.read)
             with suppress(EpochExpired, TableDropped):
                 return chosen, handle.pin(lambda tx, chosen=chosen: pin(tx, chosen))
-        return _ask(handle, policy, answer, answer_and_pin)
+        return handle.pin(answer_and_pin)
 
-    def answer_and_pin(ask: Callable[[ReadTxn], T]) -> tuple[T, U]:
-        def body(tx: Txn) -> tuple[T, U]:
-            chosen = ask(tx)
-            return chosen, pin(tx, chosen)
-
-        return handle.pin(body)
+    def answer_and_pin(tx: Txn) -> tuple[T, U]:
+        asked = ChoiceRead(handle, tx, policy)
+        chosen = answer(asked)
+        asked.mark_late(tx)  # a failure after the pin would leave its holds to nobody
+        return chosen, pin(tx, chosen)
 
     return until_chosen(handle, policy, attempt, check)
 
@@ -107,9 +107,9 @@ def _ask(
     handle: Handle,
     policy: Policy | None,
     answer: Callable[[ChoiceRead], T],
-    run: Callable[[Callable[[ReadTxn], T]], U],
-) -> U:
-    """Ask in a read or a transaction that `run` opens, and mark the jobs that were late in the newest read."""
+    run: Callable[[Callable[[ReadTxn], T]], T],
+) -> T:
+    """Ask in a read that `run` opens, and mark the jobs that were late in it, also if the policy refuses."""
     asked: ChoiceRead | None = None
 
     def ask(view: ReadTxn) -> T:
@@ -118,7 +118,12 @@ def _ask(
         return answer(asked)
 
     try:
-        return run(ask)
-    finally:
+        answered = run(ask)
+    except BaseException:
         if asked is not None:
-            asked.mark_late()
+            with suppress(EpochlogError):  # the refusal tells more
+                asked.mark_late()
+        raise
+    if asked is not None:
+        asked.mark_late()
+    return answered

@@ -42,9 +42,9 @@ def alter_store(handle: Handle, global_max_lag: float | timedelta | None, defaul
     handle.catalog.transact(body)
 
 
-def mark_late(handle: Handle, view: EpochView) -> None:
+def mark_late(handle: Handle, view: EpochView, tx: Txn | None = None) -> None:
     """Mark the jobs that exceed the bound in this view, unless they have committed since. Write nothing if there are
-    none, or if the store is open read-only.
+    none, or if the store is open read-only. tx: transaction to write in; None: one of its own.
     """
     late_jobs = () if handle.read_only else view.membership.late
     if not late_jobs:
@@ -63,4 +63,7 @@ def mark_late(handle: Handle, view: EpochView) -> None:
             ):
                 tx.put(job_key(job.id), replace(job, outside_ms=now_ms).to_record())
 
-    handle.catalog.transact(body)
+    if tx is None:
+        handle.catalog.transact(body)
+    else:
+        body(tx)

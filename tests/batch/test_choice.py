@@ -12,7 +12,7 @@ import epochlog as el
 from default_doors import BOUND_MS, DefaultWorld
 from epochlog.batch import choice, default_policy, waiting
 from epochlog.batch.policy import Global
-from epochlog.errors import EpochExpired, NoConsistentEpoch, TableNotReadable
+from epochlog.errors import CatalogUnavailable, EpochExpired, NoConsistentEpoch, TableNotReadable
 from epochlog.serving import StoreServer
 from epochlog.spark import batch_source
 from epochlog.spark.catalog.query_epochs import CatalogTables
@@ -135,6 +135,36 @@ def test_a_choice_inside_of_the_transaction_that_pins_it_marks_too(
     monkeypatch.setattr(world.store._handle, "pin", pin)
     with world.store.snapshot(["prices"], consistency="global"):
         assert len(pins) == choice.CHOICES + 1 and marked(world) == {"job_late"}
+
+
+def test_a_mark_that_fails_leaves_no_hold_and_hides_no_refusal(
+    world: DefaultWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holds of a pin stayed without an owner when the mark after it failed."""
+
+    def fail(*_: object) -> None:
+        raise CatalogUnavailable("away")
+
+    before, pins, held = world.store._handle.pin, list[int](), world.store._handle.catalog.read(holds)
+
+    def pin(body: Any) -> Any:
+        pins.append(1)
+        if len(pins) <= choice.CHOICES:
+            raise EpochExpired("retention was faster")
+        monkeypatch.setattr(choice, "mark_late", fail)
+        return before(body)
+
+    monkeypatch.setattr(world.store._handle, "pin", pin)
+    with pytest.raises(CatalogUnavailable):
+        world.store.snapshot(["prices"], consistency="global")
+    assert world.store._handle.catalog.read(holds) == held
+    world.store.alter(global_max_lag=LAG_MS / 2_000)
+    with pytest.raises(TableNotReadable, match="late cannot be read: it lags"):
+        world.store.snapshot(["late"], consistency="global")
+
+
+def holds(view: Any) -> list[bytes]:
+    return [key for key, _ in view.scan(b"hold/", b"hold0")]
 
 
 # ---- planted bugs
