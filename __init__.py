@@ -93,6 +93,7 @@ from .errors import (
     WriteFailed,
 )
 from .lazy import lazily
+from .version import __version__
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .api import Store, open
@@ -130,8 +131,6 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .table import Table, TableInfo, TableWriter
     from .transaction import Transaction
     from .view import View
-
-__version__ = "0.1.0"
 
 # Where each lazy name lives. A module's names are all bound at its first use.
 _HOMES: dict[str, tuple[str, ...]] = {

@@ -235,11 +235,11 @@ class Ping:
 @_message(21)
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Answer to Hello."""
+    """Answer to Hello. Times in ms."""
 
     version: Number
     run: Text
-    """Name of the coordinator process; a restarted coordinator has another. Times in ms."""
+    """Name of the coordinator process; a restarted coordinator has another."""
     heartbeat_ms: Number
     timeout_ms: Number
 

@@ -39,8 +39,9 @@ class Timeline:
     tables: tuple[str, ...]
     """Requested ones."""
     ancestors: tuple[str, ...]
-    """All other tables that they descend from. The stretches are in order of epoch, without gaps."""
+    """All other tables that they descend from."""
     stretches: tuple[Stretch, ...]
+    """Intervals of equal state, in order of epoch, without gaps."""
     earlier: bool = False
     later: bool = False
 

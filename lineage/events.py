@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -24,9 +23,9 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.uuid import generate_static_uuid
 
 from epochlog.store.types.epoch import to_unix_ms
+from epochlog.version import __version__
 
 T = TypeVar("T")
-VERSION = version("epochlog")
 PRODUCER = "https://pypi.org/project/epochlog"
 
 
@@ -119,9 +118,9 @@ def _run_facets(facts: RunFacts, end: RunEnd | None) -> dict[str, Any]:
     facets: dict[str, Any] = {
         "processing_engine": _made(
             processing_engine_run.ProcessingEngineRunFacet,
-            version=VERSION,
+            version=__version__,
             name="epochlog",
-            openlineageAdapterVersion=VERSION,
+            openlineageAdapterVersion=__version__,
         )
     }
     if facts.prev:

@@ -33,10 +33,9 @@ class CommonEpoch:
     tables: tuple[str, ...]
     """Tables that share it."""
     missing: tuple[str, ...]
-    """Other tables of the store. held_by: the tables to blame for the epoch, or for the missing tables; `blame` has the
-    sentence for each.
-    """
+    """Other tables of the store."""
     blame: Mapping[str, str]
+    """Tables to blame for the epoch, or for the missing tables, with a sentence each."""
 
     @property
     def held_by(self) -> tuple[str, ...]:

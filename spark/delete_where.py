@@ -54,7 +54,7 @@ class RowCondition:
 
     column: Column
     columns: tuple[str, ...]
-    """Those that it reads."""
+    """Columns that the condition reads."""
     filter: pc.Expression | None
     """Arrow filter that all its rows pass, which prunes the read; None without one."""
 

@@ -79,7 +79,7 @@ class Save:
     merge: bool = False
     """Missing nullable columns are filled with nulls."""
     checkpoint: str | None = None
-    """Of a stream."""
+    """Checkpoint location of a stream; None for a batch write."""
     within: MicroBatch | None = None
     """Micro-batch in whose foreachBatch the write was made, if the driver knew it."""
 

@@ -68,9 +68,11 @@ class WorkLook:
     creating: bool = False
     """True if the job has not caught up for the first time."""
     reached: bool = False
-    """True if the outputs are complete through the epoch that a drain waits for, and no rebuild is to be done."""
+    """True if the outputs are complete through the target epoch of a run until its jobs are idle, and no rebuild is to
+    be done.
+    """
     missing: frozenset[int] = frozenset()
-    """Ids of the jobs of its upstreams whose outputs are not complete through that epoch."""
+    """Ids of the jobs of its upstreams whose outputs are not complete through the target epoch."""
     state: CatalogState | None = None
     """State of the catalog in which the look found no work; None if the job has work, unless a coordinator decides it.
     """

@@ -54,7 +54,7 @@ class JobSettings:
     tolerable_failures: int | None = None
     """Number of failed attempts in a row that do not fail the job; None: any number."""
     allow_finished: bool = True
-    """True to continue checkpoints after some actors have finished. Raises InvalidInput."""
+    """True to continue checkpoints after some actors have finished."""
 
     def __post_init__(self) -> None:
         _require("interval_ms", self.interval_ms, 1, optional=True)
@@ -116,9 +116,9 @@ class CommitBarrier:
     states: Mapping[Actor, bytes]
     """By actor."""
     finished: frozenset[Actor] = frozenset()
-    """All actors that have finished after this commit, including those recorded before."""
+    """All actors that have finished after this commit, including those recorded before. The catalog records them."""
     finished_vertices: frozenset[str] = frozenset()
-    """Vertices whose actors are all finished. The catalog records both."""
+    """Vertices whose actors are all finished. The catalog records them too."""
     final: bool = False
     """The job and its outputs end with this commit."""
 

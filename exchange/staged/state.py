@@ -78,8 +78,9 @@ class StagedQuery:
     lease_ms: int
     """Time until an unused query ends."""
     expires_ms: int
+    """Unix time at which the query ends unless it is used."""
     budget: int
-    """Bytes of its batches on disk. expires_ms is Unix time."""
+    """Most bytes of its batches on disk."""
 
     @property
     def stage(self) -> int:

@@ -49,15 +49,16 @@ class AdmissionLimits:
     calls: int = 1_000
     """Most calls of a lane."""
     stall_s: float = 60.0
-    """How long a client may keep a call waiting for each least_bytes that it takes or gives."""
+    """Longest time for which a client may keep a call waiting for each `least_bytes` that it takes or gives."""
     least_bytes: int = 1 << 20
     call_s: float = 3600.0
-    """How long a call may last."""
+    """Longest time of a call."""
     flights: int = 256
-    """How many flights may be open or planned, and flights_of_one: over one connection."""
+    """Most flights that are open or planned."""
     flights_of_one: int = 64
+    """Most flights over one connection."""
     flight_s: float = 300.0
-    """How long a flight is held unless it is renewed."""
+    """Longest time for which a flight is held without a renewal."""
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ class UnpackedRecord(Record):
 def as_record(value: Any) -> Record:
     """Return the fields of a frozen dataclass by name, in which other dataclasses are records too.
 
-    It returns what `dataclasses.asdict` does, without copies of immutable members.
+    It returns what `dataclasses.asdict` does of dataclasses in tuples and dicts, without copies of immutable members.
     """
     return {name: _as_member(getattr(value, name)) for name in _names_of(type(value))}
 

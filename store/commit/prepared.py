@@ -61,7 +61,7 @@ class Prepared:
     base: int | None
     """The table's newest commit when the change was prepared; None if nothing depends on it."""
     requirements: Requirements = NO_REQUIREMENTS
-    """What has been done."""
+    """Requirements that the preparation has met."""
     images: Images | None = None
     """The rows before the change, for each of its log epochs; None if they were not required."""
     verdict: Verdict | None = None

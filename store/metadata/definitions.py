@@ -78,7 +78,7 @@ class TableDef:
     drop_unchanged: bool = True
     """True if the commits of an output leave out rows without a change."""
     full_since: int | None = None
-    """Commit after which all entries store them; None while new entries do not."""
+    """Commit after which all entries also store the rows that they replace; None while new entries do not."""
     first_changelog: str = ""
     """Changelog at the creation of the table, which applies to entries of version 0.1 without their own."""
     created: int = 0
@@ -276,7 +276,7 @@ class JobRecord:
     max_lag_ms: int | None = None
     """max_lag if it was given as a time; None if it was given in boundaries."""
     outside_ms: int | None = None
-    """Since when `global` leaves the outputs out because the job lags. None: they take part."""
+    """Since when `global` leaves the outputs out because the job lags. None: not because of its lag."""
     created_ms: int = 0
     """Time of the creation."""
     runner: Runner | None = None

@@ -137,7 +137,7 @@ class SortedRun:
     """
     at: int | None = None
     """Epoch at which each read sees a run that a clone took over, because the files have later rows of the source;
-    None: the files have no rows that a read must not see.
+    None: a run of the table's own.
     """
 
     def past_epoch(self, epoch: int) -> int | None:

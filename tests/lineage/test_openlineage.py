@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -388,7 +389,8 @@ def test_an_event_that_breaks_the_schema_is_noticed(tmp_path: Path) -> None:
 
 
 def test_the_version_of_the_engine_is_that_of_the_package() -> None:
-    assert el.__version__ == events.VERSION
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    assert el.__version__ == events.__version__ == project["version"]
 
 
 def test_namespaces_tell_stores_apart() -> None:

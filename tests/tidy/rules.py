@@ -17,6 +17,7 @@ MAX_PAGE_WIDTH = 140
 # Folders and modules, lowest first: a module imports from its own place and from those above it in this list. The demo
 # uses the library as its users do.
 LAYERS = (
+    "version",
     "errors",
     "lazy",
     "store/env",
