@@ -163,8 +163,7 @@ def counted(folders: tuple[str, ...]) -> Iterator[WidthWork]:
         return tracers[code]
 
     before, collects = sys.gettrace(), gc.isenabled()
-    gc.collect()  # no object of another test ends within the count
-    gc.disable()
+    gc.disable()  # no object of another test ends within the count
     _current.append(begun)
     threading.settrace(begun)
     sys.settrace(begun)
