@@ -16,7 +16,10 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("*.py", "py.typed", "pyproject.toml", "README.md", "LICENSE")
-PACKAGES = ("batch", "checkpoint", "cli", "demo", "exchange", "lineage", "page", "spark", "store", "testing", "views")
+PACKAGES = (
+    *("batch", "checkpoint", "cli", "demo", "exchange", "facts", "lineage", "page", "spark", "store", "testing"),
+    "views",
+)
 
 IMPORT_ALL = """
 import importlib, pathlib, pkgutil, epochlog

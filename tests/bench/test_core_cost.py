@@ -28,14 +28,15 @@ def test_the_record_has_each_operation_that_is_measured() -> None:
         assert set(work) == {"", *json.loads(core_cost.RECORD.read_text("utf-8"))}
 
 
-def test_a_read_that_does_its_work_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_does_its_work_again_and_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     before = core_cost.measure()
     get = el.Table.get
 
-    def twice(table: el.Table, *args: Any, **options: Any) -> Any:
-        get(table, *args, **options)
+    def again(table: el.Table, *args: Any, **options: Any) -> Any:
+        for _ in range(3):  # twice would be near the limit where other work runs beside the first measurement
+            get(table, *args, **options)
         return get(table, *args, **options)
 
-    monkeypatch.setattr(el.Table, "get", twice)
+    monkeypatch.setattr(el.Table, "get", again)
     _, wrong = core_cost.compare(core_cost.measure(), before)
     assert [message.split()[0] for message in wrong] == ["get"]
