@@ -71,7 +71,7 @@ def choose(
 
     policy: None for the default. check: called during a wait; it raises an error to end the wait.
     """
-    return until_chosen(handle, policy, lambda: _ask(handle, policy, answer, handle.catalog.read), check)
+    return until_chosen(handle, policy, lambda: _ask(handle, policy, answer), check)
 
 
 def choose_and_pin(
@@ -89,7 +89,7 @@ def choose_and_pin(
 
     def attempt() -> tuple[T, U]:
         for _ in range(CHOICES):
-            chosen = _ask(handle, policy, answer, handle.catalog.read)
+            chosen = _ask(handle, policy, answer)
             with suppress(EpochExpired, TableDropped):
                 return chosen, handle.pin(lambda tx, chosen=chosen: pin(tx, chosen))
         return handle.pin(answer_and_pin)
@@ -103,13 +103,8 @@ def choose_and_pin(
     return until_chosen(handle, policy, attempt, check)
 
 
-def _ask(
-    handle: Handle,
-    policy: Policy | None,
-    answer: Callable[[ChoiceRead], T],
-    run: Callable[[Callable[[ReadTxn], T]], T],
-) -> T:
-    """Ask in a read that `run` opens, and mark the jobs that were late in it, also if the policy refuses."""
+def _ask(handle: Handle, policy: Policy | None, answer: Callable[[ChoiceRead], T]) -> T:
+    """Ask in one read of the catalog, and mark the jobs that were late in it, also if the policy refuses."""
     asked: ChoiceRead | None = None
 
     def ask(view: ReadTxn) -> T:
@@ -118,7 +113,7 @@ def _ask(
         return answer(asked)
 
     try:
-        answered = run(ask)
+        answered = handle.catalog.read(ask)
     except BaseException:
         if asked is not None:
             with suppress(EpochlogError):  # the refusal tells more

@@ -171,14 +171,14 @@ def holds(view: Any) -> list[bytes]:
 
 
 def a_refusal_marks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(handle: Any, policy: Any, answer: Any, run: Any) -> Any:
+    def ask(handle: Any, policy: Any, answer: Any) -> Any:
         reads = list[Any]()
 
         def body(view: Any) -> Any:
             reads.append(choice.ChoiceRead(handle, view, policy))
             return answer(reads[-1])
 
-        answered = run(body)
+        answered = handle.catalog.read(body)
         reads[-1].mark_late()
         return answered
 
