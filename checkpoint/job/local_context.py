@@ -41,8 +41,7 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
         super().__init__(handle.files, plan, SegmentWriter)
 
     def _changes(self, plan: LogPlan, options: ReadOptions, mode: str, *, pre_images: bool) -> pa.Table:
-        batches = plan.batches(self.files, mode, pre_images=pre_images, options=options)
-        return pa.Table.from_batches(batches, schema=plan.schema(options.columns))
+        return _changes_of(self.files, plan, options, mode, pre_images=pre_images)
 
     def _find_touched(self, upstream: Upstream, names: list[str]) -> pa.Table:
         schema = upstream.table.schema
@@ -83,8 +82,12 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
 def read_changes(files: Files, upstream: Upstream, columns: Sequence[str], *, pre_images: bool = True) -> pa.Table:
     """Return these columns of the net changes of an upstream, with the change columns."""
     options = ReadOptions(columns, None, upstream.keys)
-    batches = upstream.changes.batches(files, "net", pre_images=pre_images, options=options)
-    return pa.Table.from_batches(batches, schema=upstream.changes.schema(columns))
+    return _changes_of(files, upstream.changes, options, "net", pre_images=pre_images)
+
+
+def _changes_of(files: Files, plan: LogPlan, options: ReadOptions, mode: str, *, pre_images: bool) -> pa.Table:
+    batches = plan.batches(files, mode, pre_images=pre_images, options=options)
+    return pa.Table.from_batches(batches, schema=plan.schema(options.columns))
 
 
 def read_groups(files: Files, plan: ScanPlan, options: ReadOptions, groups: pa.Table) -> pa.Table:
