@@ -24,7 +24,7 @@ from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.schema import TableSchema
 
-from .verdict import distinct_keys
+from .verdict import SegmentPart, distinct_keys
 
 PIECE_ROWS = 1 << 18
 """Written rows that are merged, and held in memory, at a time."""
@@ -66,12 +66,12 @@ class UpdateMerge:
     def _read(self, epochs: Sequence[Sequence[Segment]], key_range: KeyRange, touched: pa.Array | None) -> _Piece:
         table = self.before.table
         codec = KeyCodec(table.schema, table.primary_key)
-        parts: list[_Part] = []
+        parts: list[SegmentPart] = []
         for number, epoch in enumerate(epochs):
             for segment in epoch:
                 schema = table if segment.updates is None else table.of_update(segment.updates)
                 rows = SegmentReader(self.files, segment, schema, codec).read(None, key_range)
-                parts.append(_Part(number, segment, rows))
+                parts.append(SegmentPart(number, segment, rows))
         keys = distinct_keys([part.rows.keys for part in parts], codec)
         if touched is not None:
             keys = keys.filter(pa.array(lookup(touched, keys) >= 0))
@@ -79,22 +79,12 @@ class UpdateMerge:
         return _Piece(table, keys, parts, state)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of one segment in a key range."""
-
-    number: int
-    """Position of the segment's log epoch among those of the commit."""
-    segment: Segment
-    rows: Rows
-
-
 class _Piece:
     """Rows of one key range: for each column of each key the position of its value among all rows read, or of its
     default, which comes last; -1: null.
     """
 
-    def __init__(self, table: TableSchema, keys: pa.Array, parts: Sequence[_Part], state: Rows) -> None:
+    def __init__(self, table: TableSchema, keys: pa.Array, parts: Sequence[SegmentPart], state: Rows) -> None:
         self._table = table
         self._keys = keys
         self._parts = parts
@@ -122,7 +112,7 @@ class _Piece:
                 changes.append((number, self._rows(np.flatnonzero(touched))))
         return changes
 
-    def _apply(self, part: _Part, begin: int) -> np.ndarray:
+    def _apply(self, part: SegmentPart, begin: int) -> np.ndarray:
         """Apply a segment to the state of its keys; return their positions."""
         at = lookup(self._keys, part.rows.keys)
         (rows,) = (at >= 0).nonzero()

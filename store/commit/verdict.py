@@ -71,7 +71,7 @@ class Judge:
     new_path: Callable[[], str]
     """Returns the path of a new file."""
     blind: bool = False
-    """The commit replaces the table's rows whatever their sequences, so only its own changes of a key are compared."""
+    """True if the commit replaces the table's rows whatever their sequences: only its own changes are compared."""
 
     @property
     def table(self) -> TableSchema:
@@ -129,7 +129,8 @@ class Judge:
                 old_deletes = self._kept_of(keys, state.keys)
         numbers = np.repeat(np.arange(len(epochs)), [len(epoch) for epoch in epochs])
         parts = tuple(
-            _Part(int(number), segment, part) for number, segment, part in zip(numbers, segments, rows, strict=True)
+            SegmentPart(int(number), segment, part)
+            for number, segment, part in zip(numbers, segments, rows, strict=True)
         )
         return _Piece(self, key_range, keys, parts, state, old_deletes)
 
@@ -151,8 +152,8 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of one segment in a piece."""
+class SegmentPart:
+    """Rows of one segment in a key range."""
 
     number: int
     """Position of the segment's log epoch among those of the commit."""
@@ -171,7 +172,7 @@ class _Piece:
         judge: Judge,
         key_range: KeyRange,
         keys: pa.Array,
-        parts: Sequence[_Part],
+        parts: Sequence[SegmentPart],
         state: Rows,
         old_deletes: FoundDeletes,
     ) -> None:
