@@ -26,9 +26,9 @@ class PolicyOption:
     keyword: str = ""
     """Argument of the policy's class, if its name differs."""
     each_table: bool = False
-    """The argument is a dict with the value for each named table."""
+    """True if the argument is a dict with the value for each named table."""
     implies: bool = False
-    """The option selects the policy when none is named."""
+    """True if the option selects the policy when none is named."""
 
     @property
     def argument(self) -> str:

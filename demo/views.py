@@ -21,7 +21,7 @@ class DemoView:
     name: str
     key: tuple[str, ...]
     query: str
-    """In Spark's dialect."""
+    """Query in Spark's dialect."""
     expected: str
     """Query for DuckDB, with the same columns."""
 

@@ -29,7 +29,7 @@ class Stretch:
     landed: Mapping[str, Landed]
     states: Mapping[str, State]
     readable: bool
-    """All requested tables can be read together."""
+    """True if all requested tables can be read together."""
 
 
 @dataclass(frozen=True, slots=True)

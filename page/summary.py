@@ -29,7 +29,7 @@ class CommonEpoch:
     """Newest epoch at which tables can be read together, and the tables without which it would be newer."""
 
     epoch: int | None
-    """None if there is none."""
+    """Newest common epoch; None if there is none."""
     tables: tuple[str, ...]
     """Tables that share it."""
     missing: tuple[str, ...]

@@ -74,10 +74,10 @@ class Save:
     new_checkpoint: bool = False
     """See `StreamBatch.new_checkpoint`."""
     is_committed: bool = False
-    """The transaction was committed before, so nothing is written."""
+    """True if the transaction was committed before, so that nothing is written."""
     shape: EventShape = WHOLE_ROWS
     merge: bool = False
-    """Missing nullable columns are filled with nulls."""
+    """True if missing nullable columns are filled with nulls."""
     checkpoint: str | None = None
     """Checkpoint location of a stream; None for a batch write."""
     within: MicroBatch | None = None

@@ -24,7 +24,7 @@ class Offset:
 
     table_id: int
     epoch: int = 0
-    """The stream has read all changes through it."""
+    """Epoch through which the stream has read all changes."""
     start: str | None = None
     """Symbolic start; the stream has read nothing yet."""
 

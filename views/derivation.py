@@ -59,7 +59,7 @@ class ViewPlan:
     fold: Fold | None = None
     """Plan that adds changes to sums where it can; None for a query of another kind."""
     by_rows: bool = False
-    """A step whose changes touch most of the view's rows recomputes all of them."""
+    """True if a step whose changes touch most of the view's rows recomputes all of them."""
 
     @property
     def tables(self) -> tuple[str, ...]:

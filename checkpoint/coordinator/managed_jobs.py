@@ -70,9 +70,9 @@ class Decided:
     barrier: Barrier | None
     """Next one, or None if there is nothing to do."""
     last: bool = False
-    """A drain ends with it."""
+    """True if a drain ends with this barrier."""
     renewed: bool = False
-    """It is not the barrier of the attempts before it, whose segments are no part of it."""
+    """True if this is not the barrier of the attempts before, whose segments are no part of it."""
 
 
 @dataclass(frozen=True, slots=True)

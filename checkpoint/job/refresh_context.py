@@ -45,7 +45,7 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         self.files = files
         """Files of the store, for reads of the plan."""
         self.plan = plan
-        """All that this refresh reads and writes, at its barrier."""
+        """Plan of this refresh: all that it reads and writes, at its barrier."""
         self._make_writer = make_writer
         self._touched: dict[tuple[str, ...], Rows] = {}  # by upstream and columns
         self._writers: dict[str, W] = {}

@@ -34,7 +34,7 @@ class ReaderPosition:
     tables: Sequence[tuple[int, str]]
     after: int
     snapshot: bool
-    """The reader reads the tables' rows at its next barrier."""
+    """True if the reader reads the tables' rows at its next barrier."""
 
     def epochs(self, view: ReadTxn) -> EpochView:
         """Read the epochs of all tables; raise TableDropped if one of the reader's tables was dropped."""

@@ -80,7 +80,7 @@ class Decide:
     barrier_id: int
     """Id of the new attempt."""
     drain: bool = False
-    """The job is draining; seal a boundary first, and answer with `last` if the barrier reaches that boundary."""
+    """True if the job is draining: seal a boundary first, and answer with `last` if the barrier reaches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Inject:
     the segments of an accepted report again (`Outbox.report`).
     """
     drain: bool = False
-    """Each actor ends its data at this barrier and reports `ended`."""
+    """True if each actor ends its data at this barrier and reports `ended`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,13 @@ class CommitBarrier:
     segments: Segments
     """Segments of all reports and those carried over from aborted attempts, in the order of the reports."""
     states: Mapping[Actor, bytes]
-    """By actor."""
+    """Newest states of the actors' reports, by actor."""
     finished: frozenset[Actor] = frozenset()
     """All actors that have finished after this commit, including those recorded before. The catalog records them."""
     finished_vertices: frozenset[str] = frozenset()
     """Vertices whose actors are all finished. The catalog records them too."""
     final: bool = False
-    """The job and its outputs end with this commit."""
+    """True if the job and its outputs end with this commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Start:
     actor: Actor
     incarnation: int
     finished: bool = False
-    """The actor had finished before the job was restored; it only passes on its end of data."""
+    """True if the actor had finished before the job was restored; it only passes on its end of data."""
     peers: Mapping[Actor, int] = field(default_factory=dict)
 
 
@@ -227,7 +227,7 @@ class CheckpointStatus:
     actors: Mapping[Actor, str]
     """Actor -> name of its TaskState."""
     waiting_for: frozenset[Actor]
-    """The actors whose reports are missing, or that do not run yet."""
+    """Actors whose reports are missing, or that do not run yet."""
     barrier_id: int | None = None
     barrier: Barrier | None = None
     since_ms: int | None = None

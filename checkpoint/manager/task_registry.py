@@ -19,7 +19,7 @@ class RegisteredTask:
     incarnation: int = 0
     waiting: bool = False  # attached, but not started yet
     finish_committed: bool = False
-    """A commit records it as finished."""
+    """True if a commit records the actor as finished."""
     taken: int = 0  # the newest barrier id whose report of this incarnation was accepted
     ended: int = 0  # the newest incarnation that has ended
 

@@ -28,7 +28,7 @@ class _Step:
     key: Hashable
     run: Callable[[], None]
     inside: bool = True
-    """It takes a slot."""
+    """True if the step takes a slot."""
     started_ms: int = 0
 
 

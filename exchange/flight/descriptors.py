@@ -27,7 +27,7 @@ class Read:
     table: str
     epoch: int | None = None
     consistency: str | None = None
-    """None names no policy."""
+    """Policy of the read; None names none."""
     options: Mapping[str, Any] = field(default_factory=dict)
     columns: tuple[str, ...] | None = None
 

@@ -75,9 +75,9 @@ class _Plan:
 
     caller: Caller
     waits: bool = False
-    """It waits for an epoch."""
+    """True if the flight waits for an epoch."""
     displaced: bool = False
-    """Another flight has its place."""
+    """True if another flight has its place."""
 
     def keep_waiting(self) -> None:
         """Record that the plan waits. Raises LimitExceeded when another flight has its place."""

@@ -40,7 +40,7 @@ class Sent:
     rows: pa.RecordBatch
     deadline: Deadline
     awaited: bool
-    """The caller of its push waits for the answer."""
+    """True if the caller of the push waits for the answer."""
     done: bool = False
     error: EpochlogError | None = None
     """Server's refusal."""

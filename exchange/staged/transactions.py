@@ -75,11 +75,11 @@ class PushResult:
     """Outcome of a push."""
 
     stored: bool
-    """The catalog refers to its file now; otherwise the sequence had been pushed before, and the file is an orphan."""
+    """True if the catalog refers to its file now; else the sequence was pushed before, and the file is an orphan."""
     full: bool = False
-    """The batch does not fit into the disk budget now, and its file waits."""
+    """True if the batch does not fit into the disk budget now, and its file waits."""
     passed: bool = False
-    """The push has completed its channel."""
+    """True if the push has completed its channel."""
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------

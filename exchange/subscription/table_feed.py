@@ -82,7 +82,7 @@ class _FeedRound:
     position: FeedPosition
     until: int
     ended: bool
-    """The table's data ends with this round."""
+    """True if the table's data ends with this round."""
 
 
 class TableFeed:

@@ -48,6 +48,6 @@ class Call:
     abort_connection: Callable[[], None]
     """Shuts down the client's connection."""
     may_write: bool = True
-    """The call's token has the role WRITE."""
+    """True if the call's token has the role WRITE."""
     counted: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context manager that counts the call as one of its connection's."""

@@ -35,7 +35,7 @@ class ChangeRange:
     """Epochs of a change feed, both included."""
 
     start: int | None = None
-    """None for the oldest change that the log has."""
+    """First epoch; None for the oldest change that the log has."""
     end: int | None = None
     """None for the epoch at which the query reads the table; `at_most` for that epoch, or an earlier end."""
     at_most: int | None = None

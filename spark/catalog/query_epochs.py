@@ -103,7 +103,7 @@ class CatalogTables:
     handle: Handle
     policy: Policy | None
     names: tuple[str, ...] | None = None
-    """None for all tables of the store."""
+    """Names of the tables; None for all tables of the store."""
 
     def listed(self) -> list[str]:
         """Return the names of the tables, sorted."""

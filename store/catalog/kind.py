@@ -30,7 +30,7 @@ class Site:
     """Root, if it is local."""
     files: Files
     url: str | None = field(repr=False)
-    """None for the embedded catalog."""
+    """URL of the catalog; None for the embedded one."""
     clock: Callable[[], int] | None = None
     """Replaces the catalog's own clock."""
     durability: str = "disk"

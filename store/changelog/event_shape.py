@@ -29,7 +29,7 @@ class EventShape:
     partial: bool = False
     """Rows may lack columns, which keep their values."""
     ignore_nulls: bool = False
-    """A null leaves a value as it is."""
+    """True if a null leaves a value as it is."""
 
     @property
     def updates(self) -> bool:

@@ -49,7 +49,7 @@ class LogPlan:
     """
     groups: tuple[LabelGroup, ...] = ()
     backfill: bool = False
-    """The first read of an upstream by a job, which returns the rows of `before` as inserts and reads no log."""
+    """True for the first read of an upstream by a job: it returns the rows of `before` as inserts and reads no log."""
     stored: bool = False
     altered: int | None = None
     """Alter at which the plan ends before its range does, because the table's columns cannot be continued past it;

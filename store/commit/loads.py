@@ -82,7 +82,7 @@ class LoadCommit:
     finished: frozenset[int] = frozenset()
     """Indexes of the parts whose data ended."""
     final: bool = False
-    """The load ends with it."""
+    """True if the load ends with this commit."""
 
 
 def declare_load(handle: Handle, name: str, tables: Sequence[str], parts: int, *, finish_tables: bool) -> LoadRecord:

@@ -46,9 +46,9 @@ class StreamBatch:
     query: str | None
     """Id of the stream's query."""
     planned_ms: int | None = None
-    """When the batch was planned; None if Spark does not tell it."""
+    """Time at which Spark planned the batch; None if Spark does not tell it."""
     new_checkpoint: bool = False
-    """The user says that the stream was started anew, so a known number under another query is no replay."""
+    """True if the user says that the stream was started anew: a known number under another query is no replay."""
     batch: int | None = None
     """Id of the micro-batch if the user chose a `number` other than that for the write; NO_BATCH outside of any."""
 

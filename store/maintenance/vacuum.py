@@ -61,9 +61,9 @@ class VacuumedFile:
     reason: str
     """Why it is (or would be) deleted, or why it stays."""
     since_ms: int | None = None
-    """When it became unreachable."""
+    """Time at which the file became unreachable."""
     until_ms: int | None = None
-    """When it may be deleted at the earliest. Both are Unix ms, None if unknown."""
+    """Earliest time at which the file may be deleted. Both times are Unix ms; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

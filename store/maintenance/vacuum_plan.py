@@ -34,13 +34,13 @@ class FileDecision:
     reason: str = ""
     table_id: int = 0
     since_ms: int = 0
-    """When it became unreachable."""
+    """Time at which the file became unreachable."""
     until_ms: int | None = None
-    """When it may be deleted at the earliest."""
+    """Earliest time at which the file may be deleted."""
     is_new: bool = False
     """Not yet noted as unreachable."""
     listed: bool = True
-    """The file exists; False if only its note does."""
+    """True if the file exists, False if only its note does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class Released:
     history: KeptHistory | None = None
     """New direction of the table's history, if it changes."""
     more: bool = False
-    """Another transaction has more to release."""
+    """True if another transaction has more to release."""
 
 
 def apply_retention(handle: Handle, table: TableDef) -> None:

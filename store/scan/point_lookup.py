@@ -52,7 +52,7 @@ class _Hits:
     """Int64, ascending indices of these needles."""
     data: pa.Table
     deleted: np.ndarray | None
-    """None for no tombstone."""
+    """Tombstones among the rows; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)

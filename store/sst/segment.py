@@ -61,7 +61,7 @@ class Segment:
     """Relative to the store's root."""
     table_id: int
     rows: int
-    """Includes tombstones (deletes)."""
+    """Number of rows, with tombstones (deletes)."""
     deletes: int
     bytes: int
     """Size of the whole file."""
@@ -81,7 +81,7 @@ class Segment:
     committed segment has updates. None: a segment of whole rows.
     """
     ignore_nulls: bool = False
-    """A null in an update leaves the value as it is."""
+    """True if a null in an update leaves the value as it is."""
     schema_version: int = 0
     """Version of the table's schema whose columns the file has; 0: the first."""
 
