@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .column_types import children
+from .column_types import children, map_inner_types
 
 _T = pa.types
 _DAY_MS = 86_400_000
@@ -48,12 +48,8 @@ def paths_of(shape: pa.DataType) -> Iterator[pa.DataType]:
         item = shape.item_field
         yield from (pa.map_(shape.key_type, item.with_type(path)) for path in paths_of(item.type))
     elif children(shape):
-        item = shape.value_field
-        for path in map(item.with_type, paths_of(item.type)):
-            if _T.is_fixed_size_list(shape):
-                yield pa.list_(path, shape.list_size)
-            else:
-                yield pa.large_list(path) if _T.is_large_list(shape) else pa.list_(path)
+        for path in paths_of(shape.value_field.type):
+            yield map_inner_types(shape, lambda _, path=path: path)
     else:
         yield shape
 
