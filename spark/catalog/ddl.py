@@ -70,12 +70,12 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
             f"CREATE TABLE {name} needs its primary key: … TBLPROPERTIES (primary_key = 'id'), or PRIMARY KEY (id) "
             "among the columns"
         )
-    declared = tuple(column_named(columns, column) for column in declared)
-    names = tuple(column_named(columns, column) for column in parse_names("primary_key", key)) if key else declared
+    declared = tuple(meant_column(columns, column) for column in declared)
+    names = tuple(meant_column(columns, column) for column in parse_names("primary_key", key)) if key else declared
     if declared and names != declared:
         raise InvalidInput(f"CREATE TABLE {name}: PRIMARY KEY and primary_key name different columns; leave one out")
     if sequence_by is not None:
-        sequence_by = column_named(columns, sequence_by)
+        sequence_by = meant_column(columns, sequence_by)
     schema = stored_columns(name, columns)
     return create_table(handle, TableSchema(name, schema, names, sequence_by), changelog)
 
@@ -97,7 +97,7 @@ def _refuse_values(table: str, columns: StructType, java_columns: Any) -> None:
             )
 
 
-def column_named(columns: StructType, name: str) -> str:
+def meant_column(columns: StructType, name: str) -> str:
     """Return the name of the column that SQL means: that of these letters, else the only one that differs by case
     alone, else the name itself.
     """

@@ -13,7 +13,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
 import epochlog as el
-from epochlog.spark.catalog.ddl import column_named
+from epochlog.spark.catalog.ddl import meant_column
 from epochlog.spark.catalog.table import told_apart
 from epochlog.spark.errors import find_epochlog_error
 from spark_store import refusal
@@ -120,7 +120,7 @@ def test_statements_that_name_neither_read_both(lake: Any) -> None:
 def test_create_table_takes_the_column_of_these_letters_first() -> None:
     columns = StructType([StructField(name, LongType()) for name in ("k", "K", "Id", "é")])
     named = {"k": "k", "K": "K", "iD": "Id", "É": "é", "none": "none"}
-    assert {name: column_named(columns, name) for name in named} == named
+    assert {name: meant_column(columns, name) for name in named} == named
 
 
 def test_names_that_are_told_apart_are_told_apart_for_good() -> None:
