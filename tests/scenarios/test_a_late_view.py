@@ -84,7 +84,7 @@ def test_a_view_that_is_catching_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Without the bound reads fail after an hour; without marks the view comes and goes, and reads with it."""
     lab = Lab(tmp_path / "s", **({"global_max_lag": timedelta(days=365)} if mutant == "no bound" else {}))
     if mutant == "no mark":
-        monkeypatch.setattr("epochlog.batch.choice.mark_late", lambda handle, view: None)
+        monkeypatch.setattr("epochlog.batch.choice.mark_late", lambda handle, view, tx: None)
     for table in ("r", "kept"):
         lab.root_table(table, options=el.TableOptions(history_retention=timedelta(hours=1)))
     for name, source in (("good", "r"), ("bad", "kept")):
