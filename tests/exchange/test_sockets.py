@@ -261,9 +261,9 @@ def test_a_process_of_any_name_has_an_identity(tmp_path: Path, monkeypatch: pyte
     odd = b"(" + ("é" * 8).encode()[:15] + b")" + stat.rpartition(b")")[2]
     (tmp_path / str(os.getpid())).mkdir()
     (tmp_path / str(os.getpid()) / "stat").write_bytes(b"1 " + odd)
-    expected = process_id._start_ticks(os.getpid())
+    expected = process_id._read_start_ticks(os.getpid())
     monkeypatch.setattr(process_id, "_PROC", tmp_path)
-    assert process_id._start_ticks(os.getpid()) == expected != ""
+    assert process_id._read_start_ticks(os.getpid()) == expected != ""
 
 
 SIGPIPE_ENDS_IT = """
