@@ -94,7 +94,8 @@ class LevelReader:
                 levels.append(run.parts)
             else:
                 levels += self.levels(columns, None, [within], of_run=run)
-        rows = reader.find([*levels, *([segment] for segment in self.segments)], keys)
+        levels += ([segment] for segment in self.segments if within.overlaps(segment.key_min, segment.key_max))
+        rows = reader.find(levels, keys)
         return rows or self.no_rows(columns)
 
     def no_rows(self, columns: Sequence[str]) -> Rows:

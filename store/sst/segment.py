@@ -48,6 +48,8 @@ compacted, and most of them lie in batches of their own."""
 _SAMPLE_ROWS = 8_192
 _WORTH_DECODING = 0.8
 """Largest compressed share of the bytes that is worth decoding: decoding takes ten times as long as a copy."""
+_WORTH_THREADS = 1 << 20
+"""Bytes of batches from which on threads encode their columns; for fewer, waking threads costs more than they save."""
 
 Borders = dict[str, tuple[int, pa.RecordBatch]]
 """Last batch of a key range by file path, with its number. The next range of an ascending series begins in it."""
@@ -151,7 +153,9 @@ def write_segment(
 
 def _encode_file(schema: pa.Schema, batches: Sequence[pa.RecordBatch], compression: str | None) -> pa.Buffer:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+    use_threads = sum(batch.nbytes for batch in batches) >= _WORTH_THREADS
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=use_threads)
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return sink.getvalue()
