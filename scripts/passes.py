@@ -1,6 +1,6 @@
 """Runner of all passes of one make target, with one summary at the end; a failed pass does not stop the others.
 
-    python scripts/passes.py check|test|long|redis|campaign [--workers N] [--cpu FOLDER]
+    python scripts/passes.py lint|check|test|long|redis|campaign [--workers N] [--cpu FOLDER]
 
 The summary has the wall time of each pass and the CPU time of its process tree, with JVMs and servers. With --cpu the
 folder gets the CPU time of each test; `scripts/cpu_time.py --table FOLDER` prints it. The last line is
@@ -75,6 +75,9 @@ class Outcome:
     cpu_seconds: float
 
 
+CORE_COST = Pass("CPU time of core operations", (sys.executable, "bench/core_cost.py"))
+
+
 def users_code() -> list[str]:
     """Return the folders and modules of the library, as listed in pyproject.toml, and those of examples and scripts."""
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
@@ -82,17 +85,26 @@ def users_code() -> list[str]:
     return sorted(folders | {path.name for path in ROOT.glob("*.py")})
 
 
+def lint(spread: Sequence[str]) -> list[Pass]:
+    """Return the passes of `make check` without its tests, all of which `make test` has."""
+    return [*static_checks(), CORE_COST]
+
+
 def check(spread: Sequence[str]) -> list[Pass]:
     brief = {"HYPOTHESIS_PROFILE": "quick", "EPOCHLOG_LAW_SEEDS": "3", "EPOCHLOG_MODEL_SEEDS": "5"}
+    tests = Pass("quick tests", (*PYTEST, "-m", QUICK, *spread, "--dist", "worksteal"), brief)
+    return [*static_checks(beside=True), tests, CORE_COST]
+
+
+def static_checks(*, beside: bool = False) -> list[Pass]:
+    """Return the passes of format, lint and types. beside: check the types in parallel with the passes after them."""
     return [
         Pass(
             "format (make format puts it right)",
             (str(BIN / "ruff"), "format", "--check", "--output-format", "concise", "."),
         ),
         Pass("lint", (str(BIN / "ruff"), "check", "--quiet", ".")),
-        Pass("types of the library", (str(BIN / "basedpyright"), *users_code()), beside=True),
-        Pass("quick tests", (*PYTEST, "-m", QUICK, *spread, "--dist", "worksteal"), brief),
-        Pass("CPU time of core operations", (sys.executable, "bench/core_cost.py")),
+        Pass("types of the library", (str(BIN / "basedpyright"), *users_code()), beside=beside),
     ]
 
 
@@ -140,7 +152,7 @@ def redis(spread: Sequence[str]) -> list[Pass]:
         Pass(
             f"Redis: {server}",
             (*PYTEST, "-m", "redis and not campaign", *spread, "--dist", "worksteal"),
-            {"EPOCHLOG_TEST_REDIS_SERVER": server},
+            {"EPOCHLOG_TEST_REDIS_SERVER": server, **BRIEF_JVM},
         )
         for server in servers
     ]
@@ -259,7 +271,7 @@ def run_all(passes: Sequence[Pass]) -> int:
     return int(not outcomes or any(outcome.failed for outcome in outcomes))
 
 
-TARGETS = {"check": check, "test": test, "long": long, "redis": redis, "campaign": campaign}
+TARGETS = {"lint": lint, "check": check, "test": test, "long": long, "redis": redis, "campaign": campaign}
 
 
 def main() -> int:

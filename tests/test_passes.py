@@ -154,3 +154,14 @@ def test_every_test_but_the_campaigns_is_in_one_pass_of_make_test_or_make_long()
             assert sum(chosen_by(test_pass, marks) for test_pass in first) == 1, marks
             assert all(chosen_by(test_pass, marks) == ("spark" not in marks) for test_pass in again.values()), marks
             assert not any(chosen_by(test_pass, marks | {"campaign"}) for test_pass in whole)
+
+
+def test_make_test_has_every_test_of_make_check_so_that_lint_is_the_rest_of_it() -> None:
+    tested = [test_pass for test_pass in passes.test(()) if test_pass.counts_tests]
+    checked = [test_pass for test_pass in passes.check(()) if test_pass.counts_tests]
+    for count in range(7):
+        for marks in map(set, combinations(("spark", "slow", "medium", "long", "redis", "campaign"), count)):
+            if any(chosen_by(test_pass, marks) for test_pass in checked):
+                assert any(chosen_by(test_pass, marks) for test_pass in tested), marks
+    rest = [test_pass.command for test_pass in passes.check(()) if not test_pass.counts_tests]
+    assert [test_pass.command for test_pass in passes.lint(())] == rest
