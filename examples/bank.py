@@ -266,7 +266,9 @@ class Bank:
             return
 
     def _read(self, beside: list[Callable[[], Any]]) -> None:
-        while not self._done.wait(READ_EVERY_S):
+        is_done = False
+        while not is_done:
+            is_done = self._done.wait(READ_EVERY_S)  # the views are read once more at their end
             for policy, tally in self.tallies.items():
                 read_once(self._store, policy, tally, self._arrivals)
             for read in beside:
