@@ -39,13 +39,13 @@ def needed_columns(table: str, schema: pa.Schema, columns: Sequence[str], filter
     filter that does not fit the table.
     """
     check_filter(filter)
-    try:
-        schema.empty_table().filter(filter)
-    except _UNFIT as error:
-        raise InvalidInput(f"the filter does not fit table {table!r}: {error}") from error
     wanted = list(columns)
     if binds(pa.schema([schema.field(name) for name in wanted]), filter):
         return wanted
+    try:
+        _bind(schema, filter)
+    except _UNFIT as error:
+        raise InvalidInput(f"the filter does not fit table {table!r}: {error}") from error
     given = set(wanted)
     return wanted + _needed(schema, [name for name in schema.names if name not in given], filter)
 
@@ -101,10 +101,15 @@ def _described(filter: pc.Expression) -> str:
 def binds(schema: pa.Schema, filter: pc.Expression) -> bool:
     """Return True if these columns are enough to evaluate the filter."""
     try:
-        schema.empty_table().filter(filter)
+        _bind(schema, filter)
     except _UNFIT:
         return False
     return True
+
+
+def _bind(schema: pa.Schema, filter: pc.Expression) -> None:
+    """Raise one of `_UNFIT` for a filter that these columns are not enough to evaluate."""
+    pa.Table.from_batches([], schema).filter(filter)
 
 
 def _without(schema: pa.Schema, names: Iterable[str]) -> pa.Schema:
