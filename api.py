@@ -148,7 +148,7 @@ class Store(StoreJobs, OneProcess, Closeable):
     def alter(self, *, global_max_lag: float | timedelta | None = None, default_consistency: str | None = None) -> None:
         """Change settings of the store; None keeps one. They apply to the next choice of every process.
 
-        global_max_lag: see `open`. default_consistency: the policy of reads that name none, by any door: "global",
+        global_max_lag: see `open`. default_consistency: the policy of reads that name none, in any way: "global",
         "aligned" or "latest"; "auto": their tables decide, see `snapshot`. Raises InvalidInput.
         """
         alter_store(self._handle, global_max_lag, default_consistency)

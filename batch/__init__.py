@@ -1,1 +1,1 @@
-"""Reading: which epoch of each table to read, snapshots of many tables, and the doors to Arrow, Spark and others."""
+"""Reading: which epoch of each table to read, snapshots of many tables, and their ways to Arrow, Spark and others."""

@@ -1,4 +1,4 @@
-"""Policy of a read that names none: one decision for all doors, and a policy in words."""
+"""Policy of a read that names none: one decision for all ways of reading, and a policy in words."""
 
 from __future__ import annotations
 

@@ -39,16 +39,16 @@ class TableSnapshot(OneProcess):
     )
 
     def __init__(
-        self, handle: Handle, plan: ScanPlan, check: Callable[[], None] = lambda: None, door: str | None = None
+        self, handle: Handle, plan: ScanPlan, check: Callable[[], None] = lambda: None, way: str | None = None
     ) -> None:
         self._handle = handle
         self._check = check
-        self._door = door
+        self._way = way
         self.plan = plan
 
-    def through(self, door: str) -> TableSnapshot:
-        """Return the same snapshot, whose reads the metrics count under this door."""
-        return TableSnapshot(self._handle, self.plan, self._check, door)
+    def through(self, way: str) -> TableSnapshot:
+        """Return the same snapshot, whose reads the metrics count as reads of this way."""
+        return TableSnapshot(self._handle, self.plan, self._check, way)
 
     def __repr__(self) -> str:
         return f"<TableSnapshot {self.plan.table.name} at {self.epoch}>"
@@ -154,10 +154,10 @@ class TableSnapshot(OneProcess):
         """
         return self.scan().__arrow_c_stream__(requested_schema)
 
-    def _begin(self, door: str) -> None:
-        """Raise if the snapshot cannot be read; count the read under its door."""
+    def _begin(self, way: str) -> None:
+        """Raise if the snapshot cannot be read; count the read under its way of reading."""
         self._check()
-        self._handle.recorder.add(READS, self._door or door)
+        self._handle.recorder.add(READS, self._way or way)
 
     def _checked_batches(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in translate_stale_reads(self._handle, batches):

@@ -80,7 +80,7 @@ def _alter(commands: argparse._SubParsersAction) -> None:
     store.add_argument(
         "--default-consistency",
         choices=(AUTO, *POLICIES),
-        help="the policy of reads that name none, by any door; auto: their tables decide",
+        help="the policy of reads that name none, in any way; auto: their tables decide",
     )
     store.add_argument(
         "--global-max-lag", type=seconds, metavar="TIME", help="a view with a larger lag takes no part in global"

@@ -23,7 +23,7 @@ UNKNOWN_HOST = "unknown"
 class Refusals:
     """Record of the refused calls of one server, in the store's log and metrics. Safe for several threads.
 
-    door: flight or page. reason: `token` (none, or an unknown one), `session` (a browser that has not signed in),
+    port: flight or page. reason: `token` (none, or an unknown one), `session` (a browser that has not signed in),
     `role` (a call that writes, with the token that may only read) or `limit`.
     """
 
@@ -35,10 +35,10 @@ class Refusals:
             OrderedDict()
         )  # time, calls since; oldest first
 
-    def note(self, door: str, reason: str, host: str) -> None:
+    def note(self, port: str, reason: str, host: str) -> None:
         """Count a refused call, and log it unless a line told of the same within a minute."""
-        self._handle.recorder.add(CALLS_REFUSED, door, reason)
-        key, now_s = (door, reason, host), self._clock()
+        self._handle.recorder.add(CALLS_REFUSED, port, reason)
+        key, now_s = (port, reason, host), self._clock()
         with self._lock:
             line_s, before = self._lines.get(key, (-math.inf, 0))
             calls, silent = before + 1, now_s - line_s < LINE_EVERY_S
@@ -47,7 +47,7 @@ class Refusals:
             if len(self._lines) > MOST_HOSTS:
                 self._lines.popitem(last=False)
         if not silent:
-            self._handle.log(CALL_REFUSED, door=door, reason=reason, host=host, calls=calls)
+            self._handle.log(CALL_REFUSED, door=port, reason=reason, host=host, calls=calls)
 
     def note_error(self, error: EpochlogError, host: str) -> None:
         """Note a call of Flight that ended with the error, if the server refused it."""

@@ -150,10 +150,12 @@ LINEAGE_EVENTS = Metric(
 CALLS_REFUSED = Metric(
     "epochlog_calls_refused_total",
     "counter",
-    "Calls that the server refused, by the door (flight, page) and the reason (token, session, role, limit).",
+    "Calls that the server refused, by the port (flight, page) and the reason (token, session, role, limit).",
     ("door", "reason"),
 )
-READS = Metric("epochlog_reads_total", "counter", "Reads of tables and of their changes, by the door.", ("door",))
+READS = Metric(
+    "epochlog_reads_total", "counter", "Reads of tables and of their changes, by the way of reading.", ("door",)
+)
 
 RECORDED = (
     COMMITS,
