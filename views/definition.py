@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from epochlog.checkpoint.job.job_ddl import Output, WantedView, create_job
-from epochlog.checkpoint.job.pace import Interval, MaxLag
+from epochlog.checkpoint.job.job_intervals import Interval, MaxLag
 from epochlog.checkpoint.job.view_ddl import Replacement, replace_views, require_view
 from epochlog.errors import InvalidInput, InvalidSchema, SchemaMismatch, TableNotFound
 from epochlog.store.catalog.protocol import ReadTxn

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from epochlog.errors import TableInUse
-from epochlog.store.catalog.keys import head_key, hist_key, job_key, job_name_key, key_epoch, pace_key, table_key
+from epochlog.store.catalog.keys import head_key, hist_key, job_key, job_name_key, key_epoch, step_times_key, table_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.commit.table_ddl import issue_epoch
 from epochlog.store.env.log_events import JOB_DROPPED, TABLE_ADOPTED
@@ -73,7 +73,7 @@ def drop_job_alone(handle: Handle, name: str) -> None:
 
 def _delete_job(tx: Txn, job: JobRecord) -> None:
     tx.delete(job_key(job.id))
-    tx.delete(pace_key(job.id))
+    tx.delete(step_times_key(job.id))
     tx.delete(job_name_key(job.name))
 
 

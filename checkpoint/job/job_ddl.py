@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from epochlog.errors import InvalidInput, JobCycle, JobExists, OutputOwned, TableInUse
-from epochlog.store.catalog.keys import HEAD, job_key, job_name_key, name_key, pace_key
+from epochlog.store.catalog.keys import HEAD, job_key, job_name_key, name_key, step_times_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.table_ddl import add_table, altered, of_earlier_query, remove_table
 from epochlog.store.commit.type_trial import require_returnable
@@ -29,7 +29,7 @@ from epochlog.store.session.job_runners import live_runner
 from epochlog.store.types.epoch import show_epoch
 from epochlog.store.types.schema import TableSchema, check_name
 
-from .pace import Interval, MaxLag, Pace, make_pace
+from .job_intervals import Interval, JobIntervals, MaxLag, make_intervals
 
 NO_VERSIONS: Mapping[str, int] = MappingProxyType({})
 TextOf = Callable[[ReadTxn, JobRecord], str | None]
@@ -131,16 +131,16 @@ def create_job(
     """
     declared = _checked_outputs(name, upstreams, outputs)
     _check_backfill(name, backfill, snapshot_rows)
-    pace = make_pace(name, interval, max_lag, handle.interval_ms)
+    intervals = make_intervals(name, interval, max_lag, handle.interval_ms)
 
     def body(tx: Txn) -> tuple[JobRecord, bool]:
         if tx.get(job_name_key(name)) is not None:
             if not exist_ok:
                 raise JobExists(f"job {name!r} exists already; get it with store.job({name!r}) or take another name")
             existing = find_job(tx, name)
-            now = Pace(existing.interval, existing.max_lag, existing.max_lag_ms)
-            wanted_pace = make_pace(name, interval, max_lag, handle.interval_ms, now)
-            request = _JobRequest(upstreams, declared, backfill, snapshot_rows, wanted_pace, view, columns)
+            now = JobIntervals(existing.interval, existing.max_lag, existing.max_lag_ms)
+            wanted_intervals = make_intervals(name, interval, max_lag, handle.interval_ms, now)
+            request = _JobRequest(upstreams, declared, backfill, snapshot_rows, wanted_intervals, view, columns)
             return _require_same_job(tx, existing, request), False
         upstream_tables = _checked_upstreams(tx, handle, name, upstreams, [*outputs], backfill)
         require_versions(upstream_tables, planned)
@@ -152,9 +152,9 @@ def create_job(
             upstreams=tuple(table.id for table in upstream_tables),
             outputs=tuple(table.id for table in tables),
             backfill=backfill,
-            interval=pace.interval,
-            max_lag=pace.max_lag,
-            max_lag_ms=pace.max_lag_ms,
+            interval=intervals.interval,
+            max_lag=intervals.max_lag,
+            max_lag_ms=intervals.max_lag_ms,
             snapshot_rows=snapshot_rows,
             progress_ms=now_ms,
             created_ms=now_ms,
@@ -230,13 +230,13 @@ def _warn_of_intervals(handle: Handle, job: JobRecord) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _JobRequest:
-    """Requested properties of a job; a pace that was not given is that of the existing job."""
+    """Requested properties of a job; intervals that are not given are those of the existing job."""
 
     upstreams: Sequence[str]
     outputs: Sequence[tuple[TableSchema, Settings]]
     backfill: str
     snapshot_rows: int | None
-    pace: Pace
+    intervals: JobIntervals
     view: WantedView | None
     columns: Declared | None
 
@@ -255,8 +255,8 @@ def _require_same_job(tx: Txn, job: JobRecord, request: _JobRequest) -> JobRecor
         differences += [f"output {name!r}: {field}" for field in table_differences(existing[name], *requested[name])]
     for field, current, wanted in (
         ("backfill", job.backfill, request.backfill),
-        ("interval", job.interval, request.pace.interval),
-        ("max_lag", job.max_lag, request.pace.max_lag),
+        ("interval", job.interval, request.intervals.interval),
+        ("max_lag", job.max_lag, request.intervals.max_lag),
         ("snapshot_rows", job.snapshot_rows, request.snapshot_rows),
     ):
         if current != wanted:
@@ -308,10 +308,10 @@ def alter_job(
         for table, table_id in outputs.items():
             table_options = options if isinstance(options, TableOptions) else named.get(table)
             altered(tx, table_id, table, Settings(options=table_options))
-        current = Pace(job.interval, job.max_lag, job.max_lag_ms)
-        pace = make_pace(name, interval, max_lag, handle.interval_ms, current)
-        if pace != current:
-            job = replace(job, interval=pace.interval, max_lag=pace.max_lag, max_lag_ms=pace.max_lag_ms)
+        current = JobIntervals(job.interval, job.max_lag, job.max_lag_ms)
+        intervals = make_intervals(name, interval, max_lag, handle.interval_ms, current)
+        if intervals != current:
+            job = replace(job, interval=intervals.interval, max_lag=intervals.max_lag, max_lag_ms=intervals.max_lag_ms)
             tx.put(job_key(job.id), job.to_record())
         return job
 
@@ -371,7 +371,7 @@ def _remove(tx: Txn, job: JobRecord, action: str, now_ms: int) -> None:
     for table_id in job.outputs:
         remove_table(tx, table_id, now_ms)
     tx.delete(job_key(job.id))
-    tx.delete(pace_key(job.id))
+    tx.delete(step_times_key(job.id))
     tx.delete(job_name_key(job.name))
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from epochlog.checkpoint.job.job_ddl import refuse_in_use as refuse_job_in_use
-from epochlog.checkpoint.job.pace import boundaries_text
+from epochlog.checkpoint.job.job_intervals import boundaries_text
 from epochlog.cli.confirmation import confirm
 from epochlog.cli.grammar.values import AUTO
 from epochlog.cli.session import CommandSession

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from epochlog.checkpoint.job.pace import Pace, make_pace
+from epochlog.checkpoint.job.job_intervals import JobIntervals, make_intervals
 from epochlog.cli.confirmation import confirm
 from epochlog.cli.session import CommandSession
 from epochlog.cli.signals import stop_signals
@@ -114,8 +114,8 @@ def _altered(view: ReadTxn, session: CommandSession, files: Mapping[str, ViewFil
     for job in all_jobs(view):
         file = files.get(job.name)
         if file is not None and job.view is not None:
-            current = Pace(job.interval, job.max_lag, job.max_lag_ms)
-            if make_pace(job.name, file.interval, file.max_lag, session.handle.interval_ms, current) != current:
+            current = JobIntervals(job.interval, job.max_lag, job.max_lag_ms)
+            if make_intervals(job.name, file.interval, file.max_lag, session.handle.interval_ms, current) != current:
                 altered.add(job.name)
     return altered
 

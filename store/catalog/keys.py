@@ -98,7 +98,7 @@ def job_key(job_id: int) -> bytes:
     return b"job/%08x" % job_id
 
 
-def pace_key(job_id: int) -> bytes:
+def step_times_key(job_id: int) -> bytes:
     return b"pace/%08x" % job_id
 
 

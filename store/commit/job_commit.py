@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from epochlog.errors import BarrierChanged, Fenced, InvalidInput, JobParked
-from epochlog.store.catalog.keys import job_key, pace_key
+from epochlog.store.catalog.keys import job_key, step_times_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
@@ -122,7 +122,7 @@ class JobCommit:
         )
         tx.put(job_key(job.id), after.to_record())
         if self.step_time is not None:
-            tx.put(pace_key(job.id), self.step_time.after(read_step_times(tx, job.id)).to_record())
+            tx.put(step_times_key(job.id), self.step_time.after(read_step_times(tx, job.id)).to_record())
         move_counters(tx, Counters.read(tx), self.curr)
         return self.curr, written
 

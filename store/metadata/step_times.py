@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from epochlog.store.catalog.keys import pace_key
+from epochlog.store.catalog.keys import step_times_key
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.catalog.records import Record, checked
 
@@ -55,5 +55,5 @@ class StepTime:
 
 def read_step_times(view: ReadTxn, job_id: int) -> StepTimes | None:
     """Return the times of a job's newest steps; None if none are known."""
-    record = view.get(pace_key(job_id))
+    record = view.get(step_times_key(job_id))
     return None if record is None else StepTimes.from_record(record)

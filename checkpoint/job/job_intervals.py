@@ -19,7 +19,7 @@ MaxLag = float | timedelta
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class JobIntervals:
     """Interval in store boundaries, and permitted lag in boundaries of the job.
 
     max_lag_ms: the time that the user gave for max_lag, or None for a number. An altered interval keeps that time, or
@@ -31,10 +31,11 @@ class Pace:
     max_lag_ms: int | None = None
 
 
-def make_pace(
-    job: str, interval: Interval | None, max_lag: MaxLag | None, store_ms: int, current: Pace | None = None
-) -> Pace:
-    """Build a pace; None keeps the value of `current`, or takes the default. Raises InvalidInput, which names the job.
+def make_intervals(
+    job: str, interval: Interval | None, max_lag: MaxLag | None, store_ms: int, current: JobIntervals | None = None
+) -> JobIntervals:
+    """Build a job's intervals. None keeps the value of `current`, or takes the default. Raises InvalidInput, which
+    names the job.
 
     store_ms: the time between two boundaries of the store.
     """
@@ -42,10 +43,10 @@ def make_pace(
     if max_lag is not None:
         return _with_max_lag(job, boundaries, max_lag, store_ms)
     if current is None:
-        return Pace(boundaries, DEFAULT_MAX_LAG)
+        return JobIntervals(boundaries, DEFAULT_MAX_LAG)
     if current.max_lag_ms is None:
-        return Pace(boundaries, current.max_lag)
-    return Pace(boundaries, current.max_lag_ms // (boundaries * store_ms), current.max_lag_ms)
+        return JobIntervals(boundaries, current.max_lag)
+    return JobIntervals(boundaries, current.max_lag_ms // (boundaries * store_ms), current.max_lag_ms)
 
 
 def _interval(job: str, interval: Interval, store_ms: int) -> int:
@@ -65,12 +66,12 @@ def _interval(job: str, interval: Interval, store_ms: int) -> int:
     return interval
 
 
-def _with_max_lag(job: str, boundaries: int, max_lag: MaxLag, store_ms: int) -> Pace:
+def _with_max_lag(job: str, boundaries: int, max_lag: MaxLag, store_ms: int) -> JobIntervals:
     is_time = isinstance(max_lag, timedelta)
     count = max_lag / timedelta(milliseconds=boundaries * store_ms) if isinstance(max_lag, timedelta) else max_lag
     if isinstance(count, bool) or not isinstance(count, int | float) or not 0 <= count <= MOST_BOUNDARIES:
         raise InvalidInput(f"job {job!r}: max_lag is a number of boundaries >= 0 or a timedelta, not {max_lag!r}")
-    return Pace(boundaries, int(count), max_lag // timedelta(milliseconds=1) if is_time else None)
+    return JobIntervals(boundaries, int(count), max_lag // timedelta(milliseconds=1) if is_time else None)
 
 
 def boundaries_text(count: int, boundary_ms: int) -> str:
