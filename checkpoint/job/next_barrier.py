@@ -7,16 +7,16 @@ the upstreams' common valid intervals from the first change on. The code never i
 has 600,000 of them, in one interval.
 
 A job far behind merges: it takes the newest boundary whose index, counted in the job's interval, is a multiple of the
-largest power of two <= its lag. So jobs that are equally late meet at common stops, and a reader finds epochs at which
-all of them are valid. Forced boundaries have no index: a job may stop there, but does not merge to them.
+largest power of two <= its lag. So jobs that are equally late meet at common boundaries, and a reader finds epochs at
+which all of them are valid. Forced boundaries have no index: a job may commit there, but does not merge to them.
 
 A view whose steps take longer than its interval has a stride, a power of two: it takes the newest boundary whose index
 is a multiple of it, or of the larger power of two of its lag; where there is none, the newest boundary. So it never
-waits, and slow views meet at common stops too.
+waits, and slow views meet at common boundaries too.
 
 A view whose newest attempt failed takes the newest boundary: its query may have no valid rows at the ones before.
 
-A drained job ends with its first stop at or past the drain epoch, even without a change.
+A drained job ends with its first boundary at or past the drain epoch, even without a change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Barrier:
 
 
 @dataclass(frozen=True, slots=True)
-class Stops:
+class CommitBoundaries:
     """Sealed boundaries at which one job may commit: the regular and forced ones within `intervals`."""
 
     intervals: Intervals
@@ -53,38 +53,38 @@ class Stops:
     interval_ms: int  # the job's own
 
     def first(self) -> int | None:
-        """Return the oldest stop."""
+        """Return the oldest boundary."""
         regular = self._regular_from_starts()
         forced = self._forced_within()
-        candidates = [int(stops[0]) for stops in (regular, forced) if len(stops)]
+        candidates = [int(boundaries[0]) for boundaries in (regular, forced) if len(boundaries)]
         return min(candidates, default=None)
 
     def newest(self) -> int | None:
-        """Return the newest stop."""
+        """Return the newest boundary."""
         regular, forced = self.newest_multiple(1), self._forced_within()
-        candidates = [stop for stop in (regular, int(forced[-1]) if len(forced) else None) if stop is not None]
+        candidates = [epoch for epoch in (regular, int(forced[-1]) if len(forced) else None) if epoch is not None]
         return max(candidates, default=None)
 
     def newest_multiple(self, stride: int) -> int | None:
-        """Return the newest regular stop whose index is a multiple of `stride`."""
+        """Return the newest regular boundary whose index is a multiple of `stride`."""
         step = width(self.interval_ms) * stride
-        stops = (self.intervals[1] + 1) // step * step - 1
-        stops = stops[stops >= self.intervals[0]]
-        return int(stops[-1]) if len(stops) else None
+        newest = (self.intervals[1] + 1) // step * step - 1
+        newest = newest[newest >= self.intervals[0]]
+        return int(newest[-1]) if len(newest) else None
 
-    def within(self, low: int, high: int) -> Stops:
-        """Return the stops in [low, high]."""
+    def within(self, low: int, high: int) -> CommitBoundaries:
+        """Return the boundaries in [low, high]."""
         return replace(self, intervals=clip(self.intervals, low, high))
 
-    def lag(self, stop: int, last_epoch: int) -> int:
-        """Count the regular boundaries that have been sealed past the epoch `stop`."""
-        return newest_index(last_epoch, self.interval_ms) - newest_index(stop, self.interval_ms)
+    def lag(self, epoch: int, last_epoch: int) -> int:
+        """Count the regular boundaries that have been sealed past the epoch."""
+        return newest_index(last_epoch, self.interval_ms) - newest_index(epoch, self.interval_ms)
 
     def _regular_from_starts(self) -> Ints:
         """Return the first regular boundary of each interval that has one."""
         step = width(self.interval_ms)
-        stops = -(-(self.intervals[0] + 1) // step) * step - 1
-        return stops[stops <= self.intervals[1]]
+        first = -(-(self.intervals[0] + 1) // step) * step - 1
+        return first[first <= self.intervals[1]]
 
     def _forced_within(self) -> Ints:
         """Return the forced boundaries within the intervals."""
@@ -97,11 +97,12 @@ class Stops:
 
 @dataclass(frozen=True, slots=True)
 class InputPosition:
-    """Position of a job or a log source in its upstreams, and the limits of its next stops.
+    """Position of a job or a log source in its upstreams, and the limits of its next boundaries.
 
     after: its newest commit, 0 if it has none. interval_ms: its own, a multiple of the store's. forced: the forced
-    boundaries, ascending. logs_from: the epoch from which all upstream logs exist. No stop lies below it, nor below an
-    upstream's first commit or safe epoch. reads_states=False: it reads only logs, so safe epochs do not limit it.
+    boundaries, ascending. logs_from: the epoch from which all upstream logs exist. The job commits at no boundary below
+    it, nor below an upstream's first commit or safe epoch. reads_states=False: it reads only logs, so safe epochs do
+    not limit it.
     """
 
     upstreams: Sequence[int]
@@ -111,12 +112,12 @@ class InputPosition:
     logs_from: int = 0
     reads_states: bool = True
 
-    def stops(self, view: EpochView) -> Stops:
-        """Return all stops past the position at which every upstream is complete and valid."""
+    def boundaries(self, view: EpochView) -> CommitBoundaries:
+        """Return all boundaries past the position at which every upstream is complete and valid."""
         lowest = max(self.logs_from, view.safe_epoch_of(self.upstreams) if self.reads_states else 0)
         complete = min((view.complete_through(up) for up in self.upstreams), default=view.last_epoch)
         intervals = view.common_valid(self.upstreams, max(self.after + 1, lowest), complete)
-        return Stops(intervals, ints(self.forced), self.interval_ms)
+        return CommitBoundaries(intervals, ints(self.forced), self.interval_ms)
 
     def first_change(self, view: EpochView) -> int:
         """Return the first epoch past the position at which an upstream may have changed; FAR for none."""
@@ -138,32 +139,33 @@ def next_barrier(
     """Return the next barrier of a job at a position; None if there is nothing to do yet.
 
     max_lag: in boundaries of the position's interval. first: return a barrier even without a change, at the newest
-    stop. snapshot, with first: take the newest stop, or the oldest one if `oldest`. newest: merge all stops. drain:
-    take in everything through that epoch, with a last barrier. stride: a power of two, above 1 for a slow view.
+    boundary. snapshot, with first: take the newest boundary, or the oldest one if `oldest`. newest: merge all
+    boundaries. drain: take in everything through that epoch, with a last barrier. stride: a power of two, above 1 for
+    a slow view.
     """
     kind: BarrierKind = "initial" if first else "checkpoint"
     after, first_change = position.after, position.first_change(view)
     if first_change == FAR and not first and drain is None:
         return None  # at a cost that does not grow with the number of ancestors
-    valid_stops = position.stops(view)
-    last = None if drain is None else valid_stops.within(drain, int(FAR)).first()
+    valid = position.boundaries(view)
+    last = None if drain is None else valid.within(drain, int(FAR)).first()
     if last is not None:
-        valid_stops = valid_stops.within(0, last)
+        valid = valid.within(0, last)
     if first and snapshot:
-        curr = valid_stops.first() if oldest else valid_stops.newest()
+        curr = valid.first() if oldest else valid.newest()
         return None if curr is None else Barrier(after, curr, kind)
-    changed_stops = valid_stops.within(first_change, int(FAR))
-    curr = changed_stops.first()
+    changed = valid.within(first_change, int(FAR))
+    curr = changed.first()
     if curr is None:
-        curr = valid_stops.newest() if first or last is not None else None
+        curr = valid.newest() if first or last is not None else None
         return None if curr is None else Barrier(after, curr, kind)
     if newest:
-        return Barrier(after, changed_stops.newest() or curr, kind)
-    lag = changed_stops.lag(curr, view.last_epoch)
+        return Barrier(after, changed.newest() or curr, kind)
+    lag = changed.lag(curr, view.last_epoch)
     merging = max(1 << (lag.bit_length() - 1) if lag > max(max_lag, 0) else 1, stride)
-    shared = changed_stops.newest_multiple(merging) if merging > 1 else None
+    shared = changed.newest_multiple(merging) if merging > 1 else None
     if shared is None and stride > 1:
-        shared = changed_stops.newest()
+        shared = changed.newest()
     return Barrier(after, curr if shared is None else shared, kind)
 
 
@@ -209,6 +211,6 @@ def lag_in_boundaries(view: EpochView, position: InputPosition) -> int:
     first_change = position.first_change(view)
     if first_change == FAR:
         return 0
-    stops = position.stops(view)
-    first = stops.within(first_change, int(FAR)).first()
-    return 0 if first is None else stops.lag(first, view.last_epoch)
+    boundaries = position.boundaries(view)
+    first = boundaries.within(first_change, int(FAR)).first()
+    return 0 if first is None else boundaries.lag(first, view.last_epoch)

@@ -81,7 +81,7 @@ class Clockwork:
         """Return the forced boundaries past the epoch, ascending."""
         return self.forced[self.forced.searchsorted(epoch, "right") :]
 
-    def is_stop(self, epoch: int, job: JobRecord) -> bool:
+    def is_commit_boundary(self, epoch: int, job: JobRecord) -> bool:
         """Return True if the job may commit at that epoch, so that its runner seals no boundary before."""
         if epoch <= 0:
             return False
@@ -136,7 +136,7 @@ def after_sealing(view: EpochView, clockwork: Clockwork) -> tuple[EpochView, Clo
 
 def seen_by_runner(view: EpochView, sealed: EpochView, job: JobRecord, clockwork: Clockwork) -> EpochView:
     """Return the view from which a runner decides: `sealed`, which is `after_sealing`, unless it would seal nothing."""
-    return view if clockwork.is_stop(view.last_epoch, job) else sealed
+    return view if clockwork.is_commit_boundary(view.last_epoch, job) else sealed
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------

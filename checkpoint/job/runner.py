@@ -105,7 +105,7 @@ class JobRunner(JobClaims):
             return job if _is_runner(job, lease) else self.acquire(lease)
         if depends_on_time(state.epochs, job):
             decided = state.sealed()
-            if may_seal(self.handle, last_epoch, sealed=state.clockwork.is_stop(last_epoch, job)):
+            if may_seal(self.handle, last_epoch, sealed=state.clockwork.is_commit_boundary(last_epoch, job)):
                 seal_now(self.handle)
             recorded = self._record_barrier(lease) if decided.refreshes else job
             if recorded.barrier is not None:

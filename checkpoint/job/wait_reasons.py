@@ -91,17 +91,17 @@ def _wait(view: EpochView, job: JobRecord, clockwork: Clockwork) -> Wait:
     return _explain_no_barrier(view, job, position.interval_ms, clockwork.forced_past(job.position))
 
 
-def _due_since(job: JobRecord, stop: int) -> int:
+def _due_since(job: JobRecord, changed: int) -> int:
     """Return the time (Unix ms) since which the job has been due to commit.
 
-    A first commit is due since the job's creation, a rebuild since its request, any other commit since `stop`, the
-    job's first stop with a change.
+    A first commit is due since the job's creation, a rebuild since its request, any other commit since `changed`,
+    the job's first boundary with a change.
     """
     if job.rebuild is not None:
         return to_unix_ms(job.rebuild)
     if not job.position and job.created_ms:
         return job.created_ms
-    return to_unix_ms(stop)
+    return to_unix_ms(changed)
 
 
 def _explain_no_barrier(view: EpochView, job: JobRecord, interval_ms: int, forced: Ints) -> Wait:
@@ -116,11 +116,11 @@ def _explain_no_barrier(view: EpochView, job: JobRecord, interval_ms: int, force
         late = min(behind, key=lambda up: (view.complete_through(up), view.table(up).name))
         through = view.complete_through(late)
         return Wait("upstream", None, view.table(late).name, None, through)
-    first = _stop_from(wanted, interval_ms, forced)
-    stop = first if first > through else _stop_from(max(wanted, through + 1), interval_ms, forced)
-    if stop > view.last_epoch:
-        return Wait("boundary", stop)
-    return Wait("upstream", stop, view.table(late).name, None, through)
+    first = _boundary_from(wanted, interval_ms, forced)
+    due = first if first > through else _boundary_from(max(wanted, through + 1), interval_ms, forced)
+    if due > view.last_epoch:
+        return Wait("boundary", due)
+    return Wait("upstream", due, view.table(late).name, None, through)
 
 
 def _next_wanted_epoch(view: EpochView, job: JobRecord) -> int | None:
@@ -135,7 +135,7 @@ def _next_wanted_epoch(view: EpochView, job: JobRecord) -> int | None:
     return 1 if job.position == 0 else None
 
 
-def _stop_from(epoch: int, interval_ms: int, forced: Ints) -> int:
+def _boundary_from(epoch: int, interval_ms: int, forced: Ints) -> int:
     """Return the job's first boundary at or above the epoch."""
     regular = boundary(first_index_at_or_above(epoch, interval_ms), interval_ms)
     return min(regular, first_after(forced, epoch - 1))
