@@ -18,7 +18,7 @@ ASK_ANYWAY_S = 1.0
 """Time after which a policy is asked again without a change of the catalog, because it may depend on the clock."""
 CHECK_S = 0.1
 """Time between two calls of the check of a wait."""
-REST = 4
+PAUSE_RATIO = 4
 """Ratio of the pause after a choice to its duration, so that waiting takes at most a fifth of a core under many
 commits.
 """
@@ -48,7 +48,7 @@ def until_chosen(
             except NoConsistentEpoch:
                 if deadline.passed:
                     raise
-            _wait(pause.wait, min(deadline.remaining_s, REST * (monotonic_s() - began_s)), check)
+            _wait(pause.wait, min(deadline.remaining_s, PAUSE_RATIO * (monotonic_s() - began_s)), check)
 
 
 def _wait(wait: Callable[[float], bool], timeout_s: float, check: Callable[[], None] | None) -> None:

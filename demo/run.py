@@ -135,7 +135,7 @@ class DemoOutcome:
 
 def outcome_of(stage: Stage, days: Sequence[data.Day]) -> DemoOutcome:
     """Take the last snapshots after the end of the data, and return the outcome."""
-    stage.show_at_rest()
+    stage.show_final_state()
     end = stage.take_moment(fresh_only=False)
     assert end is not None
     lost = keys_unlike_feed(stage.store, stage.feed.inboxes)

@@ -141,8 +141,8 @@ class Stage:
             return
         days = self.plan.allowed_days(len(self.moments), self.days_in)
         if self.victim.not_killed_yet:
-            at_rest = self.victim.state == "hold_requested" and self.days_in >= self.feed.released
-            days = min(days, max(int(self.plan.days * self.plan.kill_until), self.feed.released + at_rest))
+            is_held = self.victim.state == "hold_requested" and self.days_in >= self.feed.released
+            days = min(days, max(int(self.plan.days * self.plan.kill_until), self.feed.released + is_held))
         if self.victim.state == "restarted":
             has_new_commit = max(commits) > self._commits_at_release
             days = min(days, self.feed.released + 2 * self.plan.files_per_batch * has_new_commit)
@@ -173,7 +173,7 @@ class Stage:
         """Convert an epoch to seconds of the run."""
         return (to_unix_ms(epoch) - self._origin_ms) / 1000
 
-    def show_at_rest(self) -> None:
+    def show_final_state(self) -> None:
         """Show the final state, with all rows counted."""
         self._rows.clear()
         self.screen.update(self.now_s(), f"day {self.days_in} of {self.plan.days}", self._lines({}))

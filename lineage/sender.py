@@ -58,11 +58,11 @@ class Sender:
             self._changed.notify_all()
             while (self._events or self._sending) and not deadline.passed:
                 self._changed.wait(deadline.remaining_s)
-            rest = len(self._events)
+            dropped = len(self._events)
             self._events.clear()
-        if rest:
-            self._recorder.add(LINEAGE_EVENTS, "dropped", by=rest)
-            LINEAGE_DROPPED.log(store=self._place, waiting=rest)
+        if dropped:
+            self._recorder.add(LINEAGE_EVENTS, "dropped", by=dropped)
+            LINEAGE_DROPPED.log(store=self._place, waiting=dropped)
 
     def _run(self) -> None:
         while True:

@@ -72,7 +72,7 @@ class Feed:
     def document(self) -> Document:
         """Return the newest document, read anew if it is older than FRESH_S. Raises the errors of the catalog."""
         with self._looking:
-            if self.trouble is not None or monotonic_s() - self._made_s > max(FRESH_S, self._rest_s):
+            if self.trouble is not None or monotonic_s() - self._made_s > max(FRESH_S, self._pause_after_look_s):
                 self._look()
             return self._document
 
@@ -107,10 +107,10 @@ class Feed:
                 self._poll()
 
     def _pause_s(self) -> float:
-        return max(LOOK_S if self._listeners else SAMPLE_S, self._rest_s)
+        return max(LOOK_S if self._listeners else SAMPLE_S, self._pause_after_look_s)
 
     @property
-    def _rest_s(self) -> float:
+    def _pause_after_look_s(self) -> float:
         """Return the time after a look in which no further look keeps to MOST_SHARE."""
         return self._took_s * (1 / MOST_SHARE - 1)
 

@@ -11,7 +11,7 @@ from epochlog.exchange.transport.errors import names_paths
 from epochlog.store.session.handle import Handle
 
 A_FILE = b"a file of the server"
-_REST_OF_PATH = rb"(?P<rest>(?:/[^\s'\"\\,;()]*)?)"
+_BELOW_ROOT = rb"(?P<below>(?:/[^\s'\"\\,;()]*)?)"
 
 
 class PrivatePaths:
@@ -23,7 +23,7 @@ class PrivatePaths:
         beginnings = [_in_json(name) for name in sorted(names, key=len, reverse=True) if name.strip("/")]
         self._name = _in_json(os.path.basename(place.rstrip("/")) or "store")
         self._pattern = re.compile(
-            b"(?P<root>" + b"|".join(map(re.escape, beginnings)) + b")" + _REST_OF_PATH
+            b"(?P<root>" + b"|".join(map(re.escape, beginnings)) + b")" + _BELOW_ROOT
             + b"|" + re.escape(handle.store_id.encode()) + rb"/[^\s'\"\\,;()]+"
         )  # fmt: skip
 
@@ -32,7 +32,7 @@ class PrivatePaths:
         return self._pattern.sub(self._replaced, content)
 
     def _replaced(self, match: re.Match[bytes]) -> bytes:
-        return self._name if match["root"] is not None and not match["rest"].strip(b"/") else A_FILE
+        return self._name if match["root"] is not None and not match["below"].strip(b"/") else A_FILE
 
 
 def without_details(error: dict[str, Any]) -> dict[str, Any]:

@@ -53,8 +53,9 @@ def newest_common_epoch(view: EpochView) -> CommonEpoch:
         return CommonEpoch(epoch, tuple(names), (), later)
     late = _blame(view, names, view.last_epoch)
     excluded = descendants(view, late)
-    rest = [name for name in names if name not in excluded]
-    return CommonEpoch(view.largest_valid_at_most(rest) if rest else None, tuple(rest), tuple(sorted(excluded)), late)
+    others = [name for name in names if name not in excluded]
+    epoch = view.largest_valid_at_most(others) if others else None
+    return CommonEpoch(epoch, tuple(others), tuple(sorted(excluded)), late)
 
 
 def descendants(view: EpochView, names: Iterable[str]) -> set[str]:

@@ -19,8 +19,8 @@ from .session_time import in_session_zone
 
 def _spark_name(name: str) -> str:
     """Return the option's name in Spark: `maxLag` for `max_lag`."""
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
 
 
 LOCATION = ("path", "catalog", "volatile", "readOnly", "table")

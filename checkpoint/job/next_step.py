@@ -26,7 +26,7 @@ from epochlog.store.types.epoch_set import FAR, Ints, first_after, ints
 from .claims import inputs_of
 from .next_barrier import Barrier, InputPosition, due_barrier, input_position, is_caught_up
 
-StepKind = Literal["over", "parked", "repeat", "barrier", "caught_up", "rest"]
+StepKind = Literal["over", "parked", "repeat", "barrier", "caught_up", "idle"]
 ENDINGS = {Fenced: "fenced", JobNotFound: "dropped", JobParked: "parked"}
 """Errors of a step or commit after which this runner never runs the job again, with the job's state for the runner."""
 
@@ -37,7 +37,7 @@ class NextStep:
 
     over: the job has finished. parked: the step raises JobParked. repeat: it refreshes the barrier that is recorded.
     barrier: it records `barrier` and refreshes it. caught_up: it commits no rows, but ends the job's creation, or lets
-    its outputs take part in `global` again. rest: nothing is to be done until the catalog changes or a boundary is
+    its outputs take part in `global` again. idle: nothing is to be done until the catalog changes or a boundary is
     sealed.
     """
 
@@ -51,7 +51,7 @@ class NextStep:
     @property
     def acts(self) -> bool:
         """Return True if the step commits, changes the job's record, or raises."""
-        return self.kind not in ("over", "rest")
+        return self.kind not in ("over", "idle")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +101,7 @@ def next_step(view: EpochView, job: JobRecord, clockwork: Clockwork) -> NextStep
     if barrier is not None:
         return NextStep("barrier", barrier)
     joins = may_join(job) and has_caught_up(view, job, clockwork, job.position)
-    return NextStep("caught_up" if joins else "rest")
+    return NextStep("caught_up" if joins else "idle")
 
 
 def may_join(job: JobRecord) -> bool:

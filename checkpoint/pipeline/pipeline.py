@@ -36,7 +36,7 @@ from .step_pool import StepPool, checked_threads
 if TYPE_CHECKING:
     from epochlog.checkpoint.worker.worker import Worker
 
-REST_MS = 60_000
+IDLE_WAIT_MS = 60_000
 """Longest wait of the scheduler, which every end of a step ends."""
 
 
@@ -253,7 +253,7 @@ class PipelineRunner(OneProcess):
                 now_ms = self._pauses.now_ms()
                 active = [m for m in self._members.values() if not (m.queued or m.halted or m.step.ended)]
                 due = [member for member in active if member.step.due_ms <= now_ms]
-                wait_ms = min((m.step.due_ms for m in active), default=now_ms + REST_MS) - now_ms
+                wait_ms = min((m.step.due_ms for m in active), default=now_ms + IDLE_WAIT_MS) - now_ms
             for member in due:
                 member.notified = False
         self._end(halted)
@@ -298,10 +298,10 @@ class PipelineRunner(OneProcess):
             for job_id in self._pool.close():
                 assert isinstance(job_id, int)
                 self._members[job_id].queued = False
-            rest = [member for member in self._members.values() if not member.queued and not member.left.is_set()]
-            for member in rest:
+            members = [member for member in self._members.values() if not member.queued and not member.left.is_set()]
+            for member in members:
                 self._end_part(member)
-        self._leave(rest)
+        self._leave(members)
         self._pool.join()
         self._finish_unseen([member for member in self._members.values() if not member.halted])
         self._end([member for member in self._members.values() if member.halted])
@@ -356,7 +356,7 @@ class PipelineRunner(OneProcess):
         self._finish(finished)
 
     def _apply_look(self, member: Member) -> bool:
-        """Queue the job's step, or let it rest; return True for a job that has finished. Call under the lock."""
+        """Queue the job's step, or leave it idle; return True for a job that has finished. Call under the lock."""
         look, driver = member.look, member.driver
         led = driver.led
         holds = led or driver.holds
@@ -373,7 +373,7 @@ class PipelineRunner(OneProcess):
         elif look.finished:
             return True
         else:
-            self._rest(member)
+            self._idle(member)
         return False
 
     def _finish(self, members: Collection[Member]) -> None:
@@ -384,8 +384,8 @@ class PipelineRunner(OneProcess):
                 step = succeeded(member.step, None, self._pauses.now_ms(), finished=True)
                 member.step = replace(step, settled=step.settled or member.look.reached)
 
-    def _rest(self, member: Member) -> None:
-        """Let a job without work rest until the next look. Call under the lock."""
+    def _idle(self, member: Member) -> None:
+        """Leave a job without work idle until the next look. Call under the lock."""
         now_ms, look = self._pauses.now_ms(), member.look
         step = succeeded(started(member.step), None, now_ms, finished=False, boundary_ms=self._boundary_ms)
         led = member.driver.led
@@ -433,7 +433,7 @@ class PipelineRunner(OneProcess):
         with self._lock:
             now_ms = self._pauses.now_ms()
             if epoch is None:
-                self._rest(member)
+                self._idle(member)
                 return
             member.unseen = True
             settled = member.step.settled or member.look.settled(idle=False)
