@@ -271,7 +271,7 @@ class Store(StoreJobs, OneProcess, Closeable):
         """Force and seal a boundary now, so that jobs can take in all committed changes; return its epoch."""
         return force_boundary(self._handle)
 
-    # ---- reading and upkeep --------------------------------------------------------------------------------------
+    # ---- reading and maintenance ---------------------------------------------------------------------------------
 
     def snapshot(
         self,

@@ -56,14 +56,14 @@ def timeline(view: EpochView, names: Sequence[str], limit: int | None = None, ar
     low, high = _window(members, view.last_epoch, limit, around)
     together = view.common_valid([table.table_id for table in tables], low, high)
     alone = {table.name: view.common_valid([table.table_id], low, high) for table in members}
-    floors = {table.name: table.safe_epoch for table in tables}
-    cuts = _cuts(members, [together, *alone.values()], floors.values(), low, high)
+    safe_epochs = {table.name: table.safe_epoch for table in tables}
+    cuts = _cuts(members, [together, *alone.values()], safe_epochs.values(), low, high)
     if not len(cuts):
         return Timeline(_names(tables), _names(ancestors), ())
     lasts = np.append(cuts[1:] - 1, high)
     begin, stop = _select_range(cuts, limit, around)
-    readable = _within(together, cuts) & (cuts >= max(floors.values()))
-    states = {table.name: _states(table, cuts, alone[table.name], floors.get(table.name, 0)) for table in members}
+    readable = _within(together, cuts) & (cuts >= max(safe_epochs.values()))
+    states = {table.name: _states(table, cuts, alone[table.name], safe_epochs.get(table.name, 0)) for table in members}
     stretches = tuple(
         Stretch(
             int(cuts[at]),
@@ -117,11 +117,11 @@ def _window(members: Sequence[TableEpochs], last: int, limit: int | None, around
 
 
 def _cuts(
-    members: Sequence[TableEpochs], valid: Sequence[Intervals], floors: Iterable[int], low: int, high: int
+    members: Sequence[TableEpochs], valid: Sequence[Intervals], safe_epochs: Iterable[int], low: int, high: int
 ) -> Ints:
     """Return the first epochs of the stretches: events, and changes of a state; none before the first event."""
     edges = [edge for starts, ends in valid for edge in (starts, ends + 1)]
-    cuts = _merge_distinct([*_events(members, low, high), *edges, ints(list(floors))])
+    cuts = _merge_distinct([*_events(members, low, high), *edges, ints(list(safe_epochs))])
     first = min((int(events[0]) for events in _event_arrays(members) if len(events)), default=high + 1)
     return cuts[(cuts >= max(low, first)) & (cuts <= high)]
 

@@ -1,4 +1,4 @@
-"""Service of the staged exchange: its actions, its streams and its upkeep.
+"""Service of the staged exchange: its actions, its streams and its maintenance.
 
 Push handlers (`push_handler`) receive batches and stage senders (`pull_handler`) send them. Every change of the catalog
 goes through one group commit, which wakes the stage senders of the query afterwards.
@@ -42,7 +42,7 @@ BUDGET = 64 << 30
 """Default disk budget of a query, in bytes."""
 WRITERS = 8
 """Files that are written and synced at the same time."""
-UPKEEP_S = 5.0
+MAINTENANCE_S = 5.0
 """Seconds between two checks for expired queries, and for disk budget freed by other servers."""
 
 
@@ -141,14 +141,14 @@ class StagedExchange:
         return path
 
     def delete_later(self, paths: Iterable[str]) -> None:
-        """Hand unreachable files over to upkeep, which deletes them soon."""
+        """Hand unreachable files over to maintenance, which deletes them soon."""
         with self.changed:
             self._to_delete += paths
             self._maintenance_due = True
             self.changed.notify_all()
 
     def wake_maintenance(self) -> None:
-        """Run upkeep at once."""
+        """Run maintenance at once."""
         with self.changed:
             self._maintenance_due = True
             self.changed.notify_all()
@@ -229,8 +229,8 @@ class StagedExchange:
         return b""
 
     def _acknowledge(self, query: str, consumer: str, incarnation: int, cursor: Cursor) -> None:
-        """Commit an acknowledgement; durable on return. Upkeep deletes the files of batches that all consumers have
-        acknowledged.
+        """Commit an acknowledgement; durable on return. Maintenance deletes the files of batches that all consumers
+        have acknowledged.
         """
         paths = self.transact(query, lambda tx: transactions.acknowledge(tx, query, consumer, incarnation, cursor))
         self.delete_later(paths)
@@ -265,11 +265,11 @@ class StagedExchange:
                 if self._senders.get(sender.key) is sender:
                     del self._senders[sender.key]
 
-    # ---- upkeep --------------------------------------------------------------------------------------------------
+    # ---- maintenance ---------------------------------------------------------------------------------------------
 
     def _run_maintenance(self) -> None:
         """Delete released files, retry held pushes, and end expired queries, until the service closes."""
-        next_check = Deadline.after(UPKEEP_S)
+        next_check = Deadline.after(MAINTENANCE_S)
         while not self.closing.is_set():
             with self.changed:
                 deadlines = [held.deadline.remaining_s for held in self._held]
@@ -289,7 +289,7 @@ class StagedExchange:
                 self._delete(paths)
                 self.query_leases.renew()
                 if next_check.passed:
-                    next_check = Deadline.after(UPKEEP_S)
+                    next_check = Deadline.after(MAINTENANCE_S)
                     end_expired(self.handle.catalog, self.handle.leases.live, self.handle.clock_guard.slowest_ms)
             except EpochlogError as error:
                 RETRY.log(what="the maintenance of staged exchanges", error=error)

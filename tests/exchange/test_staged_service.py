@@ -127,7 +127,7 @@ def test_the_push_that_completes_a_stage_makes_room_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end mark came before it, and nobody acknowledges: the probe has half of the budget, and then all of it."""
-    monkeypatch.setattr(service, "UPKEEP_S", 1e6)
+    monkeypatch.setattr(service, "MAINTENANCE_S", 1e6)
     with served(tmp_path) as (store, server), client(server) as ex, ThreadPoolExecutor(1) as pool:
         ex.declare("join", JOIN, budget=9 * BIG)
 
@@ -224,7 +224,7 @@ def test_a_query_that_nobody_uses_ends_with_its_lease_and_vacuum_takes_what_it_h
 @local
 def test_a_query_in_use_outlasts_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that waits is a use; another process's vacuum sees the lease renewed."""
-    monkeypatch.setattr(service, "UPKEEP_S", 0.1)
+    monkeypatch.setattr(service, "MAINTENANCE_S", 0.1)
     with served(tmp_path) as (store, server), client(server) as ex:
         ex.declare("join", JOIN, lease=1.5)
         mail = ex.consume("join", incarnation=1)
