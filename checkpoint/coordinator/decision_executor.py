@@ -243,7 +243,7 @@ class DecisionExecutor:
         self._release_parts(running, lambda part: wire.Stopped(part, reason[:MAX_TEXT]))
 
     def _release_parts(self, running: Running, message: Callable[[PartName], wire.Message]) -> None:
-        """Let go of all parts, each with the message that ends it."""
+        """Release all parts, each with the message that ends it."""
         running.inject = None
         for part in [part for part in self.owners if (part.kind, part.name) == (running.kind, running.name)]:
             owner = self.owners.pop(part)

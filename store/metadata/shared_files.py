@@ -1,4 +1,4 @@
-"""Shared files: files that a table and its clones reach. A file is unreachable when the last of them has let it go.
+"""Shared files: files that a table and its clones reach. A file is unreachable when none of them reaches it any more.
 
 A file lies in the folder of the table that wrote it, its owner, also when that table is dropped. Each shared file has a
 record, with the tables that reach it and those that did: a reader of any of these may have it open.
@@ -56,8 +56,8 @@ def share_files(tx: Txn, source: int, clone: int, paths: Iterable[str]) -> None:
         tx.put(key, replace(shared, tables=(*shared.tables, clone)).to_record())
 
 
-def let_go(tx: Txn, table_id: int, paths: Iterable[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield those of the files that no table reaches any more, now that this one does not, each with the tables that
+def release_files(tx: Txn, table_id: int, paths: Iterable[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Record that a table reaches these files no more. Yield those that no table reaches now, each with the tables that
     did.
     """
     record = tx.get(table_key(table_id))

@@ -13,7 +13,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
 
 from .definitions import Counters
-from .shared_files import let_go, owner_of
+from .shared_files import owner_of, release_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def mark_unreachable(txn: Txn, table_id: int, files: Iterable[tuple[str, int]], 
     """
     version = Counters.read(txn).version + 1  # the version of this transaction, which moves the counters
     sizes = dict(files)
-    for path, tables in let_go(txn, table_id, sizes):
+    for path, tables in release_files(txn, table_id, sizes):
         owner = owner_of(path, table_id)
         readers = () if tables == (owner,) else tables
         note = UnreachableFile(path, owner, sizes[path], now_ms, version, readers)

@@ -240,7 +240,7 @@ def test_deletions_that_nobody_needs_are_let_go(maker: RedisMaker, monkeypatch: 
     assert catalog.changes_since(at) is None
     all_changes = catalog.changes_since(0, without_deletions=True)
     assert all_changes is not None and sorted(all_changes.records) == [b"k2", b"k3", b"k4", b"out"]
-    text = scripts.COMMIT.text.replace(b"local MAX_GONE = 100000", b"local MAX_GONE = 100")
+    text = scripts.COMMIT.text.replace(b"local MAX_DELETIONS = 100000", b"local MAX_DELETIONS = 100")
     monkeypatch.setattr("epochlog.store.catalog.redis.catalog.COMMIT", scripts.Script("commit", text))
     catalog.transact(lambda tx: [tx.put(b"x%03d" % n, {}) for n in range(300)] and None)
     at = catalog.version()

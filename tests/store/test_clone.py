@@ -340,7 +340,9 @@ def test_families_of_clones(lab: Lab, seed: int) -> None:
 
 
 def a_file_goes_with_the_first_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unreachable_files, "let_go", lambda tx, table, paths: ((path, (table,)) for path in paths))
+    monkeypatch.setattr(
+        unreachable_files, "release_files", lambda tx, table, paths: ((path, (table,)) for path in paths)
+    )
 
 
 def holds_of_the_owner_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,8 @@ from .scripts import (
     EXPIRED,
     FORGET,
     FORGOTTEN,
+    INCOMPLETE,
     KEY_NAMES,
-    LET_GO,
     LOST,
     MISSING,
     OK,
@@ -227,7 +227,7 @@ class RedisCatalog:
         since, page_size, records = version, _CHANGES_AT_ONCE, dict[bytes, bytes | None]()
         while True:
             reply = self._call(CHANGES, [since, page_size, int(without_deletions)])
-            if reply.status == LET_GO:
+            if reply.status == INCOMPLETE:
                 return None
             changed, deleted = reply.payload
             page_ends = []

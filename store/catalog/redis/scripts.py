@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 KEY_NAMES = ("meta", "records", "index", "stamps", "gone", "ops", "times")
 
 OK, MOVED, CONFLICT = 0, 1, 2
-LOST, OTHER, BEHIND, MISSING, EXPIRED, ABORTED, FORGOTTEN, TOO_BIG, LET_GO, TAKEN, DAMAGED = range(-1, -12, -1)
+LOST, OTHER, BEHIND, MISSING, EXPIRED, ABORTED, FORGOTTEN, TOO_BIG, INCOMPLETE, TAKEN, DAMAGED = range(-1, -12, -1)
 
 DEADLINE_MS = 60_000
 """Largest age of a write at its arrival; an older one is refused. Op ids are kept for twice this time."""
 MAX_RECORD = 64 << 20
 MAX_REPLY = 16 << 20  # bytes after which a page of a range ends, in the first attempt
-MAX_GONE = 100_000
+MAX_DELETIONS = 100_000
 """Number of deletions that are remembered. Beyond it the oldest are forgotten, and the next backup is a full one."""
 MAX_CHANGED = 256
 """Number of changed records that a commit compares with its read set. After more changes the body runs again."""
@@ -196,8 +196,8 @@ for _ = 1, num() do
   end
 end
 gone = redis.call('ZCARD', GONE)
-if gone > MAX_GONE then
-  local oldest = redis.call('ZRANGE', GONE, 0, math.floor(MAX_GONE / 100), 'WITHSCORES')
+if gone > MAX_DELETIONS then
+  local oldest = redis.call('ZRANGE', GONE, 0, math.floor(MAX_DELETIONS / 100), 'WITHSCORES')
   floor = tonumber(oldest[#oldest])
   redis.call('ZREMRANGEBYSCORE', GONE, '-inf', oldest[#oldest])
   gone = redis.call('ZCARD', GONE)
@@ -228,7 +228,7 @@ return reply(ABORTED)
 # the limit.
 _CHANGES = """
 local since, limit, without_deletions = arg(), num(), arg()
-if without_deletions == '0' and tonumber(since) < floor then return reply(LET_GO) end
+if without_deletions == '0' and tonumber(since) < floor then return reply(INCOMPLETE) end
 local live = redis.call('ZRANGEBYSCORE', STAMPS, '(' .. since, '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
 local keys, out = {}, {}
 for i = 1, #live, 2 do keys[#keys + 1] = live[i] end
@@ -303,9 +303,9 @@ return {OK}
 
 _CONSTANTS = {
     "OK": OK, "MOVED": MOVED, "CONFLICT": CONFLICT, "LOST": LOST, "OTHER": OTHER, "BEHIND": BEHIND, "MISSING": MISSING,
-    "EXPIRED": EXPIRED, "ABORTED": ABORTED, "FORGOTTEN": FORGOTTEN, "TOO_BIG": TOO_BIG, "LET_GO": LET_GO,
-    "TAKEN": TAKEN, "DAMAGED": DAMAGED, "KEEP": 2 * DEADLINE_MS, "MAX_RECORD": MAX_RECORD, "MAX_GONE": MAX_GONE,
-    "MAX_CHANGED": MAX_CHANGED,
+    "EXPIRED": EXPIRED, "ABORTED": ABORTED, "FORGOTTEN": FORGOTTEN, "TOO_BIG": TOO_BIG, "INCOMPLETE": INCOMPLETE,
+    "TAKEN": TAKEN, "DAMAGED": DAMAGED, "KEEP": 2 * DEADLINE_MS, "MAX_RECORD": MAX_RECORD,
+    "MAX_DELETIONS": MAX_DELETIONS, "MAX_CHANGED": MAX_CHANGED,
 }  # fmt: skip
 
 
