@@ -165,8 +165,8 @@ class Stage:
     def trace(self, table: str) -> list[tuple[float, float]]:
         """Return the commits in the table's history, oldest first: time and epoch of each."""
         history = self.store.table(table).history()
-        made_ms = history["timestamp"].cast("int64").to_pylist()
-        points = [(at_ms - self._origin_ms) / 1000 for at_ms in made_ms]
+        commit_ms = history["timestamp"].cast("int64").to_pylist()
+        points = [(at_ms - self._origin_ms) / 1000 for at_ms in commit_ms]
         return sorted(zip(points, map(self.epoch_s, history["epoch"].to_pylist()), strict=True))
 
     def epoch_s(self, epoch: int) -> float:

@@ -100,7 +100,7 @@ def _output(facts: RunFacts, name: str, schema: pa.Schema, end: RunEnd | None) -
     written = None if end is None else end.written.get(name)
     if written is None:
         return OutputDataset(facts.namespace, name, facets={"schema": _schema(schema)})
-    statistics = _made(
+    statistics = _facet(
         output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
         rowCount=written.rows,
         size=written.bytes,
@@ -116,7 +116,7 @@ def _output(facts: RunFacts, name: str, schema: pa.Schema, end: RunEnd | None) -
 
 def _run_facets(facts: RunFacts, end: RunEnd | None) -> dict[str, Any]:
     facets: dict[str, Any] = {
-        "processing_engine": _made(
+        "processing_engine": _facet(
             processing_engine_run.ProcessingEngineRunFacet,
             version=__version__,
             name="epochlog",
@@ -125,26 +125,26 @@ def _run_facets(facts: RunFacts, end: RunEnd | None) -> dict[str, Any]:
     }
     if facts.prev:
         begin, until = _iso(to_unix_ms(facts.prev)), _iso(to_unix_ms(facts.curr))
-        facets["nominalTime"] = _made(nominal_time_run.NominalTimeRunFacet, begin, until)
+        facets["nominalTime"] = _facet(nominal_time_run.NominalTimeRunFacet, begin, until)
     if end is not None and end.error is not None:
-        facets["errorMessage"] = _made(error_message_run.ErrorMessageRunFacet, end.error, "PYTHON")
+        facets["errorMessage"] = _facet(error_message_run.ErrorMessageRunFacet, end.error, "PYTHON")
     return facets
 
 
 def _job_facets(facts: RunFacts) -> dict[str, Any]:
     kind = "JOB" if facts.sql is None else "VIEW"
-    facets: dict[str, Any] = {"jobType": _made(job_type_job.JobTypeJobFacet, "BATCH", "EPOCHLOG", kind)}
+    facets: dict[str, Any] = {"jobType": _facet(job_type_job.JobTypeJobFacet, "BATCH", "EPOCHLOG", kind)}
     if facts.sql is not None:
-        facets["sql"] = _made(sql_job.SQLJobFacet, facts.sql, "spark")
+        facets["sql"] = _facet(sql_job.SQLJobFacet, facts.sql, "spark")
     return facets
 
 
 def _version(epoch: int) -> dataset_version_dataset.DatasetVersionDatasetFacet:
-    return _made(dataset_version_dataset.DatasetVersionDatasetFacet, str(epoch))
+    return _facet(dataset_version_dataset.DatasetVersionDatasetFacet, str(epoch))
 
 
 def _schema(schema: pa.Schema) -> schema_dataset.SchemaDatasetFacet:
-    return _made(schema_dataset.SchemaDatasetFacet, _fields(schema))
+    return _facet(schema_dataset.SchemaDatasetFacet, _fields(schema))
 
 
 def _fields(fields: Sequence[pa.Field] | pa.Schema) -> list[schema_dataset.SchemaDatasetFacetFields]:
@@ -159,7 +159,7 @@ def _fields(fields: Sequence[pa.Field] | pa.Schema) -> list[schema_dataset.Schem
     ]
 
 
-def _made(kind: Callable[..., T], *values: object, **fields: object) -> T:
+def _facet(kind: Callable[..., T], *values: object, **fields: object) -> T:
     """Return a facet of this producer."""
     return kind(*values, producer=PRODUCER, **fields)
 

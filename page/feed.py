@@ -48,7 +48,7 @@ class Feed:
         self._listeners = 0
         self._number = 0
         self._document: Document = {}
-        self._made_s = self._took_s = -1e9
+        self._read_s = self._took_s = -1e9
         self._sampled_s = -1e9
         self._version = -1
         self.trouble: Document | None = None
@@ -72,7 +72,7 @@ class Feed:
     def document(self) -> Document:
         """Return the newest document, read anew if it is older than FRESH_S. Raises the errors of the catalog."""
         with self._looking:
-            if self.trouble is not None or monotonic_s() - self._made_s > max(FRESH_S, self._pause_after_look_s):
+            if self.trouble is not None or monotonic_s() - self._read_s > max(FRESH_S, self._pause_after_look_s):
                 self._look()
             return self._document
 
@@ -121,7 +121,7 @@ class Feed:
         try:
             with self._looking:
                 changed = self._handle.catalog.read(lambda view: view.version) != self._version
-                if changed or sample_due or now_s - self._made_s >= STILL_S or self.trouble is not None:
+                if changed or sample_due or now_s - self._read_s >= STILL_S or self.trouble is not None:
                     look = self._look()
                     if sample_due:
                         self.curves.sample(look)
@@ -145,7 +145,7 @@ class Feed:
         document = status_document(self._handle.files.place, look, server)
         self._took_s = monotonic_s() - before_s
         with self._changed:
-            self._document, self._made_s, self.trouble = document, monotonic_s(), None
+            self._document, self._read_s, self.trouble = document, monotonic_s(), None
             self._number += 1
             self._changed.notify_all()
         return look

@@ -214,7 +214,7 @@ class _PageHandler(HttpHandler):
         try:
             names = parse_qs(query, max_num_fields=64)
             key = site.document_key(path, names)
-            pieces = self.made(site.answers, key, lambda: site.pieces(site.document(path, names)))
+            pieces = self.shared_answer(site.answers, key, lambda: site.pieces(site.document(path, names)))
         except TableNotFound as error:
             self._send_json({"error": self.site.error(error_facts(error))}, 404)
         except (InvalidInput, ValueError) as error:

@@ -22,7 +22,7 @@ from epochlog.store.compaction.work import Parts, parts_from_record, parts_to_re
 from epochlog.store.env.paths import RUN_ENDING, file_name
 from epochlog.store.maintenance.compact_request import compact_tables
 from epochlog.store.session.handle import Handle
-from epochlog.store.sst.data_file import FileGone
+from epochlog.store.sst.data_file import FileMissing
 from epochlog.store.sst.segment_writer import WriteTarget
 
 from .errors import find_epochlog_error
@@ -92,7 +92,7 @@ def _run_tasks(
         raise typed_error from error
     for row in results:
         if row.missing is not None:
-            raise FileGone(row.missing, "the file is gone")
+            raise FileMissing(row.missing, "the file is gone")
     return [(row.number, parts_from_record(unpack(_RECORD, bytes(row.parts)))) for row in results]
 
 
@@ -106,7 +106,7 @@ def _rewrite_task(
             parts, missing = None, None
             try:
                 parts = pack(_RECORD, parts_to_record(rewriter.rewrite(numbers[place], new_path)))
-            except FileGone as error:  # only the driver can tell if the store is damaged
+            except FileMissing as error:  # only the driver can tell if the store is damaged
                 missing = error.path
             columns = [pa.array([numbers[place]]), pa.array([parts], pa.binary()), pa.array([missing], pa.string())]
             yield pa.record_batch(columns, schema=_RESULT_ARROW)

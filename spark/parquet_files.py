@@ -13,7 +13,7 @@ from epochlog.store.env.files import Files
 from epochlog.store.env.local_folder import LocalFiles
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.scan.scan_plan import ScanPlan
-from epochlog.store.sst.data_file import FileGone, verified
+from epochlog.store.sst.data_file import FileMissing, verified
 from epochlog.store.sst.file_columns import column_map, file_schema
 from epochlog.store.sst.sorted_run import RunFile
 from epochlog.store.types.schema import TableSchema
@@ -108,7 +108,7 @@ def parquet_relation(session: SparkSession, files: Files, plan: ScanPlan, schema
         return None
     try:
         parallel_map(lambda part: verified(files, part.path, part.bytes, part.crc32), parts, plan.rows_at_most)
-    except FileGone:  # the other reader knows why
+    except FileMissing:  # the other reader knows why
         return None
     paths = [f"file:{files.place}/{part.path}" for part in parts]
     java: Any = session.read.schema(schema).options(**OPTIONS).parquet(*paths)._jdf

@@ -16,7 +16,7 @@ from epochlog.store.env.files import Files
 from epochlog.store.retention.stale_reads import vacuumed
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.scan.size_splits import split_evenly
-from epochlog.store.sst.data_file import FileGone
+from epochlog.store.sst.data_file import FileMissing
 from epochlog.store.types.read_options import ReadOptions
 
 from .options import Tasks
@@ -46,7 +46,7 @@ class ReadPartition:
         try:
             for batch in self._batches():
                 yield from to_spark(table_name, batch, self.schema).to_batches(max_chunksize=BATCH_ROWS)
-        except FileGone as error:
+        except FileMissing as error:
             problem = f"table {table_name!r}: vacuum has deleted {error.path}, a file of this read"
             raise vacuumed(self.files, problem, "load the table again") from error
 

@@ -183,11 +183,11 @@ def plan_changes(
                 f"{name}.sql is a view {name!r} that reads a table {name!r}: a view and the tables that it reads have "
                 "names of their own; give the file another name"
             )
-        gone = sorted(dropped.intersection(tables))
-        if gone:
+        without_file = sorted(dropped.intersection(tables))
+        if without_file:
             raise InvalidInput(
-                f"view {name!r} reads the view {gone[0]!r}, which has no file and would be dropped: add {gone[0]}.sql "
-                "to the folder, or change the query"
+                f"view {name!r} reads the view {without_file[0]!r}, which has no file and would be dropped: add "
+                f"{without_file[0]}.sql to the folder, or change the query"
             )
     for name in _ordered(reads):
         file, current = files[name], stored.get(name)

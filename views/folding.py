@@ -203,19 +203,19 @@ def groups_of_changes(fold: Fold, schema: pa.Schema, deltas: pa.Table) -> pa.Tab
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Groups of the changes: those with their new sums and counts (`rows`), those that have no rows any more (`gone`),
-    and those of which the theorem gives no values (`unknown`).
+    """Groups of the changes: those with their new sums and counts (`rows`), those that have no rows any more
+    (`emptied`), and those of which the theorem gives no values (`unknown`).
     """
 
     rows: pa.Table
-    gone: pa.Table
+    emptied: pa.Table
     unknown: pa.Table
 
     @property
     def groups(self) -> pa.Table:
         """Return all these groups."""
-        names = self.gone.column_names
-        return pa.concat_tables([self.rows.select(names), self.gone, self.unknown])
+        names = self.emptied.column_names
+        return pa.concat_tables([self.rows.select(names), self.emptied, self.unknown])
 
 
 def folded(fold: Fold, groups: pa.Table, deltas: pa.Table, before: pa.Table) -> Folded | None:
@@ -226,7 +226,7 @@ def folded(fold: Fold, groups: pa.Table, deltas: pa.Table, before: pa.Table) -> 
     types = {column: deltas.schema.field(column).type for column in fold.holders}
     known = {tuple(row[name] for name in fold.groups): row for row in before.to_pylist()}
     rows: list[dict[str, Any]] = []
-    gone: list[dict[str, Any]] = []
+    emptied: list[dict[str, Any]] = []
     unknown: list[dict[str, Any]] = []
     with localcontext(Context(prec=100)):
         keys: list[dict[str, Any]] = groups.to_pylist() if fold.groups else [{}] * len(deltas)
@@ -234,8 +234,8 @@ def folded(fold: Fold, groups: pa.Table, deltas: pa.Table, before: pa.Table) -> 
             row = known.get(tuple(group.values()))
             old = {column: 0 if row is None else row[holder] for column, holder in fold.holders.items()}
             new = {column: (value or 0) + (change[column] or 0) for column, value in old.items()}
-            if fold.groups and _is_gone(new, fold.row_count):
-                gone += [group] if row is not None else []
+            if fold.groups and _is_empty(new, fold.row_count):
+                emptied += [group] if row is not None else []
             elif not _has_rows(new) or not _has_sums(new, fold.sums):
                 unknown.append(group)
             elif new != old:
@@ -243,13 +243,13 @@ def folded(fold: Fold, groups: pa.Table, deltas: pa.Table, before: pa.Table) -> 
     if unknown and not fold.groups:
         return None
     try:
-        of_groups = [pa.Table.from_pylist(some, schema=groups.schema) for some in (gone, unknown)]
+        of_groups = [pa.Table.from_pylist(some, schema=groups.schema) for some in (emptied, unknown)]
         return Folded(pa.Table.from_pylist(rows, schema=pa.schema([*groups.schema, *types.items()])), *of_groups)
     except pa.ArrowInvalid:
         return None
 
 
-def _is_gone(values: Mapping[str, Any], row_count: str | None) -> bool:
+def _is_empty(values: Mapping[str, Any], row_count: str | None) -> bool:
     """Return True if the count of a group's rows is known, and 0."""
     return row_count is not None and values[row_count] == 0
 

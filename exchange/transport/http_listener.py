@@ -48,7 +48,7 @@ client repeats a second later.
 _TICK_S = 0.05
 _MOST_ACCEPTED = 64
 """Connections that are accepted between two looks at the others."""
-_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
+_HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _HANDSHAKE = 22
 """First byte of a TLS record of a handshake."""
@@ -79,9 +79,9 @@ class HttpConnection:
         self.aborted = False
         self._ending = threading.Lock()  # an abort never meets a descriptor that is another socket's by then
 
-    def is_gone(self) -> bool:
+    def has_hung_up(self) -> bool:
         """Return True if the client has closed the connection or its sending half, or the connection was aborted."""
-        return self._has(_GONE)
+        return self._has(_HUNG_UP)
 
     def await_client(self, event: int | None) -> None:
         """Note what the handler needs of the client from now on: POLLIN, a request; POLLOUT, room for the answer; None:
@@ -278,7 +278,7 @@ class HttpListener:
         if head is None:
             self._forget(connection)
             connection.close()
-        elif head and (_has_come(head, self._tls) or connection.is_gone()):
+        elif head and (_has_come(head, self._tls) or connection.has_hung_up()):
             self._forget(connection)
             self._let_wait(connection, head)
         elif descriptor not in self._arriving:
@@ -308,9 +308,9 @@ class HttpListener:
             waiting = self._waiting[connection.goes_first]
             waiting.append(connection)
             if len(waiting) > MAX_WAITING:
-                for gone in [other for other in waiting if other.is_gone()]:
-                    waiting.remove(gone)
-                    gone.close()
+                for closed in [other for other in waiting if other.has_hung_up()]:
+                    waiting.remove(closed)
+                    closed.close()
             refused = None
             if len(waiting) > MAX_WAITING:
                 of_host = Counter(other.address[0] for other in waiting)
@@ -411,7 +411,7 @@ class HttpListener:
             while waiting:
                 connection = min(waiting, key=lambda other: of_host[other.address[0]])
                 waiting.remove(connection)
-                if not connection.is_gone():
+                if not connection.has_hung_up():
                     return connection
                 connection.close()
         return None

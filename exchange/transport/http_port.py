@@ -137,9 +137,11 @@ class HttpHandler(BaseHTTPRequestHandler):
             DEFECT.log(what=f"serving {self.purpose}", error=error)
             self.send_error(500)
 
-    def made(self, answers: SharedAnswers, key: Hashable, make: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+    def shared_answer(
+        self, answers: SharedAnswers, key: Hashable, make: Callable[[], Iterator[bytes]]
+    ) -> Iterator[bytes]:
         """Return the pieces of the shared answer of the key; the first one is made."""
-        return answers.get(key, make, self.accepted.is_gone)
+        return answers.get(key, make, self.accepted.has_hung_up)
 
     def send_pieces(self, pieces: Iterator[bytes], kind: str) -> None:
         """Send an answer whose pieces are made on the way, in chunks; as a whole if it has one piece, or goes to a

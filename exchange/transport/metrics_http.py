@@ -46,5 +46,5 @@ class _Handler(HttpHandler):
             self.send_error(404)
         else:
             render = type(self).render_page
-            pieces = self.made(self.texts, path, lambda: in_pieces(f"{line}\n".encode() for line in render()))
+            pieces = self.shared_answer(self.texts, path, lambda: in_pieces(f"{line}\n".encode() for line in render()))
             self.send_pieces(pieces, PLAIN)

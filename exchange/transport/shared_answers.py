@@ -69,34 +69,36 @@ class SharedAnswers:
         self._making = 0
         self._answers: dict[Hashable, _Answer] = {}
 
-    def get(self, key: Hashable, make: Callable[[], Iterator[bytes]], is_gone: Callable[[], bool]) -> Iterator[bytes]:
+    def get(
+        self, key: Hashable, make: Callable[[], Iterator[bytes]], has_hung_up: Callable[[], bool]
+    ) -> Iterator[bytes]:
         """Return the pieces of the key's answer, when the first is made: here, if there is none. A request that comes
         to a further piece before all others makes it. An error of a first piece is this request's alone.
 
-        is_gone: returns True if nobody waits for the answer any more. Raises ConnectionAbortedError then, unless this
-        request makes a piece. The iterator raises it too, and where another request has failed to make a piece.
+        has_hung_up: returns True if nobody waits for the answer any more. Raises ConnectionAbortedError then, unless
+        this request makes a piece. The iterator raises it too, and where another request has failed to make a piece.
         """
         with self._changed:
             while True:
                 answer = self._answers.get(key)
                 if answer is not None and answer.is_fresh(self._clock()):
                     if answer.is_born:
-                        return self._pieces(answer, is_gone)
+                        return self._pieces(answer, has_hung_up)
                 elif self._making < self._makers:
                     answer = self._answers[key] = _Answer(make)
                     self._making += 1
                     break
-                self._wait(is_gone)
+                self._wait(has_hung_up)
         self._make_piece(answer)
-        return self._pieces(answer, is_gone)
+        return self._pieces(answer, has_hung_up)
 
-    def _wait(self, is_gone: Callable[[], bool]) -> None:
+    def _wait(self, has_hung_up: Callable[[], bool]) -> None:
         """Wait for a change, or for a while. The caller has the lock."""
-        if is_gone():
+        if has_hung_up():
             raise ConnectionAbortedError("the client has gone")
         self._changed.wait(_POLL_S)
 
-    def _pieces(self, answer: _Answer, is_gone: Callable[[], bool]) -> Iterator[bytes]:
+    def _pieces(self, answer: _Answer, has_hung_up: Callable[[], bool]) -> Iterator[bytes]:
         at = 0
         while True:
             with self._changed:
@@ -109,7 +111,7 @@ class SharedAnswers:
                         answer.is_rendering = True
                         self._making += 1
                         break
-                    self._wait(is_gone)
+                    self._wait(has_hung_up)
                 piece = answer.pieces[at] if at < len(answer.pieces) else None
             if piece is None:
                 self._make_piece(answer)

@@ -194,9 +194,9 @@ def _changed_inside(table: str, path: list[str], kind: Any, change: Any, what: s
         return pa.struct([within(field) if field.name == inner[0] else field for field in kind])
     if pa.types.is_map(kind) and inner[0] == "value":
         return pa.map_(kind.key_field, within(kind.item_field), keys_sorted=kind.keys_sorted)
-    for is_kind, made in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
+    for is_kind, list_type in ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list)):
         if is_kind(kind) and inner[0] == "element":
-            return made(within(kind.value_field))
+            return list_type(within(kind.value_field))
     raise InvalidInput(f"ALTER TABLE {table}: {outer} of type {kind} has no field {inner[0]!r} that can change")
 
 

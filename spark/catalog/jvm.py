@@ -138,10 +138,10 @@ class Jvm:
 
     def map(self, values: Mapping[str, str]) -> Any:
         """Return a Java map of strings."""
-        made = self._hash_map()
+        java_map = self._hash_map()
         for name, value in values.items():
-            made.put(name, value)
-        return made
+            java_map.put(name, value)
+        return java_map
 
     def weak_map(self) -> Any:
         """Return a Java map that compares Spark's objects by identity and does not keep them."""

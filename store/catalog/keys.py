@@ -40,7 +40,7 @@ READS = b"meta/reads"
 CLOCKS = b"meta/clocks"
 COMPACT_PREFIX = b"compact/"
 CONSUMER_PREFIX = b"consumer/"
-GONE_PREFIX = b"gone/"
+UNREACHABLE_PREFIX = b"gone/"
 HIST_PREFIX = b"hist/"
 HOLD_PREFIX = b"hold/"
 INTENT_PREFIX = b"intent/"
@@ -49,7 +49,7 @@ KEPT_PREFIX = b"kept/"
 LEASE_PREFIX = b"lease/"
 LOAD_PREFIX = b"load/"
 LOG_PREFIX = b"log/"
-MADE_PREFIX = b"made/"
+STAGED_PREFIX = b"made/"
 RUNS_PREFIX = b"runs/"
 SCHEMA_PREFIX = b"schema/"
 SHARE_PREFIX = b"share/"
@@ -118,7 +118,7 @@ def kept_key(table_id: int, epoch: int) -> bytes:
     return b"kept/%08x/%016x" % (table_id, epoch)
 
 
-def made_key(table_id: int, number: int) -> bytes:
+def staged_key(table_id: int, number: int) -> bytes:
     return b"made/%08x/%08x" % (table_id, number)
 
 
@@ -143,7 +143,7 @@ def used_key(table_id: int, path: str) -> bytes:
     return b"used/%08x/" % table_id + name_of(path).encode()
 
 
-def gone_key(table_id: int, path: str) -> bytes:
+def unreachable_key(table_id: int, path: str) -> bytes:
     return b"gone/%08x/" % table_id + name_of(path).encode()
 
 

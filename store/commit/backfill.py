@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from epochlog.errors import BarrierChanged, CatalogUnavailable, EpochlogError, StoreClosed
-from epochlog.store.catalog.keys import gone_key, job_key
+from epochlog.store.catalog.keys import job_key, unreachable_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.failpoints import hit
 from epochlog.store.metadata.counters import move_counters
@@ -110,7 +110,7 @@ def discard_refused(handle: Handle, error: EpochlogError, changes: Sequence[Tabl
         return [
             segment
             for segment in change.segments
-            if segment.path not in known and view.get(gone_key(change.table_id, segment.path)) is None
+            if segment.path not in known and view.get(unreachable_key(change.table_id, segment.path)) is None
         ]
 
     with suppress(CatalogUnavailable, StoreClosed):

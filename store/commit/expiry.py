@@ -173,8 +173,8 @@ def _decide_again(handle: Handle, chosen: Choice, keys: pa.Table, base: int) -> 
     newest, log = planned
     encoded = newest.codec.encode(keys)
     renewed = pa.concat_arrays([pa.array([], encoded.type), *_renewed(handle, newest, log, chosen.expired)])
-    gone = pc.is_in(encoded, value_set=renewed) if len(renewed) else pa.array([False] * len(encoded))
-    return keys.filter(pc.invert(gone)), newest.epoch
+    is_renewed = pc.is_in(encoded, value_set=renewed) if len(renewed) else pa.array([False] * len(encoded))
+    return keys.filter(pc.invert(is_renewed)), newest.epoch
 
 
 def _renewed(handle: Handle, newest: ScanPlan, log: LogPlan, expired: pc.Expression) -> Iterator[pa.Array]:

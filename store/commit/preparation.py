@@ -23,7 +23,7 @@ from epochlog.store.metadata.staged_segments import list_staged
 from epochlog.store.retention.stale_reads import retry_stale_plan
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.session.write_intents import require_intents
-from epochlog.store.sst.data_file import FileGone
+from epochlog.store.sst.data_file import FileMissing
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.types.epoch import from_unix_ms
 from epochlog.store.types.key_codec import KeyCodec
@@ -175,14 +175,14 @@ def _decided(
         verdict = judge.judge(epochs, earlier, _touched_since(handle, state, earlier, state.since))
     else:
         verdict = judge.judge(epochs)
-    made = {original.path: (earlier, replacement) for original, replacement in tried.rewrites} if earlier else {}
+    reusable = {original.path: (earlier, replacement) for original, replacement in tried.rewrites} if earlier else {}
     rewrites: list[tuple[Segment, Segment | None]] = []
     try:
         for segment in prepared.segments:
             mask = verdict.masks[segment.path]
             if mask.all():
                 continue
-            before = made.get(segment.path)
+            before = reusable.get(segment.path)
             if before is not None and (before[0].masks[segment.path] == mask).all():
                 rewrites.append((segment, before[1]))
             else:
@@ -303,7 +303,7 @@ def _output(handle: Handle, output: _Output) -> Prepared:
     except BaseException as error:
         change = prepared.change
         remove_new_files(handle, [prepared])
-        if isinstance(error, FileGone) and error.path in {segment.path for segment in change.segments}:
+        if isinstance(error, FileMissing) and error.path in {segment.path for segment in change.segments}:
             raise SegmentUnknown(
                 f"segment {error.path} of table {change.name!r} is gone; write its rows again"
             ) from error

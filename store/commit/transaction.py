@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from epochlog.errors import SchemaChanged, SegmentUnknown
-from epochlog.store.catalog.keys import gone_key, head_key, hist_key, log_key, used_key
+from epochlog.store.catalog.keys import head_key, hist_key, log_key, unreachable_key, used_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.compaction.write_stall import apply_backpressure
 from epochlog.store.env.clock import monotonic_s
@@ -139,7 +139,7 @@ def check_unused(view: ReadTxn, prepared: Prepared) -> None:
     """Raise SegmentUnknown for a segment that was released, or sealed and committed already."""
     name = prepared.change.name
     for segment in prepared.written:
-        if view.get(gone_key(segment.table_id, segment.path)) is not None:
+        if view.get(unreachable_key(segment.table_id, segment.path)) is not None:
             raise SegmentUnknown(f"segment {segment.path} of table {name!r} was discarded; write its rows again")
         if segment.label is not None and view.get(used_key(segment.table_id, segment.path)) is not None:
             raise SegmentUnknown(

@@ -33,7 +33,7 @@ from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import apply_runs, runs_to_record
 from epochlog.store.retention.retention import raise_safe_epoch
-from epochlog.store.sst.data_file import FileGone
+from epochlog.store.sst.data_file import FileMissing
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
 
 from .claim import CLAIM_MS, claim_work, may_take, record_piece, release_claim
@@ -99,7 +99,7 @@ def _run_task(
             outcome = _run_pieces(handle, table, work, budget, progress, rewrite, claimed=claimed)
         except TableDropped:
             outcome = CompactionOutcome.LOST
-        except FileGone as error:
+        except FileMissing as error:
             if error.path in handle.catalog.read(lambda view: files_of(view, table.id)):
                 raise
             outcome = _abandon(handle, table, work, claimed=claimed)  # vacuum has deleted an input meanwhile

@@ -40,7 +40,7 @@ class PieceRewriter:
     entries: tuple[LogEntry, ...]
 
     def rewrite(self, number: int, new_path: Callable[[], str]) -> Parts:
-        """Write the files of a piece, at these paths, and return its parts. Raises FileGone, Corrupt, WriteFailed,
+        """Write the files of a piece, at these paths, and return its parts. Raises FileMissing, Corrupt, WriteFailed,
         ReadBackFailed."""
         task, piece = self.work.task, self.work.pieces[number]
         schema = compaction_schema(self.table.schema, min((task.safe_epoch, *task.kept_epochs)))

@@ -8,7 +8,7 @@ import numpy as np
 
 from epochlog.errors import Corrupt, ReadBackFailed
 from epochlog.store.env.files import Files
-from epochlog.store.sst.data_file import FileGone
+from epochlog.store.sst.data_file import FileMissing
 from epochlog.store.sst.merge import Rows
 from epochlog.store.sst.sorted_run import RunFile, read_blocks, row_group_rows
 from epochlog.store.types.key_codec import KeyCodec, contiguous
@@ -50,7 +50,7 @@ def read_back(files: Files, part: RunFile, table: TableSchema, codec: KeyCodec, 
         return
     try:
         blocks = read_blocks(files, part, table, codec, rows.data.column_names, groups)
-    except FileGone:
+    except FileMissing:
         raise  # vacuum has deleted it, because the write intent was revoked
     except Corrupt as error:
         raise _failed(table, f"cannot be decoded ({error.what})") from error

@@ -361,15 +361,17 @@ class _TablesAt(Mapping[int, TableEpochs]):
     def __init__(self, tables: Mapping[int, TableEpochs], epoch: int | None) -> None:
         self._tables = tables
         self._epoch = epoch
-        self._made: dict[int, TableEpochs] = {}
+        self._known: dict[int, TableEpochs] = {}
 
     def __getitem__(self, table_id: int) -> TableEpochs:
-        made = self._made.get(table_id)
-        if made is None:
+        table_then = self._known.get(table_id)
+        if table_then is None:
             table = self._tables[table_id]
             upstreams = table.upstreams_at(table.position if self._epoch is None else self._epoch)
-            made = self._made[table_id] = replace(table, upstreams=upstreams, former=()) if table.former else table
-        return made
+            table_then = self._known[table_id] = (
+                replace(table, upstreams=upstreams, former=()) if table.former else table
+            )
+        return table_then
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._tables)

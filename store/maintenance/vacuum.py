@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from epochlog.errors import ReadFailed, WriteFailed
 from epochlog.store.backup.incremental import ship
-from epochlog.store.catalog.keys import USED_PREFIX, gone_key, intent_key
+from epochlog.store.catalog.keys import USED_PREFIX, intent_key, unreachable_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.registry import EMBEDDED, kind_of_url
 from epochlog.store.commit.idempotency import forget_unused
@@ -125,9 +125,9 @@ def vacuum(
         deleted, failed = _delete(handle, deleted, progress, stop)
         _delete_stale_records(handle, {info.path for info in listed}, grace_ms)
     kept = [decision for decision in decisions if decision.state is FileState.KEPT and decision.listed]
-    gone = _report(decision for decision in deleted if decision.listed)
+    deleted_files = _report(decision for decision in deleted if decision.listed)
     report = VacuumReport(
-        deleted=gone,
+        deleted=deleted_files,
         kept=_report([*kept, *failed]),
         foreign=_report(decision for decision in decisions if decision.state is FileState.FOREIGN),
         revoked=tuple(expired),
@@ -210,7 +210,7 @@ def _note_unreachable(handle: Handle, decisions: Sequence[FileDecision]) -> None
 
         def body(tx: Txn, batch: Sequence[FileDecision] = batch) -> None:
             for decision in batch:
-                known = tx.get(gone_key(decision.table_id, decision.path)) is not None
+                known = tx.get(unreachable_key(decision.table_id, decision.path)) is not None
                 if not known and tx.get(intent_key(intent_of(decision.path))) is None:
                     mark_unreachable(tx, decision.table_id, [(decision.path, decision.bytes)], decision.since_ms)
             move_counters(tx, Counters.read(tx))
@@ -251,7 +251,7 @@ def _delete(
 
         def forget(tx: Txn, removed: Sequence[FileDecision] = removed) -> None:
             for decision in removed:
-                tx.delete(gone_key(decision.table_id, decision.path))
+                tx.delete(unreachable_key(decision.table_id, decision.path))
 
         handle.catalog.transact(forget)
         deleted += removed
@@ -262,7 +262,7 @@ def _delete(
 def _still_due(handle: Handle, view: ReadTxn, batch: Sequence[FileDecision]) -> list[FileDecision]:
     """Return the decisions whose files are still noted as unreachable and not pinned."""
     now_ms, live = handle.clock_guard.slowest_ms(view), handle.leases.live
-    records = [view.get(gone_key(decision.table_id, decision.path)) for decision in batch]
+    records = [view.get(unreachable_key(decision.table_id, decision.path)) for decision in batch]
     notes = [None if record is None else UnreachableFile.from_record(record) for record in records]
     tables = {table_id for note in notes if note is not None for table_id in note.readers}
     holds = {table_id: holds_of(view, table_id, now_ms, live) for table_id in tables}
@@ -293,7 +293,7 @@ def _delete_files(handle: Handle, batch: Sequence[FileDecision]) -> list[tuple[F
 
 
 def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> None:
-    """Delete the records of committed segments whose files are gone, expired leases, and forgotten outcomes."""
+    """Delete the records of committed segments whose files are deleted, expired leases, and forgotten outcomes."""
 
     def dead_leases(view: ReadTxn) -> list[bytes]:
         now_ms, live = handle.clock_guard.slowest_ms(view), handle.leases.live

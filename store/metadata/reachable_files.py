@@ -9,8 +9,8 @@ from epochlog.store.catalog.keys import (
     COMPACT_PREFIX,
     KEPT_PREFIX,
     LOG_PREFIX,
-    MADE_PREFIX,
     RUNS_PREFIX,
+    STAGED_PREFIX,
     runs_key,
     table_prefix,
 )
@@ -25,7 +25,7 @@ def files_of(view: ReadTxn, table_id: int) -> dict[str, int]:
     """Return the paths and bytes of all files of a table: its log, its runs, the finished pieces of a running
     compaction, staged segments and kept deletes.
     """
-    prefixes = (LOG_PREFIX, COMPACT_PREFIX, MADE_PREFIX, KEPT_PREFIX)
+    prefixes = (LOG_PREFIX, COMPACT_PREFIX, STAGED_PREFIX, KEPT_PREFIX)
     log, compact, staged, kept = (table_prefix(prefix, table_id) for prefix in prefixes)
     return dict(_scan_files(view, log, runs_key(table_id), compact, staged, kept))
 
@@ -34,7 +34,7 @@ def all_files(view: ReadTxn) -> dict[str, int]:
     """Return the paths and bytes of all files of the store, including those of staged exchanges. It reads the records
     that name files, so a table whose definition was lost keeps its files.
     """
-    files = dict(_scan_files(view, LOG_PREFIX, RUNS_PREFIX, COMPACT_PREFIX, MADE_PREFIX, KEPT_PREFIX))
+    files = dict(_scan_files(view, LOG_PREFIX, RUNS_PREFIX, COMPACT_PREFIX, STAGED_PREFIX, KEPT_PREFIX))
     files.update(exchange_files(view))
     return files
 

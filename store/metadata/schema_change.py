@@ -135,15 +135,15 @@ class SchemaChange:
             after = lineage[place]
             if after.version <= created or owners[place] != owners[-1] or owners[place - 1] == owners[-1]:
                 continue
-            if self._made(lineage[: place + 1]):
+            if self._yields(lineage[: place + 1]):
                 raise InvalidInput(
                     f"table {after.name!r} has this change already, from epoch {show_epoch(after.version)}: leave it "
                     "out. To make it once more, pass txn=(application, id) with a new id to table.alter, which tells "
                     "it from a repetition"
                 )
 
-    def _made(self, lineage: tuple[TableSchema, ...]) -> bool:
-        """Return True if this change, the whole of it, made the newest of these versions."""
+    def _yields(self, lineage: tuple[TableSchema, ...]) -> bool:
+        """Return True if this change, the whole of it, yields the newest of these versions from the one before."""
         try:
             again = self._next(lineage[-2], lineage[:-1])
         except (InvalidInput, InvalidSchema):
@@ -169,8 +169,8 @@ class SchemaChange:
                 return False
             if known.get(ids[field.name]) != given.get(field.name):
                 return False
-            made = bisect_left(newest, ids[field.name])  # the version with which the column began
-            return made > 0 and _owners(lineage[made], [field.name]) == {field.name: ids[field.name]}
+            began = bisect_left(newest, ids[field.name])  # the version with which the column began
+            return began > 0 and _owners(lineage[began], [field.name]) == {field.name: ids[field.name]}
 
         def is_dropped(name: str) -> bool:
             return name not in ids and any(id_ not in present for id_ in had(name))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from epochlog.store.catalog.keys import MADE_PREFIX, made_key, table_prefix
+from epochlog.store.catalog.keys import STAGED_PREFIX, staged_key, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.sst.segment import Segment
 
@@ -16,19 +16,19 @@ from .unreachable_files import mark_unreachable
 
 def list_staged(view: ReadTxn, table_id: int) -> tuple[Segment, ...]:
     """List the staged segments of an output, oldest first: later segments win."""
-    prefix = table_prefix(MADE_PREFIX, table_id)
+    prefix = table_prefix(STAGED_PREFIX, table_id)
     records = scan_prefix(view, prefix)
     return tuple(Segment.from_record(segment) for _, record in records for segment in record["segments"])
 
 
 def stage_segments(tx: Txn, table_id: int, number: int, segments: Iterable[Segment]) -> None:
     """Record the segments of an output from the backfill chunk of this number. Call inside a transaction."""
-    tx.put(made_key(table_id, number), {"segments": [segment.to_record() for segment in segments]})
+    tx.put(staged_key(table_id, number), {"segments": [segment.to_record() for segment in segments]})
 
 
 def forget_staged(tx: Txn, table_id: int) -> None:
     """Delete the records of an output's committed or discarded staged segments. Call inside a transaction."""
-    prefix = table_prefix(MADE_PREFIX, table_id)
+    prefix = table_prefix(STAGED_PREFIX, table_id)
     for key, _ in list(scan_prefix(tx, prefix)):
         tx.delete(key)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from epochlog.store.catalog.keys import GONE_PREFIX, gone_key
+from epochlog.store.catalog.keys import UNREACHABLE_PREFIX, unreachable_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
 
@@ -59,8 +59,8 @@ def mark_unreachable(txn: Txn, table_id: int, files: Iterable[tuple[str, int]], 
         owner = owner_of(path, table_id)
         readers = () if tables == (owner,) else tables
         note = UnreachableFile(path, owner, sizes[path], now_ms, version, readers)
-        txn.put(gone_key(owner, path), note.to_record())
+        txn.put(unreachable_key(owner, path), note.to_record())
 
 
 def list_unreachable(view: ReadTxn) -> list[UnreachableFile]:
-    return [UnreachableFile.from_record(record) for _, record in scan_prefix(view, GONE_PREFIX)]
+    return [UnreachableFile.from_record(record) for _, record in scan_prefix(view, UNREACHABLE_PREFIX)]

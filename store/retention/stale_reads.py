@@ -12,7 +12,7 @@ from epochlog.store.env.files import Files
 from epochlog.store.env.paths import table_of
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.shared_files import is_shared
-from epochlog.store.sst.data_file import FileGone
+from epochlog.store.sst.data_file import FileMissing
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
@@ -27,7 +27,7 @@ def stale_reads_translated(handle: Handle) -> Iterator[None]:
     """
     try:
         yield
-    except FileGone as error:
+    except FileMissing as error:
         raise _explain_missing(handle, error) from error
 
 
@@ -46,7 +46,7 @@ def translate_stale_reads(handle: Handle, items: Iterator[T]) -> Iterator[T]:
         yield from items
 
 
-def _explain_missing(handle: Handle, error: FileGone) -> SnapshotExpired | Corrupt:
+def _explain_missing(handle: Handle, error: FileMissing) -> SnapshotExpired | Corrupt:
     table_id = table_of(handle.store_id, error.path)
 
     def is_reached(view: ReadTxn, table_id: int) -> bool:

@@ -143,7 +143,7 @@ def _read_slices(
     files: Files, table: TableSchema, columns: Sequence[str], histogram: SizeHistogram, groups: Sequence[list[Span]]
 ) -> SizeHistogram:
     """Replace the blocks of `groups` by slices, read from the files."""
-    gone = {id(span) for group in groups for span in group}
+    sliced = {id(span) for group in groups for span in group}
     chosen: list[tuple[Span, float]] = []
     for group in groups:
         large, small = group[:LARGEST], group[LARGEST:]
@@ -151,7 +151,7 @@ def _read_slices(
         worth = sum(span.bytes for span in small) / max(1.0, sum(span.bytes for span in some))
         chosen += [*((span, span.bytes) for span in large), *((span, span.bytes * worth) for span in some)]
     read = parallel_map(lambda block: list(_slices(files, table, columns, *block)), chosen, BATCH_ROWS * len(chosen))
-    left = [span for span in histogram.spans if id(span) not in gone]
+    left = [span for span in histogram.spans if id(span) not in sliced]
     return SizeHistogram(tuple(left + [piece for pieces in read for piece in pieces]))
 
 

@@ -39,7 +39,7 @@ _verified: OrderedDict[tuple[object, ...], None] = OrderedDict()
 _verified_lock = threading.Lock()
 
 
-class FileGone(Corrupt):
+class FileMissing(Corrupt):
     """Error: a data file is missing. Only the catalog can tell if the store is damaged (retention/stale_reads.py)."""
 
 
@@ -56,7 +56,7 @@ def verified(files: Files, path: str, size: int, crc32: int, *, recheck: bool = 
         stamp = identity(files, path, size, crc32)
         data = files.read(path)
     except FileNotFoundError as error:
-        raise FileGone(path, "the file is gone") from error
+        raise FileMissing(path, "the file is gone") from error
     if data.size != size:
         raise Corrupt(path, f"it has {data.size} bytes, not {size}")
     with _verified_lock:
@@ -84,7 +84,7 @@ def identity(files: Files, path: str, size: int, crc32: int) -> CacheKey:
     try:
         return *files.stamp(path), size, crc32
     except FileNotFoundError as error:
-        raise FileGone(path, "the file is gone") from error
+        raise FileMissing(path, "the file is gone") from error
 
 
 def _download(files: Files, path: str, size: int, crc32: int, *, recheck: bool) -> pa.Buffer:

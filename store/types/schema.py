@@ -100,7 +100,7 @@ class TableSchema:
         return _unpickled, ({**values, "schema": self.schema.serialize().to_pybytes()},)
 
     def __copy__(self) -> TableSchema:
-        return _made({field.name: getattr(self, field.name) for field in fields(self)})
+        return _new_schema({field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -223,10 +223,10 @@ class TableSchema:
 
 
 def _unpickled(values: dict[str, Any]) -> TableSchema:
-    return _made({**values, "schema": pa.ipc.read_schema(pa.py_buffer(values["schema"]))})
+    return _new_schema({**values, "schema": pa.ipc.read_schema(pa.py_buffer(values["schema"]))})
 
 
-def _made(values: dict[str, Any]) -> TableSchema:
+def _new_schema(values: dict[str, Any]) -> TableSchema:
     """Return a schema of these attributes, which are valid."""
     schema = object.__new__(TableSchema)
     for name, value in values.items():

@@ -35,10 +35,10 @@ def widened_type(kind: Any, wider: Any) -> pa.DataType | None:
         if item is None or not kind.key_type.equals(wider.key_type):
             return None
         return pa.map_(kind.key_field, item, keys_sorted=kind.keys_sorted)
-    for is_kind, made in ((_T.is_list, pa.list_), (_T.is_large_list, pa.large_list)):
+    for is_kind, list_of in ((_T.is_list, pa.list_), (_T.is_large_list, pa.large_list)):
         if is_kind(kind):
             item = _widened_field(kind.value_field, wider.value_field) if is_kind(wider) else None
-            return None if item is None else made(item)
+            return None if item is None else list_of(item)
     return wider if _is_wider(kind, wider) else None
 
 
@@ -88,9 +88,9 @@ def with_fields_of(kind: Any, other: Any) -> pa.DataType:
     if _T.is_map(kind) and _T.is_map(other):
         item = kind.item_field.with_type(with_fields_of(kind.item_type, other.item_type))
         return pa.map_(kind.key_field, item, keys_sorted=kind.keys_sorted)
-    for is_kind, made in ((_T.is_list, pa.list_), (_T.is_large_list, pa.large_list)):
+    for is_kind, list_of in ((_T.is_list, pa.list_), (_T.is_large_list, pa.large_list)):
         if is_kind(kind) and (_T.is_list(other) or _T.is_large_list(other)):
-            return made(kind.value_field.with_type(with_fields_of(kind.value_type, other.value_type)))
+            return list_of(kind.value_field.with_type(with_fields_of(kind.value_type, other.value_type)))
     return kind
 
 

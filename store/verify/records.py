@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import (
-    GONE_PREFIX,
     HIST_PREFIX,
     LOAD_PREFIX,
     LOG_PREFIX,
     TXN_APP_PREFIX,
     TXN_PREFIX,
+    UNREACHABLE_PREFIX,
     hist_key,
     key_epoch,
     share_key,
@@ -100,7 +100,7 @@ def check_records(view: ReadTxn) -> Contents:
     problems += _check_shared(view, tables)
     problems += _check_outcomes(view, {table.id for table in tables})
     read_clocks(view)
-    unreachable = frozenset(record["path"] for _, record in scan_prefix(view, GONE_PREFIX))
+    unreachable = frozenset(record["path"] for _, record in scan_prefix(view, UNREACHABLE_PREFIX))
     works = [work for table in tables if (work := read_work(view, table.id)) is not None]
     under_way = frozenset(part.path for work in works for part in work.parts)
     return Contents(tables, tuple(problems), unreachable, under_way)

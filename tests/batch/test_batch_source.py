@@ -19,7 +19,7 @@ from epochlog.spark.batch_source import make_reader, resolve_load
 from epochlog.spark.partitions import ReadPartition
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.sst import segment, sorted_run
-from epochlog.store.sst.data_file import FileGone
+from epochlog.store.sst.data_file import FileMissing
 from epochlog.store.types.epoch import to_unix_ms
 
 pytestmark = pytest.mark.local_only
@@ -170,7 +170,7 @@ def test_a_policy_that_waits_is_waited_for(place: dict[str, str], monkeypatch: p
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (FileGone("p", "the file is missing"), el.SnapshotExpired),
+        (FileMissing("p", "the file is missing"), el.SnapshotExpired),
         (el.Corrupt("p", "column 'gone' is damaged"), el.Corrupt),
     ],
 )

@@ -82,7 +82,7 @@ def test_requests_whose_clients_have_gone_keep_neither_threads_nor_files(gate: G
 
 @pytest.mark.planted
 def test_unnoticed_ends_of_clients_are_found(gate: Gate, metrics: MetricsPort, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HttpConnection, "is_gone", lambda connection: False)
+    monkeypatch.setattr(HttpConnection, "has_hung_up", lambda connection: False)
     monkeypatch.setattr(http_listener, "REQUEST_S", 3600.0)
     monkeypatch.setattr(wait_until_module, "WAIT_LIMIT_S", 0.5)
     with pytest.raises(AssertionError):
@@ -480,7 +480,7 @@ def waiting_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def each_its_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get_alone(answers: SharedAnswers, key: object, make: Any, is_gone: object) -> Iterator[bytes]:
+    def get_alone(answers: SharedAnswers, key: object, make: Any, has_hung_up: object) -> Iterator[bytes]:
         return make()
 
     monkeypatch.setattr(SharedAnswers, "get", get_alone)

@@ -72,8 +72,8 @@ def test_the_first_piece_leaves_before_the_last_is_made() -> None:
 def test_answers_that_are_made_whole_first_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = SharedAnswers.get
 
-    def get_whole(answers: SharedAnswers, key: Any, make: Callable[[], Iterator[bytes]], is_gone: Any) -> Any:
-        return real(answers, key, lambda: iter([b"".join(make())]), is_gone)
+    def get_whole(answers: SharedAnswers, key: Any, make: Callable[[], Iterator[bytes]], has_hung_up: Any) -> Any:
+        return real(answers, key, lambda: iter([b"".join(make())]), has_hung_up)
 
     monkeypatch.setattr(SharedAnswers, "get", get_whole)
     monkeypatch.setitem(globals(), "WAIT_LIMIT_S", 0.2)

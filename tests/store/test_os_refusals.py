@@ -22,7 +22,7 @@ from epochlog.store.catalog.lmdb import catalog
 from epochlog.store.catalog.redis import client
 from epochlog.store.env.local_folder import LocalFiles
 from epochlog.store.env.os_refusals import errno_of, read_failed, undecodable
-from epochlog.store.sst.data_file import FileGone, verified
+from epochlog.store.sst.data_file import FileMissing, verified
 from open_files import no_open_files
 
 pytestmark = pytest.mark.local_only
@@ -175,7 +175,7 @@ def test_what_is_missing_or_wrong_is_damage_still(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_bytes(b"x")
     for path in ("none", "folder", "file/under", "none/deep"):
-        with pytest.raises(FileGone, match="gone"):
+        with pytest.raises(FileMissing, match="gone"):
             verified(files, path, 1, 1)
         assert not files.exists(path)
     with pytest.raises(el.Corrupt, match="checksum"):
@@ -250,7 +250,7 @@ def test_a_process_without_memory_is_told_so(tmp_path: Path) -> None:
 
 SYSTEM = {"OSError", "IOError", "EnvironmentError", "PermissionError", "Exception", "BaseException", "MemoryError"}
 ARROW = {"ArrowException", "ArrowMemoryError", "ArrowIOError", "CALL_ERRORS"}
-DAMAGE = {"Corrupt", "FileGone", "damaged", "_damaged"}
+DAMAGE = {"Corrupt", "FileMissing", "damaged", "_damaged"}
 
 
 def caught(handler: ast.ExceptHandler) -> set[str]:
@@ -290,7 +290,7 @@ def test_nobody_but_the_judge_makes_damage_of_the_systems_errors() -> None:
         "except (pa.ArrowException, KeyError) as e:\n    raise errors.Corrupt('p', str(e))",
         "except Exception as e:\n    if x:\n        return Corrupt('p', str(e))",
         "except lmdb.Error:\n    raise Corrupt('p', '')",
-        "except:\n    raise FileGone('p', '')",
+        "except:\n    raise FileMissing('p', '')",
         "except (redis_errors.RedisError, OSError):\n    raise self.damaged('')",
     ],
 )

@@ -13,7 +13,7 @@ from datetime import timedelta
 import pytest
 
 import epochlog as el
-from epochlog.store.catalog.keys import after_prefix, gone_key, intent_key
+from epochlog.store.catalog.keys import after_prefix, intent_key, unreachable_key
 from epochlog.store.maintenance.vacuum import GRACE, vacuum
 from epochlog.store.metadata.unreachable_files import UnreachableFile, list_unreachable
 from epochlog.store.retention.holds import all_holds
@@ -335,11 +335,11 @@ def test_a_reached_file_is_never_deleted_whatever_is_noted(lab: Lab, caplog: pyt
     lab.put({1: (1, 1)})
     (path,), handle = files(lab), lab.store._handle
     note = UnreachableFile(path, 1, 1, 0, 0).to_record()
-    handle.catalog.transact(lambda tx: tx.put(gone_key(1, path), note))
+    handle.catalog.transact(lambda tx: tx.put(unreachable_key(1, path), note))
     report = lab.store.vacuum(grace=0)
     assert not report.deleted and paths(report.kept) == {path} and "report this" in report.kept[0].reason
     assert "report this" in caplog.text and lab.rows("r") == {1: (1, 1)}
-    handle.catalog.transact(lambda tx: tx.delete(gone_key(1, path)))
+    handle.catalog.transact(lambda tx: tx.delete(unreachable_key(1, path)))
 
 
 def test_a_file_that_cannot_be_deleted_is_told_of_and_tried_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ import epochlog as el
 from epochlog.store.catalog.keys import (
     HEAD,
     bound_key,
-    gone_key,
     head_key,
     hist_key,
     hold_key,
@@ -29,6 +28,7 @@ from epochlog.store.catalog.keys import (
     table_key,
     txn_app_key,
     txn_key,
+    unreachable_key,
     used_key,
 )
 from epochlog.store.metadata.lookups import get_runs
@@ -111,7 +111,7 @@ def with_images(entry: Any) -> Any:
 
 def let_go(handle: Handle) -> None:
     path = next(iter(handle.catalog.read(lambda view: get_runs(view, 1))[0].parts)).path
-    put(gone_key(1, path), path=path, table_id=1, bytes=1, at_ms=0, version=1)(handle)
+    put(unreachable_key(1, path), path=path, table_id=1, bytes=1, at_ms=0, version=1)(handle)
 
 
 def other_runs(change: Callable[[RunFile], RunFile], *, history: bool = False) -> Damage:
@@ -142,7 +142,10 @@ IN_THE_CATALOG: dict[str, tuple[Damage, str]] = {
         "is a record of",
     ),
     "boundary-ahead": (put(bound_key(1 << 50), at_ms=1), "above last_epoch"),
-    "gone-of-no-table": (put(gone_key(99, "f"), path="f", table_id=99, bytes=1, at_ms=1, version=1), "never existed"),
+    "gone-of-no-table": (
+        put(unreachable_key(99, "f"), path="f", table_id=99, bytes=1, at_ms=1, version=1),
+        "never existed",
+    ),
     "reached-and-gone": (let_go, "noted as unreachable, but the catalog reaches it"),
     "job-position": (put(job_key(1), position=4096), "its output copy is at"),
     "job-barrier": (put(job_key(1), barrier=[1, 2, "regular"]), "its barrier is"),

@@ -126,11 +126,11 @@ def a_sum_of_nulls_is_zero(patch: pytest.MonkeyPatch) -> None:
 def a_group_without_rows_stays(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(folding, "_has_rows", lambda values: True)
     patch.setattr(folding, "_has_sums", lambda values, sums: True)
-    patch.setattr(folding, "_is_gone", lambda values, row_count: False)
+    patch.setattr(folding, "_is_empty", lambda values, row_count: False)
 
 
 def a_group_with_sums_of_zero_is_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(folding, "_is_gone", lambda values, row_count: not any(values.values()))
+    patch.setattr(folding, "_is_empty", lambda values, row_count: not any(values.values()))
 
 
 def old_images_are_missing(patch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,8 @@ def unknown_groups_have_no_rows(patch: pytest.MonkeyPatch) -> None:
         result = original(*arguments)
         if result is None:
             return None
-        return replace(result, gone=pa.concat_tables([result.gone, result.unknown]), unknown=result.unknown.slice(0, 0))
+        emptied = pa.concat_tables([result.emptied, result.unknown])
+        return replace(result, emptied=emptied, unknown=result.unknown.slice(0, 0))
 
     patch.setattr("view_world.folded", without_unknown)
 
