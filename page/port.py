@@ -19,7 +19,7 @@ from epochlog.errors import EpochlogError, InsecureServer, InvalidInput, TableNo
 from epochlog.exchange.transport.duplex import check_token, is_loopback
 from epochlog.exchange.transport.http_port import HttpHandler, HttpPort, host_and_port
 from epochlog.exchange.transport.refusals import Refusals
-from epochlog.exchange.transport.shared_answers import SharedAnswers, in_pieces
+from epochlog.exchange.transport.shared_answers import SharedAnswers, in_chunks
 from epochlog.exchange.transport.tokens import check_strength
 from epochlog.store.env.whole_number import whole_number
 from epochlog.store.session.handle import Handle
@@ -138,12 +138,12 @@ class _Site:
 
     def encoded(self, document: Any) -> bytes:
         """Encode a document; browsers that had to sign in see no paths of the server in it."""
-        return b"".join(self.pieces(document))
+        return b"".join(self.chunks(document))
 
-    def pieces(self, document: Any) -> Iterator[bytes]:
-        """Yield the pieces of an encoded document. No text of it is in two of them."""
-        pieces = in_pieces(encoded_parts(document))
-        return pieces if self.sessions is None else map(self.paths.hidden, pieces)
+    def chunks(self, document: Any) -> Iterator[bytes]:
+        """Yield the chunks of an encoded document. No text of it is in two of them."""
+        chunks = in_chunks(encoded_parts(document))
+        return chunks if self.sessions is None else map(self.paths.hidden, chunks)
 
     def error(self, error: Document) -> Document:
         """Return an error as browsers may see it."""
@@ -214,7 +214,7 @@ class _PageHandler(HttpHandler):
         try:
             names = parse_qs(query, max_num_fields=64)
             key = site.document_key(path, names)
-            pieces = self.shared_answer(site.answers, key, lambda: site.pieces(site.document(path, names)))
+            chunks = self.shared_answer(site.answers, key, lambda: site.chunks(site.document(path, names)))
         except TableNotFound as error:
             self._send_json({"error": self.site.error(error_facts(error))}, 404)
         except (InvalidInput, ValueError) as error:
@@ -223,7 +223,7 @@ class _PageHandler(HttpHandler):
         except EpochlogError as error:
             self._send_json({"error": self.site.error(error_facts(error))}, 503)
         else:
-            self.send_pieces(pieces, JSON)
+            self.send_chunks(chunks, JSON)
 
     def _send_json(self, document: Any, status: int) -> None:
         self.send_page(self.site.encoded(document), JSON, status)
@@ -257,8 +257,8 @@ class _PageHandler(HttpHandler):
         while not feed.closed:
             newest = feed.wait(seen, BEAT_S)
             is_silent = True
-            for piece in self._events(seen, newest):
-                self.wfile.write(piece)
+            for chunk in self._events(seen, newest):
+                self.wfile.write(chunk)
                 is_silent = False
             if is_silent:
                 self.wfile.write(b":\n\n")
@@ -284,7 +284,7 @@ class _PageHandler(HttpHandler):
         return self._event("change" if before else "status", event) if event else iter(())
 
     def _event(self, kind: str, data: Any) -> Iterator[bytes]:
-        return chain((b"event: " + kind.encode() + b"\ndata: ",), self.site.pieces(data), (b"\n\n",))
+        return chain((b"event: " + kind.encode() + b"\ndata: ",), self.site.chunks(data), (b"\n\n",))
 
     # ---- sessions --------------------------------------------------------------------------------------------------
 

@@ -140,24 +140,24 @@ class HttpHandler(BaseHTTPRequestHandler):
     def shared_answer(
         self, answers: SharedAnswers, key: Hashable, make: Callable[[], Iterator[bytes]]
     ) -> Iterator[bytes]:
-        """Return the pieces of the shared answer of the key; the first one is made."""
+        """Return the chunks of the shared answer of the key; the first one is made."""
         return answers.get(key, make, self.accepted.has_hung_up)
 
-    def send_pieces(self, pieces: Iterator[bytes], kind: str) -> None:
-        """Send an answer whose pieces are made on the way, in chunks; as a whole if it has one piece, or goes to a
-        client of HTTP 1.0. If a piece cannot be made, the answer ends without its last chunk.
+    def send_chunks(self, chunks: Iterator[bytes], kind: str) -> None:
+        """Send an answer whose chunks are made on the way; as a whole if it has one chunk, or goes to a client of
+        HTTP 1.0. If a chunk cannot be made, the answer lacks the empty chunk that ends a whole one.
         """
-        begun = list(islice(pieces, 2))
+        begun = list(islice(chunks, 2))
         if len(begun) < 2 or self.request_version < "HTTP/1.1":
-            self.send_page(b"".join([*begun, *pieces]), kind)
+            self.send_page(b"".join([*begun, *chunks]), kind)
             return
         self.send_head(kind, headers={"Transfer-Encoding": "chunked"})
         if self.command == "HEAD":
             return
         try:
-            for piece in chain(begun, pieces):
+            for chunk in chain(begun, chunks):
                 self.accepted.await_client(select.POLLOUT)
-                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
                 self.accepted.await_client(None)
         except OSError:
             raise

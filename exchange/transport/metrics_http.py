@@ -9,7 +9,7 @@ from epochlog.errors import InsecureServer
 
 from .duplex import is_loopback
 from .http_port import HttpHandler, HttpPort, host_and_port
-from .shared_answers import SharedAnswers, in_pieces
+from .shared_answers import SharedAnswers, in_chunks
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,5 +46,5 @@ class _Handler(HttpHandler):
             self.send_error(404)
         else:
             render = type(self).render_page
-            pieces = self.shared_answer(self.texts, path, lambda: in_pieces(f"{line}\n".encode() for line in render()))
-            self.send_pieces(pieces, PLAIN)
+            chunks = self.shared_answer(self.texts, path, lambda: in_chunks(f"{line}\n".encode() for line in render()))
+            self.send_chunks(chunks, PLAIN)

@@ -1,4 +1,4 @@
-"""Answers that requests share: one is made for all who ask within a second, piece by piece as its readers come to them,
+"""Answers that requests share: one is made for all who ask within a second, chunk by chunk as its readers come to them,
 by a bounded number of threads.
 """
 
@@ -14,19 +14,19 @@ FRESH_S = 1.0
 """Age up to which an answer serves further requests; longer if the answer takes longer to make, so that making takes at
 most half of the time.
 """
-PIECE_BYTES = 1 << 16
-"""Least size of a piece but the last."""
+CHUNK_BYTES = 1 << 16
+"""Least size of a chunk but the last."""
 _POLL_S = 0.1
 """Time between two checks that the client of a waiting request is still connected."""
 
 
-def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Join small parts of an answer into pieces of PIECE_BYTES or more."""
+def in_chunks(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small parts of an answer into chunks of CHUNK_BYTES or more."""
     waiting, size = list[bytes](), 0
     for part in parts:
         waiting.append(part)
         size += len(part)
-        if size >= PIECE_BYTES:
+        if size >= CHUNK_BYTES:
             yield b"".join(waiting)
             waiting, size = [], 0
     if waiting:
@@ -35,13 +35,13 @@ def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """Pieces that are made, and the source of the others."""
+    """Chunks that are made, and the source of the others."""
 
     make: Callable[[], Iterator[bytes]]
     source: Iterator[bytes] | None = None
-    pieces: list[bytes] = field(default_factory=list[bytes])
+    chunks: list[bytes] = field(default_factory=list[bytes])
     born_s: float = 0.0
-    """Begin of the first piece."""
+    """Begin of the first chunk."""
     took_s: float = 0.0
     """Time of making all that are made."""
     is_rendering: bool = True
@@ -50,15 +50,15 @@ class _Answer:
 
     @property
     def is_born(self) -> bool:
-        return bool(self.pieces) or self.is_whole
+        return bool(self.chunks) or self.is_whole
 
     def is_fresh(self, now_s: float) -> bool:
-        """Return True while the answer serves further requests, or while its first piece is made."""
+        """Return True while the answer serves further requests, or while its first chunk is made."""
         return not self.is_born or now_s < self.born_s + self.took_s + max(FRESH_S, self.took_s)
 
 
 class SharedAnswers:
-    """Newest answers by key. At most `makers` threads make pieces at a time, one for each answer. Safe for several
+    """Newest answers by key. At most `makers` threads make chunks at a time, one for each answer. Safe for several
     threads.
     """
 
@@ -72,25 +72,25 @@ class SharedAnswers:
     def get(
         self, key: Hashable, make: Callable[[], Iterator[bytes]], has_hung_up: Callable[[], bool]
     ) -> Iterator[bytes]:
-        """Return the pieces of the key's answer, when the first is made: here, if there is none. A request that comes
-        to a further piece before all others makes it. An error of a first piece is this request's alone.
+        """Return the chunks of the key's answer, when the first is made: here, if there is none. A request that comes
+        to a further chunk before all others makes it. An error of a first chunk is this request's alone.
 
         has_hung_up: returns True if nobody waits for the answer any more. Raises ConnectionAbortedError then, unless
-        this request makes a piece. The iterator raises it too, and where another request has failed to make a piece.
+        this request makes a chunk. The iterator raises it too, and where another request has failed to make a chunk.
         """
         with self._changed:
             while True:
                 answer = self._answers.get(key)
                 if answer is not None and answer.is_fresh(self._clock()):
                     if answer.is_born:
-                        return self._pieces(answer, has_hung_up)
+                        return self._chunks(answer, has_hung_up)
                 elif self._making < self._makers:
                     answer = self._answers[key] = _Answer(make)
                     self._making += 1
                     break
                 self._wait(has_hung_up)
-        self._make_piece(answer)
-        return self._pieces(answer, has_hung_up)
+        self._make_chunk(answer)
+        return self._chunks(answer, has_hung_up)
 
     def _wait(self, has_hung_up: Callable[[], bool]) -> None:
         """Wait for a change, or for a while. The caller has the lock."""
@@ -98,11 +98,11 @@ class SharedAnswers:
             raise ConnectionAbortedError("the client has gone")
         self._changed.wait(_POLL_S)
 
-    def _pieces(self, answer: _Answer, has_hung_up: Callable[[], bool]) -> Iterator[bytes]:
+    def _chunks(self, answer: _Answer, has_hung_up: Callable[[], bool]) -> Iterator[bytes]:
         at = 0
         while True:
             with self._changed:
-                while at == len(answer.pieces):
+                while at == len(answer.chunks):
                     if answer.is_whole:
                         return
                     if answer.has_failed:
@@ -112,20 +112,20 @@ class SharedAnswers:
                         self._making += 1
                         break
                     self._wait(has_hung_up)
-                piece = answer.pieces[at] if at < len(answer.pieces) else None
-            if piece is None:
-                self._make_piece(answer)
+                chunk = answer.chunks[at] if at < len(answer.chunks) else None
+            if chunk is None:
+                self._make_chunk(answer)
             else:
-                yield piece
+                yield chunk
                 at += 1
 
-    def _make_piece(self, answer: _Answer) -> None:
-        """Make the next piece, which this thread has taken, and forget old answers."""
-        piece, has_failed, began_s = None, True, self._clock()
+    def _make_chunk(self, answer: _Answer) -> None:
+        """Make the next chunk, which this thread has taken, and forget old answers."""
+        chunk, has_failed, began_s = None, True, self._clock()
         try:
             if answer.source is None:
                 answer.source = answer.make()
-            piece = next(answer.source, None)
+            chunk = next(answer.source, None)
             has_failed = False
         finally:
             rendered_s = self._clock()
@@ -135,9 +135,9 @@ class SharedAnswers:
                     answer.born_s = began_s
                 answer.took_s += rendered_s - began_s
                 answer.is_rendering, answer.has_failed = False, has_failed
-                answer.is_whole = piece is None and not has_failed
-                if piece is not None:
-                    answer.pieces.append(piece)
+                answer.is_whole = chunk is None and not has_failed
+                if chunk is not None:
+                    answer.chunks.append(chunk)
                 self._answers = {
                     key: kept
                     for key, kept in self._answers.items()

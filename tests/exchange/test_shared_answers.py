@@ -1,4 +1,4 @@
-"""Answers in pieces: a reader has the first before the last is made, all share one, and none is cut without a word."""
+"""Answers in chunks: a reader has the first before the last is made, all share one, and none is cut without a word."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import epochlog as el
 from epochlog.checkpoint.coordinator.metrics import store_lines
 from epochlog.exchange.transport import shared_answers
 from epochlog.exchange.transport.metrics_http import MetricsPort
-from epochlog.exchange.transport.shared_answers import PIECE_BYTES, SharedAnswers, in_pieces
+from epochlog.exchange.transport.shared_answers import CHUNK_BYTES, SharedAnswers, in_chunks
 from epochlog.page.document import look_at_store, status_document
 from epochlog.page.port import encoded, encoded_parts
 from http_flood import body_of, get, opened, rest_of
@@ -26,38 +26,38 @@ from wait_until import WAIT_LIMIT_S
 pytestmark = pytest.mark.local_only
 METRICS = get("/metrics")
 LINE = "x" * 1023
-PIECE_LINES = PIECE_BYTES // 1024
+CHUNK_LINES = CHUNK_BYTES // 1024
 
 
 class Text:
-    """Text of several pieces, each made when the test permits it. made: pieces that were made, over all texts."""
+    """Text of several chunks, each made when the test permits it. made: chunks that were made, over all texts."""
 
-    def __init__(self, pieces: int, allowed: int = 0) -> None:
+    def __init__(self, chunks: int, allowed: int = 0) -> None:
         self.allowed = threading.Semaphore(allowed)
-        self.pieces = pieces
+        self.chunks = chunks
         self.made = 0
 
     def render(self) -> Iterator[str]:
-        for number in range(self.pieces):
+        for number in range(self.chunks):
             assert self.allowed.acquire(timeout=WAIT_LIMIT_S)
             self.made += 1
-            yield from [f"{number}{LINE}"[:1023]] * PIECE_LINES
+            yield from [f"{number}{LINE}"[:1023]] * CHUNK_LINES
 
     def whole(self) -> bytes:
-        lines = [f"{number}{LINE}"[:1023] for number in range(self.pieces) for _ in range(PIECE_LINES)]
+        lines = [f"{number}{LINE}"[:1023] for number in range(self.chunks) for _ in range(CHUNK_LINES)]
         return "".join(f"{line}\n" for line in lines).encode()
 
 
 def check_the_first_piece_leaves_early() -> None:
-    text = Text(pieces=4, allowed=2)
+    text = Text(chunks=4, allowed=2)
     with closing(MetricsPort("127.0.0.1:0", text.render)) as port:
         reader = opened(port.location, METRICS)
         begun = b""
-        while begun.count(LINE[1:].encode()) < PIECE_LINES:
+        while begun.count(LINE[1:].encode()) < CHUNK_LINES:
             received = reader.recv(1 << 16)
             assert received, "the answer has ended"
             begun += received
-        assert text.made == 2, "the first piece is here, and two are not made"
+        assert text.made == 2, "the first chunk is here, and two are not made"
         late = opened(port.location, METRICS)
         text.allowed.release(2)
         assert body_of(begun + rest_of(reader)) == body_of(rest_of(late)) == text.whole()
@@ -82,7 +82,7 @@ def test_answers_that_are_made_whole_first_are_found(monkeypatch: pytest.MonkeyP
 
 
 def test_a_short_answer_and_old_clients_and_heads_get_what_they_know() -> None:
-    text = Text(pieces=3, allowed=30)
+    text = Text(chunks=3, allowed=30)
     with closing(MetricsPort("127.0.0.1:0", text.render)) as port:
         old = rest_of(opened(port.location, METRICS.replace(b"HTTP/1.1", b"HTTP/1.0")))
         assert b"Content-Length: %d\r\n" % len(text.whole()) in old and old.endswith(text.whole())
@@ -104,28 +104,28 @@ def test_an_answer_that_cannot_be_made_whole_has_no_last_chunk() -> None:
         assert rest_of(opened(port.location, METRICS)).endswith(f"{LINE}\n".encode()), "the next one is made anew"
 
 
-def failing(pieces: int) -> Iterator[str]:
-    yield from [LINE] * PIECE_LINES * pieces
+def failing(chunks: int) -> Iterator[str]:
+    yield from [LINE] * CHUNK_LINES * chunks
     raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_readers_in_any_order_share_one_answer_or_know_that_it_is_cut(seed: int) -> None:
-    """Readers take pieces in turns; an answer may fail at any piece, and grow stale at any time."""
+    """Readers take chunks in turns; an answer may fail at any chunk, and grow stale at any time."""
     rng = random.Random(seed)
     now_s, texts = 0.0, list[tuple[list[bytes], int | None]]()
     made = Counter[bytes]()
 
     def make() -> Iterator[bytes]:
         number = len(texts)
-        whole = [b"%d.%d," % (number, piece) for piece in range(rng.randrange(5))]
+        whole = [b"%d.%d," % (number, chunk) for chunk in range(rng.randrange(5))]
         fails_at = rng.randrange(len(whole) + 1) if rng.random() < 0.3 else None
         texts.append((whole, fails_at))
-        for place, piece in enumerate(whole):
+        for place, chunk in enumerate(whole):
             if place == fails_at:
                 raise ZeroDivisionError
-            made[piece] += 1
-            yield piece
+            made[chunk] += 1
+            yield chunk
         if fails_at == len(whole):
             raise ZeroDivisionError
 
@@ -137,7 +137,7 @@ def test_readers_in_any_order_share_one_answer_or_know_that_it_is_cut(seed: int)
             try:
                 readers.append((answers.get("a", make, lambda: False), []))
             except ZeroDivisionError:
-                assert texts[-1][1] == 0, "an error of a first piece alone"
+                assert texts[-1][1] == 0, "an error of a first chunk alone"
             continue
         reader = rng.choice(readers)
         try:
@@ -157,13 +157,13 @@ def test_readers_in_any_order_share_one_answer_or_know_that_it_is_cut(seed: int)
 TABLES = 4_000
 
 
-def peak_of(pieces: Iterable[bytes]) -> tuple[int, int]:
-    """Return the bytes of the pieces, and the most memory that making them took while none was kept."""
+def peak_of(chunks: Iterable[bytes]) -> tuple[int, int]:
+    """Return the bytes of the chunks, and the most memory that making them took while none was kept."""
     tracemalloc.start()
     try:
         before, size = tracemalloc.get_traced_memory()[0], 0
-        for piece in pieces:
-            size += len(piece)
+        for chunk in chunks:
+            size += len(chunk)
         return size, tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
@@ -178,22 +178,22 @@ def many_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Store]:
 
 
 def check_metrics(store: el.Store) -> None:
-    size, peak = peak_of(in_pieces(f"{line}\n".encode() for line in store_lines(store._handle)))
-    assert size > 16 * PIECE_BYTES
+    size, peak = peak_of(in_chunks(f"{line}\n".encode() for line in store_lines(store._handle)))
+    assert size > 16 * CHUNK_BYTES
     assert peak < size / 2, f"{peak:,} bytes beside a text of {size:,}"
 
 
 def check_page(store: el.Store) -> None:
     document = status_document("here", look_at_store(store._handle))
-    size, peak = peak_of(in_pieces(encoded_parts(document)))
-    assert size == len(encoded(document)) > 16 * PIECE_BYTES
+    size, peak = peak_of(in_chunks(encoded_parts(document)))
+    assert size == len(encoded(document)) > 16 * CHUNK_BYTES
     assert peak < size / 2, f"{peak:,} bytes beside a text of {size:,}"
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize("check", [check_metrics, check_page])
 def test_a_text_of_many_tables_is_in_memory_once(check: Callable[[el.Store], None], many_tables: el.Store) -> None:
-    """Beside the pieces that all requests share, making a piece takes less memory than half of them."""
+    """Beside the chunks that all requests share, making a chunk takes less memory than half of them."""
     check(many_tables)
 
 
@@ -206,14 +206,14 @@ def test_a_text_that_is_in_memory_twice_is_found(
     def whole(parts: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(list(parts))
 
-    monkeypatch.setitem(globals(), "in_pieces", whole)
+    monkeypatch.setitem(globals(), "in_chunks", whole)
     with pytest.raises(AssertionError, match="bytes beside a text"):
         check(many_tables)
 
 
 def test_the_parts_of_a_document_are_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(5)
-    monkeypatch.setattr(shared_answers, "PIECE_BYTES", 7)
+    monkeypatch.setattr(shared_answers, "CHUNK_BYTES", 7)
 
     def value(depth: int) -> Any:
         kind = rng.randrange(6) if depth else rng.randrange(4)
@@ -230,4 +230,4 @@ def test_the_parts_of_a_document_are_its_text(monkeypatch: pytest.MonkeyPatch) -
 
     for _ in range(150):
         document = value(3)
-        assert b"".join(in_pieces(encoded_parts(document))) == encoded(document)
+        assert b"".join(in_chunks(encoded_parts(document))) == encoded(document)
