@@ -117,7 +117,7 @@ def work_facts(work: Work | None) -> Facts | None:
         "reason": work.task.reason,
         "by": work.by,
         "since": iso(work.since_ms),
-        "pieces": len(work.pieces),
+        "pieces": len(work.subcompactions),
         "done": len(work.done),
     }
 

@@ -1,4 +1,4 @@
-"""Compaction by Spark tasks: each rewrites one piece of a table, and the driver plans, records and commits.
+"""Compaction by Spark tasks: each runs one subcompaction of a table, and the driver plans, records and commits.
 
 No task opens the catalog. Every attempt of a task writes files under new names, and the driver takes those of the
 attempt whose result Spark returns. The files of other attempts have a write intent that ends with the compaction, and
@@ -17,7 +17,7 @@ from epochlog.errors import InvalidInput
 from epochlog.store.catalog.keys import compact_key
 from epochlog.store.catalog.records import pack, unpack
 from epochlog.store.compaction.claim import CLAIM_MS
-from epochlog.store.compaction.piece_rewriter import PieceRewriter, rewrite_in_threads
+from epochlog.store.compaction.subcompaction_rewriter import SubcompactionRewriter, rewrite_in_threads
 from epochlog.store.compaction.work import Parts, parts_from_record, parts_to_record
 from epochlog.store.env.paths import RUN_ENDING, file_name
 from epochlog.store.maintenance.compact_request import compact_tables
@@ -32,9 +32,9 @@ from .worker_gc import freeze_loaded_objects
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PIECES_PER_CORE = 4
-"""Pieces in one Spark job for each task that the session runs at a time. The driver records them when the job ends, so
-a compaction that dies loses at most these.
+SUBCOMPACTIONS_PER_CORE = 4
+"""Subcompactions in one Spark job for each task that the session runs at a time. The driver records them when the job
+ends, so a compaction that dies loses at most these.
 """
 _RECORD = b"parts"
 _RESULT = "number long, parts binary, missing string"
@@ -42,7 +42,8 @@ _RESULT_ARROW = pa.schema([("number", pa.int64()), ("parts", pa.binary()), ("mis
 
 
 def compact_by_tasks(handle: Handle, table: str | None, session: SparkSession, *, full: bool) -> None:
-    """Compact the L0 of one table (None: of all) into its runs, with the pieces of large tables as tasks of a session.
+    """Compact the L0 of one table (None: of all) into its runs, with the subcompactions of large tables as tasks of a
+    session.
 
     Raises InvalidInput for an invalid session, SparkLost, and the typed errors of tasks.
     """
@@ -54,9 +55,9 @@ def compact_by_tasks(handle: Handle, table: str | None, session: SparkSession, *
 
 
 def _rewrite_by_tasks(
-    session: SparkSession, handle: Handle, rewriter: PieceRewriter, numbers: Sequence[int]
+    session: SparkSession, handle: Handle, rewriter: SubcompactionRewriter, numbers: Sequence[int]
 ) -> Generator[tuple[int, Parts], None, None]:
-    """Rewrite pieces as Spark tasks, some of them at a time; a single piece in this process."""
+    """Run subcompactions as Spark tasks, some of them at a time; a single one in this process."""
     if len(numbers) == 1:
         yield from rewrite_in_threads(handle, rewriter, numbers)
         return
@@ -74,13 +75,13 @@ def _rewrite_by_tasks(
 
 
 def _run_tasks(
-    session: SparkSession, rewriter: PieceRewriter, target: WriteTarget, left: Sequence[int]
+    session: SparkSession, rewriter: SubcompactionRewriter, target: WriteTarget, left: Sequence[int]
 ) -> list[tuple[int, Parts]]:
-    """Rewrite the first of the pieces that are left in one Spark job, of a task each. Raises the error of a task with
-    its own type, and SparkLost.
+    """Rewrite the first of the subcompactions that are left in one Spark job, of a task each. Raises the error of a
+    task with its own type, and SparkLost.
     """
     try:
-        numbers = left[: PIECES_PER_CORE * session.sparkContext.defaultParallelism]  # executors come and go
+        numbers = left[: SUBCOMPACTIONS_PER_CORE * session.sparkContext.defaultParallelism]  # executors come and go
         places = session.range(0, len(numbers), 1, len(numbers))
         results = places.mapInArrow(partial(_rewrite_task, rewriter, target, numbers), _RESULT).collect()
     except Exception as error:
@@ -97,7 +98,7 @@ def _run_tasks(
 
 
 def _rewrite_task(
-    rewriter: PieceRewriter, target: WriteTarget, numbers: Sequence[int], places: Iterator[pa.RecordBatch]
+    rewriter: SubcompactionRewriter, target: WriteTarget, numbers: Sequence[int], places: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     freeze_loaded_objects()
     new_path = partial(_new_path, target)

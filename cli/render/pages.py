@@ -140,7 +140,7 @@ def _maintenance(tables: Sequence[Facts]) -> Iterable[Table]:
         if table["pressure"]:
             rows.append((table["name"], Text(table["pressure"], "yellow")))
         if work:
-            done = f"{work['done']:,} of {work['pieces']:,} pieces"
+            done = f"{work['done']:,} of {work['pieces']:,} subcompactions"
             rows.append((table["name"], f"compaction by {work['by']} since {work['since']}, {done}: {work['reason']}"))
         if trouble:
             rows.append(

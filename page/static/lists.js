@@ -13,7 +13,7 @@ function part(title, total, shown, content) {
 
 export function renderLists() {
   const d = state.document, tables = [...state.tables.values()], jobs = [...state.jobs.values()];
-  const upkeep = tables.filter((table) => table.pressure || table.compaction || table.trouble || table.debt_segments).slice(0, 50);
+  const maintenance = tables.filter((table) => table.pressure || table.compaction || table.trouble || table.debt_segments).slice(0, 50);
   const server = d.server, waiting = jobs.filter((job) => !["nothing", "over"].includes(job.waits_for.kind));
   fillParts(byId("lists-body"), [
     part("Errors", d.counts.errors, d.errors.length, rows(["of", "kind", "type", "text", "since"],
@@ -30,7 +30,7 @@ export function renderLists() {
       : [element("p", {}, `${server.workers} connected`), rows(["job or load", "state", "phase", "parts", "waits for", "failures in a row"], server.running.map((r) => [r.name, r.state, r.phase, r.actors, r.waiting_for, r.failures]))]),
     part("Loads", d.loads.length, d.loads.length, rows(["name", "state", "tables", "parts", "finished"], d.loads.map((load) => [load.name, load.state, load.tables.join(", "), load.parts, load.finished_parts]))),
     part("Writers", d.writers.length, d.writers.length, rows(["by", "kind", "age"], d.writers.map((w) => [w.by, w.kind, span(w.age_ms)]))),
-    part("Maintenance", upkeep.length, upkeep.length, rows(["table", "waiting segments", "bytes", "compaction", "trouble"],
-      upkeep.map((table) => [table.name, table.l0_segments, bytes(table.l0_bytes), table.compaction ? `${table.compaction.done} of ${table.compaction.pieces} pieces, ${table.compaction.reason}` : table.pressure || "", table.trouble ? element("span", { class: "error" }, table.trouble.error) : ""]))),
+    part("Maintenance", maintenance.length, maintenance.length, rows(["table", "waiting segments", "bytes", "compaction", "trouble"],
+      maintenance.map((table) => [table.name, table.l0_segments, bytes(table.l0_bytes), table.compaction ? `${table.compaction.done} of ${table.compaction.pieces} subcompactions, ${table.compaction.reason}` : table.pressure || "", table.trouble ? element("span", { class: "error" }, table.trouble.error) : ""]))),
   ]);
 }

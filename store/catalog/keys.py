@@ -22,7 +22,7 @@
     intent/<intent>                         a write intent: the writer of the files with its name
     share/<id>/<file>                       files of a table that other tables reach, or did
     gone/<id>/<file>                        unreachable files that vacuum has not deleted yet
-    compact/<id>, compact/<id>/<n>          a compaction under way; each of its finished pieces
+    compact/<id>, compact/<id>/<n>          a compaction under way; each of its finished subcompactions
     trace/<id>/<n>                          past compactions, and their reasons
     trouble/<id>                            the failure of a table's newest maintenance
     txn/<app>\\0<id>, txnapp/<app>           outcomes of idempotent transactions
@@ -163,7 +163,7 @@ def compact_key(table_id: int) -> bytes:
     return b"compact/%08x" % table_id
 
 
-def piece_key(table_id: int, number: int) -> bytes:
+def subcompaction_key(table_id: int, number: int) -> bytes:
     return b"compact/%08x/%08x" % (table_id, number)
 
 

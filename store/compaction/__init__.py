@@ -1,1 +1,1 @@
-"""Compaction: which runs are merged, in which pieces, and the merge itself."""
+"""Compaction: the runs to merge, the subcompactions of a merge, and the merge itself."""

@@ -1,7 +1,7 @@
 """Claims of compactions: the process that works on a table's task, and the takeover from one that died.
 
-A task of several pieces has a record that names its owner, and one for each finished piece. A process that finds the
-owner dead, or the claim expired, goes on with the pieces that are left.
+A task of several subcompactions has a record that names its owner, and one for each finished subcompaction. A process
+that finds the owner dead, or the claim expired, goes on with the subcompactions that are left.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epochlog.store.catalog.keys import compact_key, piece_key
+from epochlog.store.catalog.keys import compact_key, subcompaction_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.process_id import has_died, identity
 from epochlog.store.metadata.definitions import TableDef
@@ -19,14 +19,14 @@ from epochlog.store.session.write_intents import find_revoked_intent
 from epochlog.store.types.key_codec import KeyCodec
 
 from .strategy import CompactionStrategy, past_task
-from .task_pieces import pieces
+from .subcompactions import cut_task
 from .work import CompactionOutcome, Work, parts_to_record, read_entries, read_work
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 CLAIM_MS = 120_000
-"""How long a claim lasts after each piece, in ms, when its owner may have died on another machine."""
+"""How long a claim lasts after each subcompaction, in ms, when its owner may have died on another machine."""
 
 
 def claim_work(
@@ -57,13 +57,13 @@ def claim_work(
         if task is None or inputs is None:
             return CompactionOutcome.NOTHING
         codec = KeyCodec(table.schema.schema, table.schema.primary_key)
-        ranges = pieces(codec, task, inputs, read_entries(view, table.id, task))
+        ranges = cut_task(codec, task, inputs, read_entries(view, table.id, task))
         return Work(task, tuple(ranges), owner, identity(), by, now_ms, now_ms + CLAIM_MS, {})
 
     def claim(tx: Txn) -> Work | CompactionOutcome:
         get_table(tx, table.id, table.name)
         work = body(tx)
-        if isinstance(work, Work) and len(work.pieces) > 1:
+        if isinstance(work, Work) and len(work.subcompactions) > 1:
             present = read_work(tx, table.id)
             if present is not None and present.task != work.task:
                 return CompactionOutcome.BUSY  # a table has the record of one task
@@ -71,7 +71,7 @@ def claim_work(
         return work
 
     work = handle.catalog.read(body)
-    return handle.catalog.transact(claim) if isinstance(work, Work) and len(work.pieces) > 1 else work
+    return handle.catalog.transact(claim) if isinstance(work, Work) and len(work.subcompactions) > 1 else work
 
 
 def is_alive(handle: Handle, work: Work, now_ms: int) -> bool:
@@ -83,15 +83,17 @@ def is_alive(handle: Handle, work: Work, now_ms: int) -> bool:
     return work.expires_ms > now_ms and not has_died(work.process)
 
 
-def record_piece(handle: Handle, table: TableDef, work: Work, number: int) -> bool:
-    """Record that a piece is done; return False if another process has taken the task over, or the table is gone."""
+def record_subcompaction(handle: Handle, table: TableDef, work: Work, number: int) -> bool:
+    """Record that a subcompaction is done; return False if another process has taken the task over, or the table is
+    gone.
+    """
     parts = parts_to_record(work.done[number])
 
     def body(tx: Txn) -> bool:
         record = tx.get(compact_key(table.id))
         if record is None or record["owner"] != work.owner or not may_take(tx, work, [number]):
             return False
-        tx.put(piece_key(table.id, number), parts)
+        tx.put(subcompaction_key(table.id, number), parts)
         tx.put(compact_key(table.id), {**record, "expires_ms": handle.catalog.now_ms() + CLAIM_MS})
         return True
 
@@ -99,10 +101,10 @@ def record_piece(handle: Handle, table: TableDef, work: Work, number: int) -> bo
 
 
 def may_take(view: ReadTxn, work: Work, numbers: Sequence[int]) -> bool:
-    """Return True if vacuum has revoked no write intent of the parts newly written for these pieces; it deletes such
-    parts.
+    """Return True if vacuum has revoked no write intent of the parts newly written for these subcompactions; it deletes
+    such parts.
     """
-    fresh = [work.done[number] for number in numbers if work.pieces[number].reused is None]
+    fresh = [work.done[number] for number in numbers if work.subcompactions[number].reused is None]
     paths = [part.path for live, history in fresh for part in (*live, *history)]
     return find_revoked_intent(view, paths) is None
 

@@ -1,9 +1,9 @@
-"""Compaction of a table: pick a task, merge its pieces, put the new run in the place of its inputs.
+"""Compaction of a table: pick a task, merge its subcompactions, put the new run in the place of its inputs.
 
-The strategy (strategy.py), the pieces (task_pieces.py), the merge (rewriter.py, piece_rewriter.py) and the read-back of
-new files (read_back.py) know no catalog; claims and records of work under way are in claim.py and work.py. Commits go
-on meanwhile: they only add entries above the task's epoch. The run takes effect in one transaction, if its inputs are
-still there.
+The strategy (strategy.py), the subcompactions (subcompactions.py), the merge (rewriter.py, subcompaction_rewriter.py)
+and the read-back of new files (read_back.py) know no catalog; claims and records of work under way are in claim.py and
+work.py. Commits go on meanwhile: they only add entries above the task's epoch. The run takes effect in one transaction,
+if its inputs are still there.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from epochlog.store.retention.retention import raise_safe_epoch
 from epochlog.store.sst.data_file import FileMissing
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
 
-from .claim import CLAIM_MS, claim_work, may_take, record_piece, release_claim
-from .piece_rewriter import PieceRewriter, RewritePieces, delete_parts, rewrite_in_threads
+from .claim import CLAIM_MS, claim_work, may_take, record_subcompaction, release_claim
 from .read_back import sampled_rows
 from .strategy import CompactionStrategy, CompactionTask
+from .subcompaction_rewriter import RewriteSubcompactions, SubcompactionRewriter, delete_parts, rewrite_in_threads
 from .trace import put_trace, trace_of
 from .universal import UniversalStrategy
 from .work import CompactionOutcome, Parts, Work, delete_work, read_inputs
@@ -61,13 +61,14 @@ def compact_table(
     budget: int | None = None,
     by: str = "command",
     progress: Progress = lambda done, total: None,
-    rewrite: RewritePieces = rewrite_in_threads,
+    rewrite: RewriteSubcompactions = rewrite_in_threads,
 ) -> CompactionOutcome:
-    """Compact one table if it is due (`full`: if there is anything to merge); at most `budget` pieces of it now.
+    """Compact one table if it is due (`full`: if there is anything to merge); at most `budget` subcompactions of it
+    now.
 
     l0_only: merge only L0, which is quick. past_only: only drop replaced rows that no tag keeps. by: the caller's name
-    in the trace. progress: called with the numbers of finished and of all pieces. rewrite: rewrites pieces, in this
-    process or elsewhere; all else happens here.
+    in the trace. progress: called with the numbers of finished and of all subcompactions. rewrite: rewrites
+    subcompactions, in this process or elsewhere; all else happens here.
     """
     raise_safe_epoch(handle, table)
     strategy = None if past_only else STRATEGY
@@ -91,12 +92,12 @@ def compact_table(
 
 
 def _run_task(
-    handle: Handle, table: TableDef, work: Work, budget: int | None, progress: Progress, rewrite: RewritePieces
+    handle: Handle, table: TableDef, work: Work, budget: int | None, progress: Progress, rewrite: RewriteSubcompactions
 ) -> CompactionOutcome:
-    claimed = len(work.pieces) > 1
+    claimed = len(work.subcompactions) > 1
     with _claim_renewed(handle, table, work) if claimed else nullcontext():
         try:
-            outcome = _run_pieces(handle, table, work, budget, progress, rewrite, claimed=claimed)
+            outcome = _run_subcompactions(handle, table, work, budget, progress, rewrite, claimed=claimed)
         except TableDropped:
             outcome = CompactionOutcome.LOST
         except FileMissing as error:
@@ -124,13 +125,13 @@ def _claim_renewed(handle: Handle, table: TableDef, work: Work) -> Iterator[None
         handle.leases.forget(work.owner)
 
 
-def _run_pieces(
+def _run_subcompactions(
     handle: Handle,
     table: TableDef,
     work: Work,
     budget: int | None,
     progress: Progress,
-    rewrite: RewritePieces,
+    rewrite: RewriteSubcompactions,
     *,
     claimed: bool,
 ) -> CompactionOutcome:
@@ -141,18 +142,18 @@ def _run_pieces(
         return _abandon(handle, table, work, claimed=claimed)
     started, todo = monotonic_s(), _todo(work, budget if claimed else None)
     runs, entries = inputs
-    rewriter = PieceRewriter(handle.files, current, work, runs, tuple(entries))
+    rewriter = SubcompactionRewriter(handle.files, current, work, runs, tuple(entries))
     with closing(_new_parts(handle, work, todo, rewriter, rewrite)) as new_parts:
         for number, parts in new_parts:
             work = replace(work, done={**work.done, number: parts})
             hit("compact:range-written")
-            if work.pieces[number].reused is None:
+            if work.subcompactions[number].reused is None:
                 _count_written(handle, current, parts)
-            if claimed and not record_piece(handle, table, work, number):
+            if claimed and not record_subcompaction(handle, table, work, number):
                 return _abandon(handle, table, work, claimed=False, only=parts)
             hit("compact:range-recorded")
-            progress(len(work.done), len(work.pieces))
-    if len(work.done) < len(work.pieces):
+            progress(len(work.done), len(work.subcompactions))
+    if len(work.done) < len(work.subcompactions):
         return CompactionOutcome.PROGRESS
     hit("compact:before-finish")
     took_ms = round((monotonic_s() - started) * 1000)
@@ -175,11 +176,13 @@ def _count_written(handle: Handle, table: TableDef, parts: Parts) -> None:
 
 
 def _todo(work: Work, budget: int | None) -> list[int]:
-    """Return the pieces that are not done yet, as many as the budget allows; pieces that reuse a part cost nothing."""
+    """Return the subcompactions that are not done yet, as many as the budget allows; those that reuse a part cost
+    nothing.
+    """
     todo, spent = [], 0
-    for number, piece in enumerate(work.pieces):
+    for number, subcompaction in enumerate(work.subcompactions):
         if number not in work.done:
-            spent += piece.reused is None
+            spent += subcompaction.reused is None
             if budget is not None and spent > budget:
                 break
             todo.append(number)
@@ -187,13 +190,13 @@ def _todo(work: Work, budget: int | None) -> list[int]:
 
 
 def _new_parts(
-    handle: Handle, work: Work, todo: Sequence[int], rewriter: PieceRewriter, rewrite: RewritePieces
+    handle: Handle, work: Work, todo: Sequence[int], rewriter: SubcompactionRewriter, rewrite: RewriteSubcompactions
 ) -> Generator[tuple[int, Parts], None, None]:
-    """Yield the number and the new parts of each of these pieces: first of those that reuse a part."""
+    """Yield the number and the new parts of each of these subcompactions: first of those that reuse a part."""
     reusable = {part.path: part for run in rewriter.runs for part in run.parts}
     to_rewrite: list[int] = []
     for number in todo:
-        reused = work.pieces[number].reused
+        reused = work.subcompactions[number].reused
         if reused is None:
             to_rewrite.append(number)
         else:
@@ -206,10 +209,10 @@ def _new_parts(
 def _finish(handle: Handle, tx: Txn, table: TableDef, work: Work, took_ms: int) -> bool:
     """Put the new run in the place of its inputs; return False, and change nothing, if they are not there any more."""
     task, present = work.task, read_inputs(tx, table, work.task)
-    record = tx.get(compact_key(table.id)) if len(work.pieces) > 1 else None
-    if present is None or (len(work.pieces) > 1 and (record is None or record["owner"] != work.owner)):
+    record = tx.get(compact_key(table.id)) if len(work.subcompactions) > 1 else None
+    if present is None or (len(work.subcompactions) > 1 and (record is None or record["owner"] != work.owner)):
         return False
-    if len(work.pieces) == 1 and not may_take(tx, work, [0]):
+    if len(work.subcompactions) == 1 and not may_take(tx, work, [0]):
         return False
     inputs, entries = present
     if not _has_history(inputs, task):
@@ -229,7 +232,7 @@ def _finish(handle: Handle, tx: Txn, table: TableDef, work: Work, took_ms: int) 
         if entry.epoch < version.log_start:
             tx.delete(log_key(table.id, entry.epoch))
             mark_unreachable(tx, table.id, [(file.path, file.bytes) for file in entry.files], now_ms)
-    if len(work.pieces) > 1:
+    if len(work.subcompactions) > 1:
         delete_work(tx, table.id)
     number = move_counters(tx, Counters.read(tx))
     put_trace(tx, table.id, number, trace_of(work, old, output, entries, now_ms, took_ms))
@@ -269,7 +272,7 @@ def _abandon(
 
     mine = not claimed or handle.catalog.transact(body)
     if mine or only is not None:
-        reused = {piece.reused for piece in work.pieces}
+        reused = {subcompaction.reused for subcompaction in work.subcompactions}
         for live, history in work.done.values() if only is None else (only,):
             delete_parts(handle.files, (tuple(part for part in live if part.path not in reused), history))
     return CompactionOutcome.LOST

@@ -155,12 +155,14 @@ class Rewriter:
             while end < len(rows) and not starts[end]:
                 end += 1
             deleted = None if rows.deleted is None or not rows.deleted[at:end].any() else rows.deleted[at:end]
-            piece = Rows(rows.keys.slice(at, end - at), rows.data.slice(at, end - at), deleted)
-            since, kept = self._visibility(piece) if history and self.kept else (0, ())
+            new_rows = Rows(rows.keys.slice(at, end - at), rows.data.slice(at, end - at), deleted)
+            since, kept = self._visibility(new_rows) if history and self.kept else (0, ())
             path = self.new_path()
-            part = write_part(self.files, path, self.table, self.codec, piece, history=history, since=since, kept=kept)
+            part = write_part(
+                self.files, path, self.table, self.codec, new_rows, history=history, since=since, kept=kept
+            )
             try:
-                read_back(self.files, part, self.table, self.codec, piece, self.check)
+                read_back(self.files, part, self.table, self.codec, new_rows, self.check)
             except ReadBackFailed:
                 with suppress(WriteFailed):
                     self.files.delete(path)

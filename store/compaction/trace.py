@@ -53,7 +53,7 @@ def trace_of(
 ) -> Trace:
     """Return the trace of a compaction. `old`: the files of its input runs; `entries`: its log entries."""
     segments = [segment for entry in entries for segment in entry.segments]
-    written = {part.path for part in work.parts} - {piece.reused for piece in work.pieces}
+    written = {part.path for part in work.parts} - {subcompaction.reused for subcompaction in work.subcompactions}
     fresh = [part for part in (*output.parts, *output.history) if part.path in written]
     stays = [part for part in (*output.parts, *output.history) if part.path not in written]
     read = [*(part for part in old if part not in stays), *segments]
@@ -70,7 +70,7 @@ def trace_of(
         bytes_in=sum(file.bytes for file in read),
         bytes_out=sum(part.bytes for part in fresh),
         bytes_reused=sum(part.bytes for part in stays),
-        pieces=len(work.pieces),
+        pieces=len(work.subcompactions),
         took_ms=took_ms,
     )
 

@@ -1,4 +1,4 @@
-"""Compaction under way: the record of a task, of the pieces that are done, and of its owner."""
+"""Compaction under way: the record of a task, of the subcompactions that are done, and of its owner."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from epochlog.store.metadata.version import LogEntry, Runs
 from epochlog.store.sst.sorted_run import RunFile
 
 from .strategy import CompactionTask
-from .task_pieces import Piece
+from .subcompactions import Subcompaction
 
 Parts = tuple[tuple[RunFile, ...], tuple[RunFile, ...]]
-"""Live and history parts of a piece."""
+"""Live and history parts of a subcompaction."""
+_PLAIN = ("owner", "process", "by", "since_ms", "expires_ms")
+"""Fields of `Work` that its record has as they are."""
 
 
 class CompactionOutcome(StrEnum):
-    """Result of a compaction call. NOTHING: no task was due. PROGRESS: some pieces are done, more are left. DONE: the
-    new run is in place. BUSY: another process works on the task. LOST: the inputs have gone; nothing is left behind.
+    """Result of a compaction call. NOTHING: no task was due. PROGRESS: some subcompactions are done, more are left.
+    DONE: the new run is in place. BUSY: another process works on the task. LOST: the inputs have gone; nothing is left
+    behind.
     """
 
     NOTHING = "nothing"
@@ -34,10 +37,10 @@ class CompactionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Task under way: its pieces, the parts of those that are done, and its owner."""
+    """Task under way: its subcompactions, the parts of those that are done, and its owner."""
 
     task: CompactionTask
-    pieces: tuple[Piece, ...]
+    subcompactions: tuple[Subcompaction, ...]
     owner: str
     process: str
     by: str
@@ -47,9 +50,9 @@ class Work:
     taken_over: bool = False
 
     def to_record(self) -> Record:
-        """Return the record of the task without its finished pieces: each of these has a record of its own."""
-        plain = {name: getattr(self, name) for name in ("owner", "process", "by", "since_ms", "expires_ms")}
-        ranges = [[piece.low, piece.high, piece.reused] for piece in self.pieces]
+        """Return the record of the task without its finished subcompactions: each of these has a record of its own."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        ranges = [[each.low, each.high, each.reused] for each in self.subcompactions]
         return {**plain, "task": self.task.to_record(), "pieces": ranges}
 
     @property
@@ -63,23 +66,23 @@ def read_work(view: ReadTxn, table_id: int) -> Work | None:
     if record is None:
         return None
     prefix = table_prefix(COMPACT_PREFIX, table_id)
-    done = {int(key[-8:], 16): parts_from_record(piece) for key, piece in scan_prefix(view, prefix)}
-    fields = {
-        **record,
-        "task": CompactionTask.from_record(record["task"]),
-        "pieces": tuple(Piece(*piece) for piece in record["pieces"]),
-    }
-    return Work(**fields, done=done)
+    done = {int(key[-8:], 16): parts_from_record(finished) for key, finished in scan_prefix(view, prefix)}
+    return Work(
+        task=CompactionTask.from_record(record["task"]),
+        subcompactions=tuple(Subcompaction(*key_range) for key_range in record["pieces"]),
+        done=done,
+        **{name: record[name] for name in _PLAIN},
+    )
 
 
 def parts_to_record(parts: Parts) -> Record:
-    """Return the record of the parts of a piece."""
+    """Return the record of the parts of a subcompaction."""
     live, history = ([part.to_record() for part in kind] for kind in parts)
     return {"live": live, "history": history}
 
 
 def parts_from_record(record: Record) -> Parts:
-    """Return the parts of a piece from their record."""
+    """Return the parts of a subcompaction from their record."""
     return tuple(map(RunFile.from_record, record["live"])), tuple(map(RunFile.from_record, record["history"]))
 
 

@@ -22,14 +22,14 @@ from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.version import TableVersion
 
 from .executor import CompactionOutcome, compact_table
-from .task_pieces import PIECE_BYTES
+from .subcompactions import SUBCOMPACTION_BYTES
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
-LEAST_PIECES = 4
+LEAST_SUBCOMPACTIONS = 4
 REWRITES = 8
-"""Write amplification to expect: a commit at the limit merges the pieces of L0 times this number."""
+"""Write amplification to expect: a commit at the limit merges the subcompactions of L0 times this number."""
 WAIT_S = 5.0
 _POLL_S = 0.02
 
@@ -107,8 +107,8 @@ def _compact(handle: Handle, table: TableDef, version: TableVersion) -> None:
 
 
 def _budget(version: TableVersion) -> int:
-    """Return the pieces to rewrite for a table whose L0 is due, such that compaction keeps up with its commits."""
-    return max(LEAST_PIECES, REWRITES * version.l0_bytes // PIECE_BYTES)
+    """Return the subcompactions to run for a table whose L0 is due, so that compaction keeps up with its commits."""
+    return max(LEAST_SUBCOMPACTIONS, REWRITES * version.l0_bytes // SUBCOMPACTION_BYTES)
 
 
 def _wait(handle: Handle, table: TableDef) -> None:

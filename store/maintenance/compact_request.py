@@ -6,7 +6,7 @@ from epochlog.errors import EpochlogError, TableDropped
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.expiry import expire_rows
 from epochlog.store.compaction.executor import compact_table
-from epochlog.store.compaction.piece_rewriter import RewritePieces, rewrite_in_threads
+from epochlog.store.compaction.subcompaction_rewriter import RewriteSubcompactions, rewrite_in_threads
 from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import all_tables, find_table
@@ -15,7 +15,7 @@ from epochlog.store.session.handle import Handle
 
 
 def compact_tables(
-    handle: Handle, table: str | None, *, full: bool, rewrite: RewritePieces = rewrite_in_threads
+    handle: Handle, table: str | None, *, full: bool, rewrite: RewriteSubcompactions = rewrite_in_threads
 ) -> None:
     """Compact the L0 of one table (None: of all) into its runs; of all without `full` only where it is due. Rows whose
     ttl has passed are deleted before.

@@ -22,7 +22,7 @@ from .version import LogEntry, runs_from_record
 
 
 def files_of(view: ReadTxn, table_id: int) -> dict[str, int]:
-    """Return the paths and bytes of all files of a table: its log, its runs, the finished pieces of a running
+    """Return the paths and bytes of all files of a table: its log, its runs, the finished subcompactions of a running
     compaction, staged segments and kept deletes.
     """
     prefixes = (LOG_PREFIX, COMPACT_PREFIX, STAGED_PREFIX, KEPT_PREFIX)
@@ -48,14 +48,14 @@ def _scan_files(
         for run in runs_from_record(record):
             yield from ((part.path, part.bytes) for part in (*run.parts, *run.history))
     for _, record in scan_prefix(view, compact):
-        yield from ((part.path, part.bytes) for part in _run_files_of_piece(record))
+        yield from ((part.path, part.bytes) for part in _run_files_of_subcompaction(record))
     for _, record in scan_prefix(view, staged):
         yield from ((segment["path"], segment["bytes"]) for segment in record["segments"])
     for _, record in scan_prefix(view, kept):
         yield from ((file["file"]["path"], file["file"]["bytes"]) for file in record["files"])
 
 
-def _run_files_of_piece(record: dict[str, Any]) -> Iterator[RunFile]:
-    """Yield the run files of a finished piece of a compaction. The record of the compaction itself has none."""
+def _run_files_of_subcompaction(record: dict[str, Any]) -> Iterator[RunFile]:
+    """Yield the run files of a finished subcompaction of a compaction. The record of the compaction itself has none."""
     for kind in ("live", "history"):
         yield from map(RunFile.from_record, record.get(kind, ()))

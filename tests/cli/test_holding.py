@@ -123,7 +123,7 @@ def test_status_shows_pressure_compactions_under_way_and_trouble(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "s"
-    monkeypatch.setattr("epochlog.store.compaction.task_pieces.PIECE_ROWS", 8)
+    monkeypatch.setattr("epochlog.store.compaction.subcompactions.SUBCOMPACTION_ROWS", 8)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 4)
     with api.open(root) as store:
         options = TableOptions(compact_segments=2, max_segments=4)

@@ -185,7 +185,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None, str]]:
 def wide(lake, monkeypatch: pytest.MonkeyPatch):
     """The lake with a table of several small batches."""
     monkeypatch.setattr("epochlog.store.scan.scan_plan.BATCH_ROWS", 100)
-    monkeypatch.setattr("epochlog.store.compaction.task_pieces.PIECE_ROWS", 64)
+    monkeypatch.setattr("epochlog.store.compaction.subcompactions.SUBCOMPACTION_ROWS", 64)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 32)
     monkeypatch.setattr("epochlog.exchange.subscription.table_feed.SLICE_ROWS", 100)
     with api.open(lake.root) as store:

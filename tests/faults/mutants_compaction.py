@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store.compaction import rewriter, task_pieces
+from epochlog.store.compaction import rewriter, subcompactions
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.rewriter import Source
 from epochlog.store.compaction.universal import UniversalStrategy
@@ -41,7 +41,7 @@ def one_history(root: Path, seed: int) -> None:
         return now_ms
 
     with pytest.MonkeyPatch.context() as patch, el.open(root, durability="os", clock=clock) as store:
-        patch.setattr(task_pieces, "PIECE_ROWS", 9)
+        patch.setattr(subcompactions, "SUBCOMPACTION_ROWS", 9)
         patch.setattr(rewriter, "PART_ROWS", 7)
         options = el.TableOptions(history_retention=timedelta(milliseconds=HISTORY_MS), compact_segments=2)
         table = store.create_table("t", SCHEMA, ["id"], options=options)
@@ -116,16 +116,16 @@ def what_a_run_replaces_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parts_are_kept_though_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_pieces, "_touched", lambda span, spans: False)
+    monkeypatch.setattr(subcompactions, "_touched", lambda span, spans: False)
 
 
 def pieces_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = task_pieces._split
+    real = subcompactions._split
 
-    def wide(*args: Any) -> list[task_pieces.Piece]:
+    def wide(*args: Any) -> list[subcompactions.Subcompaction]:
         return [piece if piece.high is None else replace(piece, high=piece.high + 1) for piece in real(*args)]
 
-    monkeypatch.setattr(task_pieces, "_split", wide)
+    monkeypatch.setattr(subcompactions, "_split", wide)
 
 
 def the_safe_epoch_is_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import epochlog as el
-from epochlog.store.compaction import executor, rewriter, strategy, task_pieces
+from epochlog.store.compaction import executor, rewriter, strategy, subcompactions
 from epochlog.store.compaction.executor import compact_table
-from epochlog.store.compaction.piece_rewriter import rewrite_in_threads
+from epochlog.store.compaction.subcompaction_rewriter import rewrite_in_threads
 from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.metadata.lookups import find_table, get_runs
 from epochlog.store.metadata.version import TableVersion
@@ -51,7 +51,7 @@ class History:
             pytest.MonkeyPatch.context() as patch,
             el.open(self.root, durability="os", clock=lambda: self.now_ms) as self.store,
         ):
-            patch.setattr(task_pieces, "PIECE_ROWS", self.rng.choice([9, 1000]))
+            patch.setattr(subcompactions, "SUBCOMPACTION_ROWS", self.rng.choice([9, 1000]))
             patch.setattr(strategy, "HISTORY_PARTS", 1)
             patch.setattr(rewriter, "PART_ROWS", 7)
             options = el.TableOptions(

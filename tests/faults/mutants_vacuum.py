@@ -14,7 +14,7 @@ import pytest
 import epochlog as el
 from epochlog import api
 from epochlog.store.commit import table_ddl
-from epochlog.store.compaction import task_pieces
+from epochlog.store.compaction import subcompactions
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.env.local_folder import LocalFiles
@@ -123,7 +123,7 @@ def what_a_consumer_has_not_read_stays(base: Path) -> None:
 
 def a_compaction_left_behind_is_taken_up(base: Path) -> None:
     with lab_at(base) as lab, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task_pieces, "PIECE_ROWS", 8)
+        patch.setattr(subcompactions, "SUBCOMPACTION_ROWS", 8)
         patch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 4)
         lab.root_table()
         for number in range(3):
@@ -204,7 +204,7 @@ def truncation_ignores_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pieces_that_are_done_are_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachable_files, "_run_files_of_piece", lambda record: iter(()))
+    monkeypatch.setattr(reachable_files, "_run_files_of_subcompaction", lambda record: iter(()))
 
 
 def memory_ends_with_the_nearest_reader(monkeypatch: pytest.MonkeyPatch) -> None:

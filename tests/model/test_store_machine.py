@@ -42,7 +42,7 @@ TINY = {
     "epochlog.store.sst.segment.BATCH_ROWS": 3,
     "epochlog.store.sst.sorted_run.ROW_GROUP_ROWS": 3,
     "epochlog.store.compaction.rewriter.PART_ROWS": 5,
-    "epochlog.store.compaction.task_pieces.PIECE_ROWS": 6,
+    "epochlog.store.compaction.subcompactions.SUBCOMPACTION_ROWS": 6,
     "epochlog.store.scan.scan_plan.BATCH_ROWS": 4,
     "epochlog.store.scan.scan_plan.READ_BYTES": 100,
     "epochlog.store.changelog.log_plan.BATCH_ROWS": 3,

@@ -26,7 +26,7 @@ import epochlog as el
 from epochlog.spark import compaction, frames
 from epochlog.spark.session import EpochlogSource, register
 from epochlog.spark.sink import BatchSink, Written, resolve_save
-from epochlog.store.compaction import executor, task_pieces
+from epochlog.store.compaction import executor, subcompactions
 from spark_limits import raise_connect_limit
 
 SICK = 1
@@ -206,7 +206,7 @@ def compact(spark: Any, jvm: int, order: dict[str, Any]) -> None:
 
     compaction._rewrite_task = partial(moody_rewrite, rewrite, order["notes"], mood)
     compaction._run_tasks, executor.hit = run_tasks, moody_hit
-    task_pieces.PIECE_ROWS = order["piece_rows"]
+    subcompactions.SUBCOMPACTION_ROWS = order["piece_rows"]
     try:
         with el.open(place["path"], place.get("catalog"), create=False) as store:
             store.compact(place["table"], full=True, spark=spark)

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 import epochlog as el
 import lossy_writer
 from epochlog.spark import compaction
-from epochlog.store.compaction import rewriter, task_pieces
+from epochlog.store.compaction import rewriter, subcompactions
 from epochlog.store.compaction.claim import CLAIM_MS
 from epochlog.store.compaction.trace import read_traces
 from epochlog.store.compaction.work import Work, read_work
@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> Iterator[el.Store]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 300)
+    monkeypatch.setattr(subcompactions, "SUBCOMPACTION_ROWS", 300)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 100)
 
 
@@ -336,7 +336,7 @@ def test_a_lost_session_is_named_and_other_compactors_continue_at_once(
         for _ in range(2):  # the session is lost between two jobs, and before the first
             spark_driver.order("compact", "t", mood, MANY, error, piece_rows=20_000)
             work = work_of(store, "t")
-            assert work is not None and len(work.done) == 4 < len(work.pieces) and spark_intents(store) == 0
+            assert work is not None and len(work.done) == 4 < len(work.subcompactions) and spark_intents(store) == 0
         store.compact("t", full=True)  # the driver's process lives
     assert store.table("t").info.runs == 1 and min(pieces_of(store, "t")) > 4
     assert states(store, "t", epochs) == expected
@@ -356,7 +356,7 @@ def test_a_driver_dies_between_its_transactions(
         attempts = spark_driver.order("compact", "tasks", mood, MANY, piece_rows=PIECE_ROWS)
     work = work_of(store, "tasks")
     if mood == "recorded":
-        assert work is not None and len(work.done) == 1 < len(attempts.paths) == len(work.pieces)
+        assert work is not None and len(work.done) == 1 < len(attempts.paths) == len(work.subcompactions)
     assert store.table("tasks").info.runs == (mood == "after") and states(store, "tasks", epochs) == expected
     assert (vacuumed(store, DAY_MS) > 0) == (mood == "recorded") and not store.verify().unreachable
     assert states(store, "tasks", epochs) == expected
@@ -421,7 +421,7 @@ def test_tasks_run_twice_and_executors_and_a_driver_die_on_a_cluster(
             expected = states(store, "here", epochs)
             attempts = spark_driver.order("compact", "tasks", "before", MANY, piece_rows=PIECE_ROWS)
         work = work_of(store, "tasks")
-        assert work is not None and len(work.done) == len(work.pieces) and store.table("tasks").info.runs == 1
+        assert work is not None and len(work.done) == len(work.subcompactions) and store.table("tasks").info.runs == 1
         assert states(store, "tasks", epochs) == expected
         store.compact("tasks", full=True, spark=spark)
         assert states(store, "tasks", epochs) == expected and work_of(store, "tasks") is None

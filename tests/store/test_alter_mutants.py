@@ -17,7 +17,7 @@ from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import schema_key
 from epochlog.store.changelog import log_plan
 from epochlog.store.commit import transaction
-from epochlog.store.compaction import piece_rewriter
+from epochlog.store.compaction import subcompaction_rewriter
 from epochlog.store.metadata.schema_change import SchemaChange
 from epochlog.store.scan import point_lookup, pruning
 from epochlog.store.sst import file_columns, segment, sorted_run
@@ -59,7 +59,7 @@ def blocks_cached_by_name(patch: Patch) -> None:
 
 
 def compaction_with_todays_columns(patch: Patch) -> None:
-    patch.setattr(piece_rewriter, "compaction_schema", lambda schema, _: schema)
+    patch.setattr(subcompaction_rewriter, "compaction_schema", lambda schema, _: schema)
 
 
 def ids_used_twice(patch: Patch) -> None:

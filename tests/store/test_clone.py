@@ -13,7 +13,7 @@ import pytest
 
 import epochlog as el
 from epochlog.store.commit import clone
-from epochlog.store.compaction import task_pieces
+from epochlog.store.compaction import subcompactions
 from epochlog.store.compaction.rewriter import Rewriter
 from epochlog.store.metadata import unreachable_files
 from epochlog.store.metadata.lookups import find_table, get_runs
@@ -370,9 +370,9 @@ def retention_takes_the_history_of_a_cut_run(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def parts_of_a_cut_run_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = task_pieces._spans
+    real = subcompactions._spans
     monkeypatch.setattr(
-        task_pieces,
+        subcompactions,
         "_spans",
         lambda task, runs, entries: real(task, [replace(run, at=None) for run in runs], entries),
     )

@@ -247,9 +247,9 @@ def test_a_swap_that_is_taken_for_a_repetition_is_found(lab: Lab, monkeypatch: p
 
 @pytest.mark.damages_store
 def test_verify_finds_a_shared_file_without_a_column_of_the_clone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from epochlog.store.compaction import piece_rewriter
+    from epochlog.store.compaction import subcompaction_rewriter
 
-    monkeypatch.setattr(piece_rewriter, "compaction_schema", lambda schema, _: schema)
+    monkeypatch.setattr(subcompaction_rewriter, "compaction_schema", lambda schema, _: schema)
     table = AlteredTable(lab.store)
     epoch = table.upsert([row(table, 1, a=1, b="x")])
     table.alter(drop=["a"])

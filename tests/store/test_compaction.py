@@ -18,11 +18,19 @@ import pytest
 
 import epochlog as el
 from epochlog.store.catalog.keys import compact_key, intent_key
-from epochlog.store.compaction import executor, piece_rewriter, rewriter, strategy, task_pieces, universal, write_stall
+from epochlog.store.compaction import (
+    executor,
+    rewriter,
+    strategy,
+    subcompaction_rewriter,
+    subcompactions,
+    universal,
+    write_stall,
+)
 from epochlog.store.compaction.claim import CLAIM_MS
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.strategy import CompactionTask, task_from
-from epochlog.store.compaction.task_pieces import Piece, pieces
+from epochlog.store.compaction.subcompactions import Subcompaction, cut_task
 from epochlog.store.compaction.trace import Trace, read_traces
 from epochlog.store.compaction.universal import UniversalStrategy
 from epochlog.store.compaction.work import CompactionOutcome, Work, read_work
@@ -173,15 +181,20 @@ def log(low: int, high: int, rows: int = 10, blocks: tuple[int, ...] = ()) -> Lo
 
 def cut(
     runs: list[SortedRun], entries: list[LogEntry], bottom: bool = True, rewritten: tuple[str, ...] = ()
-) -> list[Piece]:
+) -> list[Subcompaction]:
     task = CompactionTask("", 0 if bottom else 1, 9, len(runs), 5, 0, rewritten)
-    return pieces(CODEC, task, runs, entries)
+    return cut_task(CODEC, task, runs, entries)
 
 
 def test_a_part_that_nothing_touches_stays() -> None:
     base = SortedRun(0, 5, (part(0, 99), part(100, 199), part(200, 299)))
     pieces = cut([base], [log(150, 160)])
-    assert pieces == [Piece(0, 100, "p0"), Piece(100, 200), Piece(200, 300, "p200"), *pieces[3:]]
+    assert pieces == [
+        Subcompaction(0, 100, "p0"),
+        Subcompaction(100, 200),
+        Subcompaction(200, 300, "p200"),
+        *pieces[3:],
+    ]
     assert [piece.reused for piece in cut([base], [log(300, 400)])] == ["p0", "p100", "p200", None]
 
 
@@ -198,20 +211,20 @@ def test_a_part_is_rewritten_for_what_reaches_into_its_keys() -> None:
 
 
 def test_pieces_tile_the_keys_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 30)
+    monkeypatch.setattr(subcompactions, "SUBCOMPACTION_ROWS", 30)
     blocks = tuple(range(0, 1000, 10))
     pieces = cut([], [log(0, 999, 1000, blocks)])
     assert len(pieces) == 34 and pieces[0].low is None and pieces[-1].high is None
     assert all(left.high == right.low for left, right in pairwise(pieces))
-    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 1 << 30)
-    monkeypatch.setattr(task_pieces, "PIECE_BYTES", 50)
+    monkeypatch.setattr(subcompactions, "SUBCOMPACTION_ROWS", 1 << 30)
+    monkeypatch.setattr(subcompactions, "SUBCOMPACTION_BYTES", 50)
     assert len(cut([], [log(0, 999, 1000, blocks)])) == 2
 
 
 def test_the_greatest_key_of_all_ends_the_pieces() -> None:
     top = (1 << 63) - 1
     pieces = cut([SortedRun(0, 5, (part(5, top),))], [log(0, 1)])
-    assert pieces[-1] == Piece(5, None, "p5") and pieces[0].reused is None
+    assert pieces[-1] == Subcompaction(5, None, "p5") and pieces[0].reused is None
 
 
 # ---- runs and epochs -----------------------------------------------------------------------------------------------
@@ -248,7 +261,7 @@ def test_random_runs_read_as_a_dict_at_every_epoch(
     store: el.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     print(f"seed {seed}")
-    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 9)
+    monkeypatch.setattr(subcompactions, "SUBCOMPACTION_ROWS", 9)
     monkeypatch.setattr(rewriter, "PART_ROWS", 7)
     rng = random.Random(seed)
     table = store.create_table("t", SCHEMA, ["id"], options=replace(FOREVER, compact_segments=2))
@@ -331,7 +344,7 @@ def test_what_was_replaced_once_is_not_written_again(store: el.Store, clock: Clo
 @pytest.fixture
 def large(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> el.Table:
     """A table whose compaction takes several pieces."""
-    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 100)
+    monkeypatch.setattr(subcompactions, "SUBCOMPACTION_ROWS", 100)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 50)
     table = store.create_table("t", SCHEMA, ["id"])
     table.upsert(rows(0, 1000))
@@ -356,7 +369,7 @@ def test_a_budget_is_kept_and_the_rest_is_done_later(store: el.Store, large: el.
     assert some(store, full=True) is CompactionOutcome.DONE
     assert work_of(store) is None and numbers(large) == expected
     assert first <= {part.path for part in runs_of(store)[0].parts}
-    assert [trace.pieces for trace in traces_of(store)] == [len(work.pieces)]
+    assert [trace.pieces for trace in traces_of(store)] == [len(work.subcompactions)]
 
 
 @pytest.mark.medium
@@ -390,7 +403,7 @@ def test_who_was_taken_over_has_no_effect(
 ) -> None:
     """A process that stood still while another took its task over, and finished it, goes on."""
     made, calls = rewriter.Rewriter.rewrite, list[int]()
-    monkeypatch.setattr(piece_rewriter, "AT_ONCE", 1)  # else the piece before is recorded meanwhile
+    monkeypatch.setattr(subcompaction_rewriter, "AT_ONCE", 1)  # else the piece before is recorded meanwhile
     other = el.open(store.root, durability="os", clock=clock)
 
     def stopped(*args: Any, **options: Any) -> Any:
@@ -427,7 +440,7 @@ def test_a_compaction_that_fails_is_continued_at_once(
         some(store, full=True)
     monkeypatch.setattr(rewriter.Rewriter, "rewrite", real)
     work = work_of(store)
-    assert work is not None and 0 < len(work.done) < len(work.pieces)
+    assert work is not None and 0 < len(work.done) < len(work.subcompactions)
     assert some(store, full=True) is CompactionOutcome.DONE and numbers(large) == expected
 
 
@@ -450,18 +463,18 @@ def test_an_interrupted_compaction_is_continued_at_once(
     store: el.Store, large: el.Table, monkeypatch: pytest.MonkeyPatch, renewed: bool
 ) -> None:
     """renewed: a renewal of the leases that began before the end of the compaction ends after it."""
-    expected, real = numbers(large), executor.record_piece
+    expected, real = numbers(large), executor.record_subcompaction
 
     def interrupted(handle: Any, table: Any, work: Work, number: int) -> bool:
         if len(work.done) == 3:
             raise KeyboardInterrupt
         return real(handle, table, work, number)
 
-    monkeypatch.setattr(executor, "record_piece", interrupted)
+    monkeypatch.setattr(executor, "record_subcompaction", interrupted)
     claimed, leases = list[Work | None](), store._handle.leases
     with pytest.raises(KeyboardInterrupt):
         some(store, full=True, progress=lambda done, total: claimed.append(work_of(store)))
-    monkeypatch.setattr(executor, "record_piece", real)
+    monkeypatch.setattr(executor, "record_subcompaction", real)
     first, work = claimed[0], work_of(store)
     assert first is not None and work is not None and len(work.done) == 2
     if renewed:
@@ -475,7 +488,7 @@ def test_an_interrupted_compaction_is_continued_at_once(
 def test_a_compaction_whose_write_intent_was_revoked_is_continued_at_once(
     store: el.Store, large: el.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, real = numbers(large), executor.record_piece
+    expected, real = numbers(large), executor.record_subcompaction
 
     def revoking(handle: Any, table: Any, work: Work, number: int) -> bool:
         if len(work.done) == 3:
@@ -483,13 +496,13 @@ def test_a_compaction_whose_write_intent_was_revoked_is_continued_at_once(
             handle.catalog.transact(lambda tx: tx.delete(key))
         return real(handle, table, work, number)
 
-    monkeypatch.setattr(executor, "record_piece", revoking)
+    monkeypatch.setattr(executor, "record_subcompaction", revoking)
     assert some(store, full=True) is CompactionOutcome.LOST
-    monkeypatch.setattr(executor, "record_piece", real)
+    monkeypatch.setattr(executor, "record_subcompaction", real)
     work = work_of(store)
     assert work is not None and len(work.done) == 2
     assert some(store, full=True) is CompactionOutcome.DONE and numbers(large) == expected
-    assert traces_of(store)[0].pieces == len(work.pieces)
+    assert traces_of(store)[0].pieces == len(work.subcompactions)
 
 
 @pytest.mark.medium
@@ -510,14 +523,14 @@ def test_the_close_of_a_store_keeps_the_pieces_that_its_compaction_has_done(
     work = work_of(store)
     assert work is not None and len(work.done) == 2 and large.info.runs == 0
     assert some(store, full=True) is CompactionOutcome.DONE and work_of(store) is None
-    assert numbers(large) == expected and traces_of(store)[0].pieces == len(work.pieces)
+    assert numbers(large) == expected and traces_of(store)[0].pieces == len(work.subcompactions)
 
 
 KILLED = """
 import sys, epochlog as el
-from epochlog.store.compaction import task_pieces
+from epochlog.store.compaction import subcompactions
 from epochlog.store.sst import segment
-task_pieces.PIECE_ROWS, segment.BATCH_ROWS = 100, 50
+subcompactions.SUBCOMPACTION_ROWS, segment.BATCH_ROWS = 100, 50
 el.open(sys.argv[1], durability="os").compact("t", full=True)
 """
 
@@ -536,7 +549,7 @@ def test_a_task_whose_process_is_known_to_have_died_is_taken_over_at_once(tmp_pa
         work = work_of(store)
         assert work is not None and len(work.done) == 3 and table.info.runs == 0
         store.compact("t", full=True)
-        assert table.info.runs == 1 and table.count() == 1000 and traces_of(store)[0].pieces == len(work.pieces)
+        assert table.info.runs == 1 and table.count() == 1000 and traces_of(store)[0].pieces == len(work.subcompactions)
 
 
 def test_a_process_is_told_from_one_that_has_died() -> None:

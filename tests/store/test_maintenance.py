@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store.compaction import executor, rewriter, task_pieces
+from epochlog.store.compaction import executor, rewriter, subcompactions
 from epochlog.store.compaction.trace import read_traces
 from epochlog.store.compaction.work import CompactionOutcome, read_work
 from epochlog.store.maintenance import scheduler
@@ -79,7 +79,7 @@ def test_an_idle_store_is_left_alone(lab: Lab, worker: Maintenance) -> None:
 
 
 def test_large_compactions_take_turns(lab: Lab, worker: Maintenance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 8)
+    monkeypatch.setattr(subcompactions, "SUBCOMPACTION_ROWS", 8)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 4)
     turns: list[str] = []
     compact = executor.compact_table
@@ -174,7 +174,7 @@ def test_the_thread_compacts_when_a_commit_wakes_it(tmp_path: Path, monkeypatch:
 
 
 def test_a_close_in_the_middle_of_a_compaction_waits_for_one_slice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_pieces, "PIECE_ROWS", 8)
+    monkeypatch.setattr(subcompactions, "SUBCOMPACTION_ROWS", 8)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 4)
     fill(lab, rows=40)
     began, fold, folds = threading.Event(), rewriter.Rewriter.rewrite, list[int]()
@@ -193,7 +193,7 @@ def test_a_close_in_the_middle_of_a_compaction_waits_for_one_slice(lab: Lab, mon
     worker.close()
     assert worker.errors == {} and len(folds) <= scheduler.SLICE
     work = lab.store._handle.catalog.read(lambda view: read_work(view, 1))
-    assert work is not None and 0 < len(work.done) < len(work.pieces)
+    assert work is not None and 0 < len(work.done) < len(work.subcompactions)
     lab.store.compact("r")
     assert lab.store.table("r").info.runs == 1 and len(lab.rows("r")) == 160
 

@@ -1,6 +1,6 @@
-"""Rewriting the pieces of a task: one piece, and several of them by the threads of this process.
+"""Rewriting the subcompactions of a task: a single one, and several of them by the threads of this process.
 
-`RewritePieces` is the interface of the executor to those who rewrite its pieces. They know no catalog.
+`RewriteSubcompactions` is the interface of the executor to those who rewrite its subcompactions. They know no catalog.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 AT_ONCE = 2
-"""Pieces in memory at a time."""
+"""Subcompactions in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class PieceRewriter:
-    """Rewriter of the pieces of one task, from its inputs. Picklable: Spark's workers rewrite pieces with it."""
+class SubcompactionRewriter:
+    """Rewriter of the subcompactions of one task, from its inputs. Picklable: Spark's workers rewrite with it."""
 
     files: Files
     table: TableDef
@@ -40,33 +40,37 @@ class PieceRewriter:
     entries: tuple[LogEntry, ...]
 
     def rewrite(self, number: int, new_path: Callable[[], str]) -> Parts:
-        """Write the files of a piece, at these paths, and return its parts. Raises FileMissing, Corrupt, WriteFailed,
-        ReadBackFailed."""
-        task, piece = self.work.task, self.work.pieces[number]
+        """Write the files of a subcompaction, at these paths, and return its parts. Raises FileMissing, Corrupt,
+        WriteFailed, ReadBackFailed.
+        """
+        task, subcompaction = self.work.task, self.work.subcompactions[number]
         schema = compaction_schema(self.table.schema, min((task.safe_epoch, *task.kept_epochs)))
         check = self.table.options.compaction_check
         rewriter = Rewriter(self.files, schema, new_path, task.safe_epoch, task.kept_epochs, check)
         if task.past_only:
-            return (), tuple(rewriter.copy_past(self.runs[0], piece.key_range, frozenset(task.rewritten)))
+            return (), tuple(rewriter.copy_past(self.runs[0], subcompaction.key_range, frozenset(task.rewritten)))
         live, history = rewriter.rewrite(
-            self.runs, self.entries, piece.key_range, bottom=task.bottom, rewritten=frozenset(task.rewritten)
+            self.runs, self.entries, subcompaction.key_range, bottom=task.bottom, rewritten=frozenset(task.rewritten)
         )
         return tuple(live), tuple(history)
 
 
-RewritePieces = Callable[["Handle", PieceRewriter, Sequence[int]], Generator[tuple[int, Parts], None, None]]
-"""Function that rewrites these pieces and yields each with its parts, in any order. When the caller closes the
-generator, the function deletes the files of the other pieces, or ends their write intent and leaves them to vacuum.
+RewriteSubcompactions = Callable[
+    ["Handle", SubcompactionRewriter, Sequence[int]], Generator[tuple[int, Parts], None, None]
+]
+"""Function that rewrites these subcompactions and yields each with its parts, in any order. When the caller closes the
+generator, the function deletes the files of the other subcompactions, or ends their write intent and leaves them to
+vacuum.
 """
 
 
 def rewrite_in_threads(
-    handle: Handle, rewriter: PieceRewriter, numbers: Sequence[int]
+    handle: Handle, rewriter: SubcompactionRewriter, numbers: Sequence[int]
 ) -> Generator[tuple[int, Parts], None, None]:
-    """Rewrite the pieces in this process, in order, AT_ONCE of them at a time.
+    """Rewrite the subcompactions in this process, in order, AT_ONCE of them at a time.
 
-    The next piece is merged while the caller handles one, for writing keeps one core busy. Files of pieces that the
-    caller never takes are deleted.
+    The next subcompaction is merged while the caller handles one, for writing keeps one core busy. Files of
+    subcompactions that the caller never takes are deleted.
     """
 
     def rewrite(number: int) -> Parts:

@@ -1,4 +1,4 @@
-"""Pieces of a compaction: key ranges of bounded size that tile a task, and the parts that the new run reuses."""
+"""Subcompactions: key ranges of bounded size that tile a compaction task, and the parts that the new run reuses."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from epochlog.store.types.key_range import KeyRange
 
 from .strategy import CompactionTask
 
-PIECE_ROWS = 1 << 19
-"""About the most rows of all inputs that one piece reads, and so has in memory."""
-PIECE_BYTES = 16 << 20
-"""About the most bytes of (compressed) files that one piece reads."""
+SUBCOMPACTION_ROWS = 1 << 19
+"""About the most rows of all inputs that one subcompaction reads, and so has in memory."""
+SUBCOMPACTION_BYTES = 16 << 20
+"""About the most bytes of (compressed) files that one subcompaction reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Piece of a task: the keys in [low, high), None is open."""
+class Subcompaction:
+    """Part of a compaction task that is read and written by itself: the keys in [low, high), None is open."""
 
     low: Key | None
     high: Key | None
@@ -46,10 +46,10 @@ class _Span:
     keepable: bool
 
 
-def pieces(
+def cut_task(
     codec: KeyCodec, task: CompactionTask, runs: Sequence[SortedRun], entries: Sequence[LogEntry]
-) -> list[Piece]:
-    """Return key ranges that tile a task, in key order, each read and written by itself.
+) -> list[Subcompaction]:
+    """Cut a task into subcompactions, which tile its keys in order; each is read and written by itself.
 
     A part that overlaps no other input is reused, so that a table that only grows at its end is not rewritten.
     """
@@ -57,12 +57,12 @@ def pieces(
     if task.past_only:
         return _split(spans, None, None)
     kept = [span for span in spans if span.keepable and not _touched(span, spans)]
-    tiles: list[Piece] = []
+    tiles: list[Subcompaction] = []
     low: Key | None = None
     for span in sorted(kept, key=lambda span: span.low):
         tiles += _split(spans, low, span.low)
         low = codec.above(span.high)
-        tiles.append(Piece(span.low, low, span.path))
+        tiles.append(Subcompaction(span.low, low, span.path))
         if low is None:
             return tiles
     return tiles + _split(spans, low, None)
@@ -87,8 +87,10 @@ def _touched(span: _Span, spans: Sequence[_Span]) -> bool:
     return any(other is not span and other.low <= span.high and other.high >= span.low for other in spans)
 
 
-def _split(spans: Sequence[_Span], low: Key | None, high: Key | None) -> list[Piece]:
-    """Return pieces of [low, high) of about PIECE_ROWS rows or PIECE_BYTES each; none where there are no keys."""
+def _split(spans: Sequence[_Span], low: Key | None, high: Key | None) -> list[Subcompaction]:
+    """Return subcompactions of [low, high) of about SUBCOMPACTION_ROWS rows or SUBCOMPACTION_BYTES each; none where
+    there are no keys.
+    """
     within = KeyRange(low, high)
     inside = [span for span in spans if within.overlaps(span.low, span.high)]
     if not inside:
@@ -102,8 +104,8 @@ def _split(spans: Sequence[_Span], low: Key | None, high: Key | None) -> list[Pi
     cuts: list[Key] = []
     rows = size = 0.0
     for key, more_rows, more_bytes in marks:
-        if (rows >= PIECE_ROWS or size >= PIECE_BYTES) and (not cuts or key > cuts[-1]):
+        if (rows >= SUBCOMPACTION_ROWS or size >= SUBCOMPACTION_BYTES) and (not cuts or key > cuts[-1]):
             cuts.append(key)
             rows = size = 0.0
         rows, size = rows + more_rows, size + more_bytes
-    return [Piece(start, end) for start, end in pairwise([low, *cuts, high])]
+    return [Subcompaction(start, end) for start, end in pairwise([low, *cuts, high])]
