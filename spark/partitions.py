@@ -23,7 +23,7 @@ from .options import Tasks
 from .types import to_spark
 from .worker_gc import freeze_loaded_objects
 
-SMALLEST_PIECE_BYTES, LARGEST_PIECE_BYTES = 4 << 20, 128 << 20
+SMALLEST_SPLIT_BYTES, LARGEST_SPLIT_BYTES = 4 << 20, 128 << 20
 """Bytes in memory of the data read for a partition. The upper limit is that of Spark's own file readers."""
 BATCH_ROWS = 1 << 16
 
@@ -65,8 +65,8 @@ def cut(partition: ReadPartition, tasks: Tasks) -> list[ReadPartition]:
     size = sum(span.bytes for span in spans)
     if not spans:
         return []
-    worthwhile = min(tasks.parallelism, int(size // SMALLEST_PIECE_BYTES))
-    count = max(tasks.at_least, worthwhile, ceil(size / LARGEST_PIECE_BYTES))
+    worthwhile = min(tasks.parallelism, int(size // SMALLEST_SPLIT_BYTES))
+    count = max(tasks.at_least, worthwhile, ceil(size / LARGEST_SPLIT_BYTES))
     columns = partition.options.column_names(table)
     ranges = split_evenly(partition.files, table, spans, columns, count, partition.options.key_range)
     return [

@@ -16,7 +16,7 @@ import pyarrow as pa
 from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.metadata.version import LabelGroup
-from epochlog.store.scan.key_ranges import cost, key_pieces
+from epochlog.store.scan.key_ranges import cost, key_splits
 from epochlog.store.scan.pruning import key_prunes
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.merge import Rows, lookup, merge_sources
@@ -31,7 +31,7 @@ from .pre_images import read_epoch
 
 UNIT_ROWS = 1 << 16
 """Changes of neighbouring small epochs that one thread reads at a time."""
-PIECE_ROWS = 1 << 19
+SPLIT_ROWS = 1 << 19
 """Changes that are in memory at a time; a larger epoch or range is read by key ranges."""
 
 
@@ -76,8 +76,8 @@ class ChangeReader:
         """Yield each epoch's changes in key order, oldest epoch first."""
         lookups = self.images and not self.stored  # lookups cost much even for few rows: read large units one by one
         wave: list[_Unit] = []
-        for unit in self._units(PIECE_ROWS if lookups else UNIT_ROWS):
-            if wave and (lookups or sum(wave_unit.cost for wave_unit in wave) + unit.cost > PIECE_ROWS):
+        for unit in self._units(SPLIT_ROWS if lookups else UNIT_ROWS):
+            if wave and (lookups or sum(wave_unit.cost for wave_unit in wave) + unit.cost > SPLIT_ROWS):
                 yield from self._read_wave(wave)
                 wave = []
             wave.append(unit)
@@ -86,31 +86,31 @@ class ChangeReader:
     def net(self) -> Iterator[pa.Table]:
         """Yield one change for each key over the whole range, in key order."""
         tables = (
-            self._read_changes(_Unit(0, len(self.groups), keys, 0), net=True) for keys in self._pieces(self.groups)
+            self._read_changes(_Unit(0, len(self.groups), keys, 0), net=True) for keys in self._splits(self.groups)
         )
         yield from filter(_is_table, tables)
 
     def _units(self, limit: int) -> Iterator[_Unit]:
-        """Yield units of at most `limit` rows, of whole epochs; cut epochs above PIECE_ROWS by key ranges."""
+        """Yield units of at most `limit` rows, of whole epochs; cut epochs above SPLIT_ROWS by key ranges."""
         first, gathered = 0, 0
         for place, group in enumerate(self.groups):
             size = cost(group.segments)
-            if size > PIECE_ROWS or gathered + size > max(limit, size):
+            if size > SPLIT_ROWS or gathered + size > max(limit, size):
                 if gathered:
                     yield _Unit(first, place, self.options.key_range, gathered)
                 first, gathered = place, 0
-            if size > PIECE_ROWS:
-                yield from (_Unit(place, place + 1, keys, PIECE_ROWS) for keys in self._pieces([group]))
+            if size > SPLIT_ROWS:
+                yield from (_Unit(place, place + 1, keys, SPLIT_ROWS) for keys in self._splits([group]))
                 first = place + 1
             else:
                 gathered += size
         if gathered:
             yield _Unit(first, len(self.groups), self.options.key_range, gathered)
 
-    def _pieces(self, groups: Sequence[LabelGroup]) -> list[KeyRange]:
+    def _splits(self, groups: Sequence[LabelGroup]) -> list[KeyRange]:
         segments = [segment for group in groups for segment in group.segments]
-        count = -(-cost(segments) // PIECE_ROWS)
-        return key_pieces(self.files, self.table, segments, count, self.options.key_range)
+        count = -(-cost(segments) // SPLIT_ROWS)
+        return key_splits(self.files, self.table, segments, count, self.options.key_range)
 
     def _read_wave(self, wave: Sequence[_Unit]) -> Iterator[pa.Table]:
         wave = [_Unit(unit.first, unit.end, unit.keys, unit.cost, len(wave) == 1) for unit in wave]

@@ -1,7 +1,7 @@
 """Estimates of a read's memory in bytes, made before the read from the block sizes in the catalog (pure).
 
-Files are decoded in whole blocks, and a piece stays in memory until its last row is returned, also in small slices. So
-the estimate is that of the piece and of the blocks across its borders, not of the rows that the caller holds.
+Files are decoded in whole blocks, and a split stays in memory until its last row is returned, also in small slices. So
+the estimate is that of the split and of the blocks across its borders, not of the rows that the caller holds.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from epochlog.store.scan.size_splits import Source, estimate_sizes
 from epochlog.store.sst.segment import BATCH_ROWS
 from epochlog.store.types.schema import TableSchema
 
-from .change_reader import PIECE_ROWS
+from .change_reader import SPLIT_ROWS
 from .log_plan import LogPlan
 from .raw_replay import is_single_file
 from .tail_cache import is_near
 
-FED_BYTES = PIECE_ROWS * ROW_BYTES
+FED_BYTES = SPLIT_ROWS * ROW_BYTES
 """Bytes of files that `LogPlan.batches` reads at a time."""
 CHANGE_BYTES = 32
 """Bytes of a row's change columns."""
@@ -31,7 +31,7 @@ class Footprint:
     """Upper estimate of a read's memory in bytes."""
 
     making: int
-    """While a piece is read."""
+    """While a split is read."""
     kept: int
     """While its rows are returned."""
 
@@ -45,19 +45,19 @@ class _Weight:
 
 
 def of_scan(plan: ScanPlan, columns: Sequence[str] | None, piece_bytes: int) -> Footprint:
-    """Estimate a read of `plan.batches` in pieces of `piece_bytes` bytes."""
+    """Estimate a read of `plan.batches` in splits of `piece_bytes` bytes."""
     names = plan.schema(columns).names
     weight = _weight(plan.table, plan.files, names)
     borders = sum(max(_weight(plan.table, level, names).blocks, default=0.0) for level in _levels(plan))
-    piece = min(weight.total, 2 * piece_bytes + borders)  # no cut is made before two pieces are full
+    split = min(weight.total, 2 * piece_bytes + borders)  # no cut is made before two splits are full
     if plan.is_lone_run:
-        return Footprint(round(1.5 * piece), round(piece))
-    beside = min(weight.total - piece, borders)
-    return Footprint(round(2 * piece + beside), round(piece + beside))
+        return Footprint(round(1.5 * split), round(split))
+    beside = min(weight.total - split, borders)
+    return Footprint(round(2 * split + beside), round(split + beside))
 
 
 def _levels(plan: ScanPlan) -> list[Sequence[Source]]:
-    """Return groups of files; a border between two pieces cuts through at most one block of each group."""
+    """Return groups of files; a border between two splits cuts through at most one block of each group."""
     return [*(run.parts for run in plan.runs), *([file] for run in plan.runs for file in run.history),
             *([file] for file in plan.segments)]  # fmt: skip
 
@@ -92,11 +92,11 @@ def of_feed(plan: LogPlan, columns: Sequence[str] | None, *, images: bool = Fals
     weight = _weight(plan.table, files, names)
     total = weight.total + CHANGE_BYTES * sum(file.rows for file in files)
     decoded = total / max(1, sum(file.bytes for file in files))
-    piece = min(total, decoded * FED_BYTES + sum(weight.blocks))
+    split = min(total, decoded * FED_BYTES + sum(weight.blocks))
     if images and plan.before is not None and not plan.stored:
         before = _weight(plan.table, plan.before.files, names)
-        piece += min(before.total, piece + sum(before.blocks))
-    return Footprint(round((4 if images else 3) * piece), round((2 if images else 1) * piece))
+        split += min(before.total, split + sum(before.blocks))
+    return Footprint(round((4 if images else 3) * split), round((2 if images else 1) * split))
 
 
 def _column_names(plan: LogPlan, columns: Sequence[str] | None) -> list[str]:

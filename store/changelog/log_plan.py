@@ -21,7 +21,7 @@ from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_version
 from epochlog.store.metadata.schema_change import extended, first_unreadable
 from epochlog.store.metadata.version import LabelGroup, LogEntry
-from epochlog.store.scan.key_ranges import key_pieces
+from epochlog.store.scan.key_ranges import key_splits
 from epochlog.store.scan.pruning import check_filter, passed
 from epochlog.store.scan.scan_plan import READ_BYTES, ScanFiles, ScanPlan, plan_scan, read_files
 from epochlog.store.types.epoch import MAX_EPOCH, as_epoch, show_epoch
@@ -154,7 +154,7 @@ class LogPlan:
         if self.backfill and self.before is not None:
             return self.before.splits(count, within)
         segments = [segment for group in self.groups for segment in group.segments]
-        return key_pieces(files, self.table, segments, count, within)
+        return key_splits(files, self.table, segments, count, within)
 
 
 # ---- planning ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.env.paths import SEGMENT_ENDING, file_name
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.scan.key_ranges import cost, key_pieces
+from epochlog.store.scan.key_ranges import cost, key_splits
 from epochlog.store.scan.point_lookup import PointReader
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.merge import Rows, lookup, newest_wins
@@ -31,7 +31,7 @@ from .change_rows import by_key, concat_nullable, end_to_end, replaced
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
-PIECE_ROWS = 1 << 19
+SPLIT_ROWS = 1 << 19
 """Touched rows whose pre-images are looked up, and held in memory, together."""
 Images = tuple[tuple[Segment, ...], ...]
 
@@ -45,9 +45,9 @@ def write_images(
     """
     segments = [segment for epoch in epochs for segment in epoch]
     written: list[list[Segment]] = [[] for _ in epochs]
-    pieces = key_pieces(handle.files, table.schema, segments, cost(segments) // PIECE_ROWS, ALL_KEYS)
+    splits = key_splits(handle.files, table.schema, segments, cost(segments) // SPLIT_ROWS, ALL_KEYS)
     try:
-        for key_range in pieces:
+        for key_range in splits:
             for place, rows in _old_rows(handle.files, table.schema, before, epochs, key_range):
                 path = f"{handle.table_folder(table.id)}/{file_name(intent, SEGMENT_ENDING)}"
                 codec = KeyCodec(table.schema.schema, table.schema.primary_key)
@@ -76,7 +76,7 @@ def patched_images(
     written: list[list[Segment]] = [[] for _ in epochs]
     codec = KeyCodec(table.schema.schema, table.schema.primary_key)
     try:
-        for key_range in key_pieces(handle.files, table.schema, since, cost(since) // PIECE_ROWS, ALL_KEYS):
+        for key_range in key_splits(handle.files, table.schema, since, cost(since) // SPLIT_ROWS, ALL_KEYS):
             for place, rows in _patched_rows(handle.files, table.schema, now, since, epochs, key_range):
                 path = f"{handle.table_folder(table.id)}/{file_name(intent, SEGMENT_ENDING)}"
                 file = write_segment(handle.files, path, table.id, table.schema, codec, rows)

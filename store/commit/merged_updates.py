@@ -15,7 +15,7 @@ import pyarrow as pa
 from epochlog.errors import SchemaMismatch
 from epochlog.store.changelog.change_rows import Pool
 from epochlog.store.env.files import Files
-from epochlog.store.scan.key_ranges import cost, key_pieces
+from epochlog.store.scan.key_ranges import cost, key_splits
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.merge import Rows, lookup
 from epochlog.store.sst.segment import Segment, SegmentReader, write_segment
@@ -26,7 +26,7 @@ from epochlog.store.types.schema import TableSchema
 
 from .verdict import SegmentPart, distinct_keys
 
-PIECE_ROWS = 1 << 18
+SPLIT_ROWS = 1 << 18
 """Written rows that are merged, and held in memory, at a time."""
 
 
@@ -48,8 +48,8 @@ class UpdateMerge:
         segments = [segment for epoch in epochs for segment in epoch]
         merged: list[list[Segment]] = [[] for _ in epochs]
         try:
-            for key_range in key_pieces(
-                self.files, self.before.table, segments, cost(segments) // PIECE_ROWS, ALL_KEYS
+            for key_range in key_splits(
+                self.files, self.before.table, segments, cost(segments) // SPLIT_ROWS, ALL_KEYS
             ):
                 for number, rows in self._read(epochs, key_range, touched).merged():
                     merged[number].append(self._write(rows))
@@ -63,7 +63,7 @@ class UpdateMerge:
         codec = KeyCodec(table.schema, table.primary_key)
         return write_segment(self.files, self.new_path(), self.table_id, table, codec, rows)
 
-    def _read(self, epochs: Sequence[Sequence[Segment]], key_range: KeyRange, touched: pa.Array | None) -> _Piece:
+    def _read(self, epochs: Sequence[Sequence[Segment]], key_range: KeyRange, touched: pa.Array | None) -> _Split:
         table = self.before.table
         codec = KeyCodec(table.schema, table.primary_key)
         parts: list[SegmentPart] = []
@@ -76,10 +76,10 @@ class UpdateMerge:
         if touched is not None:
             keys = keys.filter(pa.array(lookup(touched, keys) >= 0))
         state = self.before.rows_of(self.files, keys, table.schema.names)
-        return _Piece(table, keys, parts, state)
+        return _Split(table, keys, parts, state)
 
 
-class _Piece:
+class _Split:
     """Rows of one key range: for each column of each key the position of its value among all rows read, or of its
     default, which comes last; -1: null.
     """

@@ -17,7 +17,7 @@ from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_entries, get_table, get_version
 from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.retention.stale_reads import retry_stale_plan
-from epochlog.store.scan.key_ranges import cost, key_pieces
+from epochlog.store.scan.key_ranges import cost, key_splits
 from epochlog.store.scan.pruning import needed_columns
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
 from epochlog.store.sst.merge import newest_wins
@@ -33,7 +33,7 @@ from .table_ddl import altered, note_altered
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
-PIECE_ROWS = 1 << 19
+SPLIT_ROWS = 1 << 19
 """Rows that are tested, and held in memory, at a time."""
 Checks = Mapping[str, str]
 
@@ -41,7 +41,7 @@ Checks = Mapping[str, str]
 def check_committed(files: Files, table: TableSchema, checks: Checks, segments: Sequence[Segment]) -> None:
     """Raise CheckViolated if a row that a commit of these segments, oldest first, would leave breaks a check."""
     codec, columns = KeyCodec(table.schema, table.primary_key), _columns(table, checks)
-    for key_range in key_pieces(files, table, segments, cost(segments) // PIECE_ROWS, ALL_KEYS):
+    for key_range in key_splits(files, table, segments, cost(segments) // SPLIT_ROWS, ALL_KEYS):
         read = parallel_map(
             lambda segment, within=key_range: SegmentReader(files, segment, table, codec).read(columns, within),
             segments,

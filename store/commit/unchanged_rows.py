@@ -15,7 +15,7 @@ from epochlog.store.changelog.change_rows import Pool
 from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.env.paths import SEGMENT_ENDING, file_name, folder_of
-from epochlog.store.scan.key_ranges import cost, key_pieces
+from epochlog.store.scan.key_ranges import cost, key_splits
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.merge import Rows, lookup, newest_wins
 from epochlog.store.sst.segment import Segment, SegmentReader, write_segment
@@ -24,7 +24,7 @@ from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.schema import TableSchema
 
-PIECE_ROWS = 1 << 19
+SPLIT_ROWS = 1 << 19
 """Written rows that are compared, and held in memory, at a time."""
 Rewrites = tuple[tuple[Segment, Segment | None], ...]
 """Segments with unchanged rows, each with its replacement; None if no row remains."""
@@ -55,8 +55,8 @@ def without_unchanged(
 def _changed_rows(files: Files, before: ScanPlan, segments: Sequence[Segment]) -> list[np.ndarray]:
     """Return, for each segment, a bool for each row: True if the commit changes its key."""
     masks: list[list[np.ndarray]] = [[] for _ in segments]
-    pieces = key_pieces(files, before.table, segments, cost(segments) // PIECE_ROWS, ALL_KEYS)
-    for key_range in pieces:
+    splits = key_splits(files, before.table, segments, cost(segments) // SPLIT_ROWS, ALL_KEYS)
+    for key_range in splits:
         written = _read_range(files, before.table, segments, key_range)
         filled = [rows for rows in written if len(rows)]
         if not filled:

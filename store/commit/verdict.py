@@ -18,7 +18,7 @@ from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.metadata.kept_deletes import KeptFiles
 from epochlog.store.scan.kept_lookup import FoundDeletes, find_kept, write_kept
-from epochlog.store.scan.key_ranges import cost, key_pieces
+from epochlog.store.scan.key_ranges import cost, key_splits
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.merge import Rows, lookup
 from epochlog.store.sst.segment import Segment, SegmentReader
@@ -29,7 +29,7 @@ from epochlog.store.types.key_codec import KeyCodec, last_of_each, sort_indices
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.schema import TableSchema
 
-PIECE_ROWS = 1 << 19
+SPLIT_ROWS = 1 << 19
 """Written rows that are judged, and held in memory, at a time."""
 
 
@@ -90,17 +90,17 @@ class Judge:
         if earlier is not None:
             masks = {path: mask.copy() for path, mask in earlier.masks.items()}
             verdict = replace(earlier, masks=masks, kept=self.kept)
-        pieces = key_pieces(self.files, self.table, segments, cost(segments) // PIECE_ROWS, ALL_KEYS)
+        splits = key_splits(self.files, self.table, segments, cost(segments) // SPLIT_ROWS, ALL_KEYS)
         starts = dict.fromkeys(verdict.masks, 0)
         written: list[Segment] = []
         try:
-            for key_range in pieces:
-                piece = self._read(epochs, key_range, touched)
-                if piece is not None:
-                    ignored, used = piece.judge(verdict.masks, starts)
+            for key_range in splits:
+                split = self._read(epochs, key_range, touched)
+                if split is not None:
+                    ignored, used = split.judge(verdict.masks, starts)
                     verdict = replace(verdict, ignored=max(verdict.ignored, ignored), used=min(verdict.used, used))
-                    written += self._keep(piece, everything=earlier is not None)
-                    piece.advance(starts)
+                    written += self._keep(split, everything=earlier is not None)
+                    split.advance(starts)
         except BaseException:
             remove_segments(self.files, written)
             raise
@@ -108,7 +108,7 @@ class Judge:
 
     def _read(
         self, epochs: Sequence[Sequence[Segment]], key_range: KeyRange, touched: pa.Array | None
-    ) -> _Piece | None:
+    ) -> _Split | None:
         codec, names = KeyCodec(self.table.schema, self.table.primary_key), self.table.delete_columns
         segments = [segment for epoch in epochs for segment in epoch]
         rows = parallel_map(
@@ -132,7 +132,7 @@ class Judge:
             SegmentPart(int(number), segment, part)
             for number, segment, part in zip(numbers, segments, rows, strict=True)
         )
-        return _Piece(self, key_range, keys, parts, state, old_deletes)
+        return _Split(self, key_range, keys, parts, state, old_deletes)
 
     @property
     def _sequence_type(self) -> pa.DataType:
@@ -144,8 +144,8 @@ class Judge:
         old_deletes = find_kept(self.files, self.table, self.kept, keys.take(pa.array(places)))
         return replace(old_deletes, at=places[old_deletes.at])
 
-    def _keep(self, piece: _Piece, *, everything: bool) -> list[Segment]:
-        deletes, epochs = piece.deletes(everything=everything)
+    def _keep(self, split: _Split, *, everything: bool) -> list[Segment]:
+        deletes, epochs = split.deletes(everything=everything)
         if not len(deletes):
             return []
         return [write_kept(self.files, self.new_path(), self.table_id, self.table, deletes, epochs)]
@@ -161,7 +161,7 @@ class SegmentPart:
     rows: Rows
 
 
-class _Piece:
+class _Split:
     """Changes of one key range, and the state of their keys, which `judge` moves from log epoch to log epoch.
 
     Changes of all parts are numbered through, in order of arrival.
@@ -228,7 +228,7 @@ class _Piece:
         return self._ignored, used
 
     def advance(self, starts: dict[str, int]) -> None:
-        """Move the number of each segment's first row to that of the next piece."""
+        """Move the number of each segment's first row to that of the next split."""
         for part in self._parts:
             starts[part.segment.path] += len(part.rows)
 

@@ -1,4 +1,4 @@
-"""Key ranges that cut work into pieces of similar size, so that memory stays bounded for a log of any length."""
+"""Key ranges that cut work into splits of similar size, so that memory stays bounded for a log of any length."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def split_by_weight(marks: Iterable[tuple[Key, float]], count: int, within: KeyR
     return [KeyRange(*ends) for ends in pairwise([low, *cuts, high])]
 
 
-def key_pieces(
+def key_splits(
     files: Files, table: TableSchema, segments: Sequence[Segment], count: int, within: KeyRange
 ) -> list[KeyRange]:
     """Return at most `count` key ranges that tile `within`, with similar numbers of the segments' rows.

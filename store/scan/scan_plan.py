@@ -155,8 +155,8 @@ class ScanPlan:
         """Cut the passing ranges into at most `count` parts; there is at least one, which may be empty."""
         if count < 2:
             return [passing]
-        pieces = self.splits(count, within)
-        parts = [[both for keys in passing if (both := keys.intersection(piece)) is not None] for piece in pieces]
+        splits = self.splits(count, within)
+        parts = [[both for keys in passing if (both := keys.intersection(split)) is not None] for split in splits]
         return [part for part in parts if part] or [[]]
 
     def _bytes_of(self, columns: Sequence[str]) -> int:

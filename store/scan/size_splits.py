@@ -1,7 +1,7 @@
-"""Key ranges that cut a read into pieces of similar bytes.
+"""Key ranges that cut a read into splits of similar bytes.
 
 The catalog has the sizes of the blocks of all files; a block's bytes are spread evenly over its keys. Where a cut may
-be off by more than TOLERANCE of a piece, the uncertain blocks are read and replaced by many small slices, and the cuts
+be off by more than TOLERANCE of a split, the uncertain blocks are read and replaced by many small slices, and the cuts
 are computed again. If many blocks lie over one cut, as a log's small segments do, a sample of them is read.
 """
 
@@ -26,7 +26,7 @@ from epochlog.store.types.row_size import row_bytes, split_widths, varying_bytes
 from epochlog.store.types.schema import TableSchema
 
 TOLERANCE = 0.05
-"""Largest error of either end of a piece, as a share of the piece."""
+"""Largest error of either end of a split, as a share of the split."""
 LARGEST, LOOKS = 4, 8
 """Blocks read for a cut at a time: the LARGEST largest, and at most LOOKS of the others as a sample."""
 _SLICES = 64
@@ -152,7 +152,7 @@ def _read_slices(
         chosen += [*((span, span.bytes) for span in large), *((span, span.bytes * worth) for span in some)]
     read = parallel_map(lambda block: list(_slices(files, table, columns, *block)), chosen, BATCH_ROWS * len(chosen))
     left = [span for span in histogram.spans if id(span) not in sliced]
-    return SizeHistogram(tuple(left + [piece for pieces in read for piece in pieces]))
+    return SizeHistogram(tuple(left + [span for spans in read for span in spans]))
 
 
 def _slices(files: Files, table: TableSchema, columns: Sequence[str], span: Span, worth: float) -> Iterator[Span]:

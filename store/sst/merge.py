@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.types.key_codec import Key, last_of_each, search, sort_indices
 
-PIECE_ROWS = 1 << 16
-"""Rows of the large side that are merged at a time: both copies of a column's piece fit the processor's caches."""
+SPLIT_ROWS = 1 << 16
+"""Rows of the large side that are merged at a time: both copies of a column's split fit the processor's caches."""
 _MIN_CHUNK_ROWS = 1 << 12
 _FEW_NEEDLES = 4
 """Number of byte strings up to which a loop in Python is faster than a call of Arrow's kernels."""
-_POSITIONS = np.arange(PIECE_ROWS)
+_POSITIONS = np.arange(SPLIT_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,13 @@ def merged_values(sources: Sequence[Rows]) -> Rows:
 def merge_sources(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
     """Merge at least one source, oldest first; of equal keys the last source's row wins.
 
-    The cost is a sort of all sources but the largest, a search of their keys in the largest, and a copy of the pieces
+    The cost is a sort of all sources but the largest, a search of their keys in the largest, and a copy of the splits
     that change. Without `keep_tombstones`, drop tombstones and the rows that they delete.
     """
     filled = _levels(sources)
     if len(filled) == 1:
         return _without_tombstones(filled[0], keep_tombstones)
-    keys, data, marks = _merge_pieces(filled, keep_tombstones=keep_tombstones)
+    keys, data, marks = _merge_splits(filled, keep_tombstones=keep_tombstones)
     assert keys is not None
     return Rows(keys, data, marks)
 
@@ -111,7 +111,7 @@ def merge_data(sources: Sequence[Rows]) -> pa.Table:
     filled = _levels(sources)
     if len(filled) == 1:
         return _without_tombstones(filled[0], False).data
-    return _merge_pieces(filled, keep_tombstones=False, want_keys=False)[1]
+    return _merge_splits(filled, keep_tombstones=False, want_keys=False)[1]
 
 
 def _levels(sources: Sequence[Rows]) -> list[Rows]:
@@ -155,11 +155,11 @@ def joined(parts: Sequence[Rows]) -> Rows:
     return Rows(pa.concat_arrays([rows.keys for rows in parts]), data, marks)
 
 
-# ---- merging pieces ------------------------------------------------------------------------------------------------
+# ---- merging splits ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _Split:
     """Key range of all sources: rows of the largest source, then rows of the others, oldest first."""
 
     large: Rows
@@ -171,35 +171,35 @@ class _Piece:
         return [rows.keys.cast(self.large.keys.type) for rows in self.small]
 
 
-def _merge_pieces(
+def _merge_splits(
     sources: Sequence[Rows], *, keep_tombstones: bool, want_keys: bool = True
 ) -> tuple[pa.Array | None, pa.Table, np.ndarray | None]:
     """Merge all sources; later sources win. Return keys (None without `want_keys`), columns and tombstone marks."""
     largest = max(range(len(sources)), key=lambda index: len(sources[index]))
-    pieces = _cut_pieces(_align_columns(sources, largest), largest)
+    splits = _cut_splits(_align_columns(sources, largest), largest)
     marked = any(source.deleted is not None for source in sources)
 
-    def merge_piece(piece: _Piece) -> tuple[list[list[pa.Array]], pa.Array | None, np.ndarray | None]:
-        indices, keys_unchanged = _newest(piece)
+    def merge_split(split: _Split) -> tuple[list[list[pa.Array]], pa.Array | None, np.ndarray | None]:
+        indices, keys_unchanged = _newest(split)
         deleted = None
         if marked:
-            deleted = np.concatenate([_all_marks(rows) for rows in (piece.large, *piece.small)])
+            deleted = np.concatenate([_all_marks(rows) for rows in (split.large, *split.small)])
             deleted = deleted if indices is None else deleted[indices]
             if not keep_tombstones and deleted.any():
                 indices = np.flatnonzero(~deleted) if indices is None else indices[~deleted]
                 keys_unchanged = False
         keys = None
         if want_keys:
-            keys = piece.large.keys
+            keys = split.large.keys
             if not keys_unchanged:
-                (keys,) = _take([keys, *piece.small_keys()], indices)
-        return _take_columns(piece, indices), keys, deleted
+                (keys,) = _take([keys, *split.small_keys()], indices)
+        return _take_columns(split, indices), keys, deleted
 
-    merged = parallel_map(merge_piece, pieces, sum(map(len, sources)))
+    merged = parallel_map(merge_split, splits, sum(map(len, sources)))
     data = _assemble(sources[largest].data.schema, [columns for columns, _, _ in merged])
     keys = None
     if want_keys:
-        unchanged = all(part is piece.large.keys for piece, (_, part, _) in zip(pieces, merged, strict=True))
+        unchanged = all(part is split.large.keys for split, (_, part, _) in zip(splits, merged, strict=True))
         keys = (
             sources[largest].keys
             if unchanged
@@ -209,16 +209,16 @@ def _merge_pieces(
     return keys, data, _marks(np.concatenate(marks)) if marks else None
 
 
-def _newest(piece: _Piece) -> tuple[np.ndarray | None, bool]:
+def _newest(split: _Split) -> tuple[np.ndarray | None, bool]:
     """Return each key's newest row as an index (None: all of `large`), and True if the keys equal `large`'s."""
-    if not piece.small:
+    if not split.small:
         return None, True
-    keys, count = piece.large.keys, len(piece.large)
-    new_keys, winners = _newest_of_small(piece)
+    keys, count = split.large.keys, len(split.large)
+    new_keys, winners = _newest_of_small(split)
     positions = search(keys, new_keys)
     hits = _matches(keys, positions, new_keys)
     winners = winners + count
-    replacing = hits & (winners >= count + piece.older) if piece.older else hits
+    replacing = hits & (winners >= count + split.older) if split.older else hits
     indices = _allocate(count)
     indices[:] = _POSITIONS[:count]
     indices[positions[replacing]] = winners[replacing]
@@ -244,11 +244,11 @@ def _allocate(count: int) -> np.ndarray:
     return np.frombuffer(pa.allocate_buffer(8 * count), np.int64)
 
 
-def _newest_of_small(piece: _Piece) -> tuple[pa.Array, np.ndarray]:
+def _newest_of_small(split: _Split) -> tuple[pa.Array, np.ndarray]:
     """Return the distinct keys of the small sources, sorted, and the index of the newest row of each key in the
     concatenated small sources.
     """
-    keys = piece.small_keys()
+    keys = split.small_keys()
     if len(keys) == 1:
         return keys[0], np.arange(len(keys[0]))
     joined = pa.concat_arrays(keys)
@@ -258,9 +258,9 @@ def _newest_of_small(piece: _Piece) -> tuple[pa.Array, np.ndarray]:
     return (ordered, order) if last.all() else (ordered.filter(pa.array(last)), order[last])
 
 
-def _take_columns(piece: _Piece, indices: np.ndarray | None) -> list[list[pa.Array]]:
-    """Return the chunks of each column of the piece's rows at `indices`."""
-    parts = [rows.data for rows in (piece.large, *piece.small)]
+def _take_columns(split: _Split, indices: np.ndarray | None) -> list[list[pa.Array]]:
+    """Return the chunks of each column of the split's rows at `indices`."""
+    parts = [rows.data for rows in (split.large, *split.small)]
     columns = [
         [chunk for part in parts for chunk in part.column(index).chunks] for index in range(parts[0].num_columns)
     ]
@@ -275,8 +275,8 @@ def _take(parts: list[pa.Array], indices: np.ndarray | None) -> list[pa.Array]:
     return [pc.take(array, pa.array(indices), boundscheck=False)]
 
 
-def _cut_pieces(sources: Sequence[Rows], largest: int) -> list[_Piece]:
-    """Cut all sources into consecutive key ranges, at the pieces of the largest source, sources[largest]."""
+def _cut_splits(sources: Sequence[Rows], largest: int) -> list[_Split]:
+    """Cut all sources into consecutive key ranges, at the splits of the largest source, sources[largest]."""
     large = sources[largest]
     edges = _edges(large)
     inner = large.keys.take(pa.array(edges[1:-1], pa.int64()))
@@ -284,25 +284,25 @@ def _cut_pieces(sources: Sequence[Rows], largest: int) -> list[_Piece]:
         [0, *search(source.keys, inner.cast(source.keys.type)).tolist(), len(source)] if index != largest else edges
         for index, source in enumerate(sources)
     ]
-    pieces = []
-    for piece in range(len(edges) - 1):
-        spans = [(source, cut[piece], cut[piece + 1]) for source, cut in zip(sources, cuts, strict=True)]
+    splits = []
+    for split in range(len(edges) - 1):
+        spans = [(source, cut[split], cut[split + 1]) for source, cut in zip(sources, cuts, strict=True)]
         older = sum(end - low for _, low, end in spans[:largest])
         small = tuple(_slice(*span) for index, span in enumerate(spans) if index != largest and span[2] > span[1])
-        pieces.append(_Piece(_slice(*spans[largest]), small, older))
-    return pieces
+        splits.append(_Split(_slice(*spans[largest]), small, older))
+    return splits
 
 
 def _edges(large: Rows) -> list[int]:
-    """Return the row offsets between the large source's pieces. They follow its chunks unless these are tiny: small
-    chunks share a piece, and a large one has several.
+    """Return the row offsets between the large source's splits. They follow its chunks unless these are tiny: small
+    chunks share a split, and a large one has several.
     """
     chunks = [len(chunk) for chunk in large.data.column(0).chunks] if large.data.num_columns else []
     if not chunks or len(large) < _MIN_CHUNK_ROWS * len(chunks):
         chunks = [len(large)]
     sizes: list[int] = []
     for rows in chunks:
-        if sizes and sizes[-1] + rows <= PIECE_ROWS:
+        if sizes and sizes[-1] + rows <= SPLIT_ROWS:
             sizes[-1] += rows
         else:
             sizes.append(rows)
@@ -311,8 +311,8 @@ def _edges(large: Rows) -> list[int]:
 
 
 def _even_cuts(start: int, end: int) -> Iterator[int]:
-    """Yield the offsets of pieces of nearly equal size, so that a chunk that has grown a little has no tiny piece."""
-    count = -(-(end - start) // PIECE_ROWS)
+    """Yield the offsets of splits of nearly equal size, so that a chunk that has grown a little has no tiny split."""
+    count = -(-(end - start) // SPLIT_ROWS)
     return (start + (end - start) * place // count for place in range(count))
 
 
@@ -388,9 +388,9 @@ def _gather(data: pa.Table, indices: np.ndarray) -> pa.Table:
     return data.combine_chunks().take(pa.array(indices)) if data.num_columns else data
 
 
-def _assemble(schema: pa.Schema, pieces: list[list[list[pa.Array]]]) -> pa.Table:
+def _assemble(schema: pa.Schema, splits: list[list[list[pa.Array]]]) -> pa.Table:
     columns = [
-        pa.chunked_array([chunk for piece in pieces for chunk in piece[i]], schema.field(i).type)
+        pa.chunked_array([chunk for split in splits for chunk in split[i]], schema.field(i).type)
         for i in range(len(schema))
     ]
     fields = [

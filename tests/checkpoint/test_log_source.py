@@ -441,7 +441,7 @@ def test_a_large_epoch_comes_in_pieces(lab: Lab, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.medium
 def test_little_is_read_ahead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """One barrier over sixty epochs: at the first chunk no more than a few of them have been opened."""
-    for name in ("UNIT_ROWS", "PIECE_ROWS"):
+    for name in ("UNIT_ROWS", "SPLIT_ROWS"):
         monkeypatch.setattr(f"epochlog.store.changelog.change_reader.{name}", 8)
     for key in range(30):
         lab.put({key: (0, key)})

@@ -290,7 +290,7 @@ def test_random_refreshes_commit_what_differs(
 ) -> None:
     """The log entry is the difference of two states for all orders, segments, chunks and compactions."""
     tiny(monkeypatch)
-    monkeypatch.setattr(unchanged_rows, "PIECE_ROWS", 3)
+    monkeypatch.setattr(unchanged_rows, "SPLIT_ROWS", 3)
     rng, rows = random.Random(seed), dict[int, Row]()
     job = lab.store.create_job("j", ["r"], {"out": el.Output(SCHEMA, KEY, changelog=changelog)})
     for _ in range(12):

@@ -228,13 +228,13 @@ def next_epoch_knows_commits_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pieces_leave_the_first_keys_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = change_reader.key_pieces
+    real = change_reader.key_splits
 
     def later(*args: Any) -> Any:
         pieces = real(*args)
         return pieces[1:] if len(pieces) > 1 else pieces
 
-    monkeypatch.setattr(change_reader, "key_pieces", later)
+    monkeypatch.setattr(change_reader, "key_splits", later)
 
 
 def the_state_before_a_unit_is_that_before_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,11 +47,11 @@ TINY = {
     "epochlog.store.scan.scan_plan.READ_BYTES": 100,
     "epochlog.store.changelog.log_plan.BATCH_ROWS": 3,
     "epochlog.store.changelog.change_reader.UNIT_ROWS": 3,
-    "epochlog.store.changelog.change_reader.PIECE_ROWS": 4,
+    "epochlog.store.changelog.change_reader.SPLIT_ROWS": 4,
     "epochlog.store.scan.key_ranges.ROW_BYTES": 1 << 20,  # all rows count as ordinary ones, however small the files
     "epochlog.store.scan.key_ranges._SAMPLED_KEYS": 2,
-    "epochlog.store.changelog.pre_images.PIECE_ROWS": 3,
-    "epochlog.store.sst.merge.PIECE_ROWS": 3,
+    "epochlog.store.changelog.pre_images.SPLIT_ROWS": 3,
+    "epochlog.store.sst.merge.SPLIT_ROWS": 3,
     "epochlog.store.sst.merge._MIN_CHUNK_ROWS": 1,
     "epochlog.store.sst.segment_writer.FLUSH_ROWS": 6,
 }

@@ -40,7 +40,7 @@ def check(keyed: Keyed, rows: Rows, expected: list[tuple[Any, int | None]]) -> N
 
 @pytest.fixture(autouse=True, params=[3, 1 << 16], ids=["pieces of 3", "one piece"])
 def piece_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "PIECE_ROWS", request.param)
+    monkeypatch.setattr(kernels, "SPLIT_ROWS", request.param)
     monkeypatch.setattr("epochlog.store.env.parallel.WORTH_ROWS", 20)
 
 
@@ -127,7 +127,7 @@ def test_updates_in_place_share_the_keys() -> None:
 
 
 def test_untouched_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "PIECE_ROWS", 4)
+    monkeypatch.setattr(kernels, "SPLIT_ROWS", 4)
     keyed = KEYED["int64"]
     base = keyed.rows([(n, n) for n in range(16)])
     merged = merge_sources((base, keyed.rows([(5, None), (6, 1)])))
@@ -138,7 +138,7 @@ def test_untouched_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_small_chunks_share_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge the batches of a bulk load, 8,192 rows each, together: a piece for each took three times as long."""
-    monkeypatch.setattr(kernels, "PIECE_ROWS", 10)
+    monkeypatch.setattr(kernels, "SPLIT_ROWS", 10)
     monkeypatch.setattr(kernels, "_MIN_CHUNK_ROWS", 1)
     keyed = KEYED["int64"]
     base = keyed.rows([(n, n) for n in range(70)])
@@ -172,7 +172,7 @@ def test_sources_of_key_ranges_that_lie_apart_are_put_side_by_side(keyed: Keyed)
 
 def test_appended_sources_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = KEYED["int64"]
-    monkeypatch.setattr(kernels, "_merge_pieces", None)
+    monkeypatch.setattr(kernels, "_merge_splits", None)
     monkeypatch.setattr(kernels, "_MIN_CHUNK_ROWS", 3)
     parts = [keyed.rows([(n, n) for n in range(at, at + 3)]) for at in (10, 0, 20, 3)]
     data = merge_data(parts)

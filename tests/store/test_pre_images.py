@@ -427,7 +427,7 @@ def test_a_commit_that_is_refused_leaves_no_old_rows(
             return written[-1]
 
         monkeypatch.setattr(pre_images, "write_segment", fails_at_the_second)
-        monkeypatch.setattr(pre_images, "key_pieces", lambda *_: [(None, 2), (2, None)])
+        monkeypatch.setattr(pre_images, "key_splits", lambda *_: [(None, 2), (2, None)])
     if end == "landed":
         assert store.commit({"t": sealed}, txn=("app", 1)) == table.info.max_committed_epoch
     else:
@@ -551,7 +551,7 @@ def test_large_commits_are_looked_up_in_pieces(
     with monkeypatch.context() as small:
         tiny(small)
         small.setattr("epochlog.store.sst.segment_writer.FLUSH_ROWS", 1 << 20)
-        small.setattr("epochlog.store.changelog.pre_images.PIECE_ROWS", 10)
+        small.setattr("epochlog.store.changelog.pre_images.SPLIT_ROWS", 10)
         table.upsert(rows(**{f"k{key}": 2.0 for key in range(60)}))
     assert len(held) >= 5 and max(held) <= 10
     group = entries(store)[-1].groups[0]
@@ -569,7 +569,7 @@ def test_a_long_range_is_given_in_pieces(store: el.Store, table: el.Table, monke
     whole = {(mode, form): read(table, mode, form) for mode in ("epochs", "net") for form in (False, True)}
     tiny(monkeypatch)
     monkeypatch.setattr("epochlog.store.scan.key_ranges._SAMPLED_KEYS", 40)
-    monkeypatch.setattr("epochlog.store.changelog.change_reader.PIECE_ROWS", 32)
+    monkeypatch.setattr("epochlog.store.changelog.change_reader.SPLIT_ROWS", 32)
     monkeypatch.setattr("epochlog.store.changelog.log_plan.BATCH_ROWS", 1 << 20)
     for (mode, form), wanted in whole.items():
         batches = list(table.changes(0, mode=mode, pre_images=form))

@@ -199,8 +199,8 @@ def test_the_number_of_pieces_goes_by_bytes_and_by_what_the_session_runs(
 ) -> None:
     from epochlog.spark import partitions
 
-    monkeypatch.setattr(partitions, "SMALLEST_PIECE_BYTES", 10_000)
-    monkeypatch.setattr(partitions, "LARGEST_PIECE_BYTES", 50_000)
+    monkeypatch.setattr(partitions, "SMALLEST_SPLIT_BYTES", 10_000)
+    monkeypatch.setattr(partitions, "LARGEST_SPLIT_BYTES", 50_000)
     with el.open(tmp_path, durability="os") as store:
         numbers = np.arange(2_000)
         store.create_table("t", SCHEMA, ["k"]).upsert(table_of(numbers, np.full(2_000, 80)))  # 96 bytes with k

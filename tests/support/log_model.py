@@ -36,8 +36,8 @@ TINY = {
     "sst.segment_writer.FLUSH_ROWS": 5,
     "changelog.log_plan.BATCH_ROWS": 3,
     "changelog.change_reader.UNIT_ROWS": 3,
-    "changelog.change_reader.PIECE_ROWS": 4,
-    "changelog.pre_images.PIECE_ROWS": 3,
+    "changelog.change_reader.SPLIT_ROWS": 4,
+    "changelog.pre_images.SPLIT_ROWS": 3,
     "scan.key_ranges.ROW_BYTES": 1 << 20,  # all rows count as ordinary ones, however small the files
     "scan.key_ranges._SAMPLED_KEYS": 2,
     "scan.key_ranges._ENOUGH_BLOCKS": 3,
