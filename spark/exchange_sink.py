@@ -81,11 +81,11 @@ class ExchangeSink(DataSourceArrowWriter):
         with layout.connect() as client:
             for batch in iterator:
                 for consumer, part in enumerate(self._split(as_schema(batch, self._schema))):
-                    for piece in _pieces(part):
+                    for pushable in _pushable_batches(part):
                         channel = layout.channel(stage, producer, consumer)
-                        client.push(channel, stage, pushed[consumer], piece, wait=False)
+                        client.push(channel, stage, pushed[consumer], pushable, wait=False)
                         pushed[consumer] += 1
-                        rows[consumer] += piece.num_rows
+                        rows[consumer] += pushable.num_rows
             client.flush()
         return TaskPushes(producer, tuple((count - 1, sent) for count, sent in zip(pushed, rows, strict=True)))
 
@@ -108,11 +108,11 @@ class ExchangeSink(DataSourceArrowWriter):
         return [batch] * self._target.layout.consumers
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in pieces that the exchange accepts; nothing of an empty one."""
+def _pushable_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch as batches of sizes that the exchange accepts; nothing of an empty one."""
     if batch.num_rows > 1 and batch.nbytes > LARGEST_PUSH:
         half = batch.num_rows // 2
-        yield from _pieces(batch.slice(0, half))
-        yield from _pieces(batch.slice(half))
+        yield from _pushable_batches(batch.slice(0, half))
+        yield from _pushable_batches(batch.slice(half))
     elif batch.num_rows:
         yield batch

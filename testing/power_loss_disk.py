@@ -273,11 +273,11 @@ class PowerLossDisk:
 
 def _written(node: File) -> bytes:
     """Return the content with all writes since the last sync."""
-    data = bytearray(node.synced)
-    for offset, piece in node.writes:
-        data.extend(bytes(max(0, offset + len(piece) - len(data))))
-        data[offset : offset + len(piece)] = piece
-    return bytes(data)
+    content = bytearray(node.synced)
+    for offset, data in node.writes:
+        content.extend(bytes(max(0, offset + len(data) - len(content))))
+        content[offset : offset + len(data)] = data
+    return bytes(content)
 
 
 # ---- choices of surviving data ---------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class TcpProxy:
         self._arm("swallow", word)
 
     def slow(self, seconds: float) -> None:
-        """Delay each piece of a request by `seconds`; 0 ends the delay."""
+        """Delay each part of a request by `seconds`; 0 ends the delay."""
         self._pause_s = seconds
 
     def mute(self, wanted: bool) -> None:

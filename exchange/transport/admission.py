@@ -1,7 +1,7 @@
 """Admission control of the calls that move rows through a server: bounded memory over all calls, and bounded time of
 each.
 
-Before a call reads, it acquires the bytes of memory that one piece of its reading takes; it releases them when its
+Before a call reads, it acquires the bytes of memory that one split of its reading takes; it releases them when its
 reading ends. Each lane has byte and call limits of its own: reads by the read token, reads by the token that may write,
 and puts. So readers cannot use up the memory of writers. The controller aborts the connection of a client that moves
 too little, because gRPC has no way to end a call that waits for its client.
@@ -45,7 +45,7 @@ class AdmissionLimits:
     """Limits of one server."""
 
     in_flight_bytes: int = 256 << 20
-    """Rows in memory over all calls of a lane (a single larger piece is admitted alone)."""
+    """Rows in memory over all calls of a lane (a single larger split is admitted alone)."""
     calls: int = 1_000
     """Most calls of a lane."""
     stall_s: float = 60.0
@@ -317,7 +317,7 @@ class CallSlot:
         the last one.
 
         The call acquires memory once and keeps it to the end: between two batches the reader holds the rest of its
-        piece, and the blocks across the piece's borders.
+        split, and the blocks across the split's borders.
         """
         self.acquire(footprint.making)
         while True:
@@ -334,7 +334,7 @@ class CallSlot:
                 self.record_transfer(message.nbytes)
                 del message
                 self.check()
-            del slices  # keeps no reference to the piece while the next one is read
+            del slices  # keeps no reference to the split while the next one is read
 
 
 def split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -122,11 +122,11 @@ def _decode_items(path: str, body: memoryview) -> Iterator[object]:
     decoded = 0
     try:
         with zstandard.ZstdDecompressor().stream_reader(body) as stream:
-            while piece := stream.read(1 << 20):
-                decoded += len(piece)
+            while block := stream.read(1 << 20):
+                decoded += len(block)
                 if decoded > most:
                     raise Corrupt(path, f"its {len(body):,} bytes stand for more than {most:,}")
-                unpacker.feed(piece)
+                unpacker.feed(block)
                 yield from unpacker
     except (zstandard.ZstdError, ValueError, RecursionError, msgpack.UnpackException) as error:
         raise Corrupt(path, f"it cannot be decoded: {error}") from error

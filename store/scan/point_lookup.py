@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from epochlog.store.env.files import Files
 from epochlog.store.env.lru_cache import LRUCache
-from epochlog.store.sst.data_file import block_pieces
+from epochlog.store.sst.data_file import block_groups
 from epochlog.store.sst.file_columns import signature
 from epochlog.store.sst.merge import Rows, joined, lookup
 from epochlog.store.sst.segment import Segment, SegmentReader
@@ -168,8 +168,8 @@ class PointReader:
         parts = {block: needles.slice(low, high - low) for block, (low, high) in spans.items()}
         return [
             hits
-            for piece in block_pieces(list(parts), -(-len(file.blocks) // wide), file.rows, TOGETHER_ROWS)
-            for block, rows in self._rows_of(file, {block: parts[block] for block in piece}, wide).items()
+            for group in block_groups(list(parts), -(-len(file.blocks) // wide), file.rows, TOGETHER_ROWS)
+            for block, rows in self._rows_of(file, {block: parts[block] for block in group}, wide).items()
             for hits in _find_hits(rows, parts[block], first + spans[block][0])
         ]
 

@@ -178,8 +178,8 @@ def blocks_of(
     return [block for block in chosen if block in matching]
 
 
-def block_pieces(chosen: Sequence[int], blocks: int, rows: int, together: int) -> list[Sequence[int]]:
-    """Cut a list of blocks of a file into pieces of about `together` rows, each of at least one block.
+def block_groups(chosen: Sequence[int], blocks: int, rows: int, together: int) -> list[Sequence[int]]:
+    """Cut a list of blocks of a file into groups of about `together` rows, each of at least one block.
 
     blocks, rows: numbers of the whole file.
     """

@@ -23,7 +23,7 @@ from .data_file import (
     OP,
     Stats,
     block_fields,
-    block_pieces,
+    block_groups,
     blocks_of,
     compression,
     file_table,
@@ -276,9 +276,9 @@ class SegmentReader:
             ]
 
         segment, count = self.segment, len(self.segment.blocks)
-        pieces = block_pieces(blocks, count, segment.rows, BATCH_ROWS)
-        read_pieces = parallel_map(read, pieces, segment.rows * len(blocks) // count)
-        batches = [batch for piece in read_pieces for batch in piece]
+        groups = block_groups(blocks, count, segment.rows, BATCH_ROWS)
+        read_groups = parallel_map(read, groups, segment.rows * len(blocks) // count)
+        batches = [batch for group in read_groups for batch in group]
         if borders is not None and batches:
             borders[path] = blocks[-1], batches[-1]
         return batches, first.schema if mapped is None else decoded(_no_rows(first.schema)).schema

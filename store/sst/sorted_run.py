@@ -30,7 +30,7 @@ from .data_file import (
     UNTIL,
     Stats,
     block_fields,
-    block_pieces,
+    block_groups,
     blocks_of,
     compression,
     file_table,
@@ -375,9 +375,9 @@ def _decode(
             )
             groups = [group for group in groups if group in passing]
         names = [name for name in footer.names if name in physical | if_present]
-        pieces = block_pieces(groups, len(part.blocks), part.rows, together) or [[]]
+        together_groups = block_groups(groups, len(part.blocks), part.rows, together) or [[]]
         rows = part.rows * len(groups) // len(part.blocks)
-        tables = parallel_map(lambda piece: footer.read(data, piece, names), pieces, rows)
+        tables = parallel_map(lambda some: footer.read(data, some, names), together_groups, rows)
         tables = [table.select(names) for table in tables]
         if mapped is None:
             return [_cast_to_schema(table, schema) for table in tables]
@@ -392,10 +392,10 @@ def _passing_row_groups(data: pa.Buffer, filter: pc.Expression, schema: TableSch
 
     fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(data))
     try:
-        pieces = fragment.split_by_row_group(filter, schema=schema.schema)
+        fragments = fragment.split_by_row_group(filter, schema=schema.schema)
     except pa.ArrowInvalid:  # a value of the filter is not comparable with the statistics
-        pieces = [fragment]
-    return {group.id for piece in pieces for group in piece.row_groups}
+        fragments = [fragment]
+    return {group.id for passing in fragments for group in passing.row_groups}
 
 
 def _passing_of_mapped(

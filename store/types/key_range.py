@@ -1,4 +1,4 @@
-"""Key ranges: half-open intervals of encoded keys, of files, of reads and of pieces of work."""
+"""Key ranges: half-open intervals of encoded keys, of files, of reads and of other work."""
 
 from __future__ import annotations
 

@@ -166,10 +166,10 @@ class Walk:
                 yield f"column {name!r} has values in {stats.get(name)}, not in {descriptor.stats.get(name)}"
 
 
-def _combined(pieces: Sequence[Stats]) -> Stats:
-    """Return least and greatest values over all pieces, for the columns that have them in every piece."""
-    names = set.intersection(*(set(stats) for stats in pieces)) if pieces else set()
-    bounds = {name: [stats[name] for stats in pieces] for name in names}
+def _combined(all_stats: Sequence[Stats]) -> Stats:
+    """Return least and greatest values over all blocks, for the columns that have them in every block."""
+    names = set.intersection(*(set(stats) for stats in all_stats)) if all_stats else set()
+    bounds = {name: [stats[name] for stats in all_stats] for name in names}
     return {name: (min(low for low, _ in pairs), max(high for _, high in pairs)) for name, pairs in bounds.items()}
 
 
