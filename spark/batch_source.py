@@ -57,7 +57,7 @@ from .options import (
 from .partitions import ReadPartition, cut
 from .session_time import in_session_zone
 from .stream_offsets import parse_start
-from .stream_source import PiecePartition
+from .stream_source import SplitPartition
 from .types import accepts, arrow_schema, spark_schema
 from .worker_gc import freeze_loaded_objects
 
@@ -286,7 +286,7 @@ class TableReader(DataSourceReader):
             handle.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, PiecePartition)
+        assert isinstance(partition, SplitPartition)
         return partition.read_partition.read()
 
 
@@ -313,7 +313,7 @@ def cut_partitions(handle: Handle, load: Load, plan: ScanPlan | LogPlan, schema:
     options = ReadOptions(columns, load.predicate())
     partition = ReadPartition(handle.files, plan, schema, options, load.mode, load.pre_images)
     # Return one empty partition for a plan without rows: Spark starts one task in any case.
-    return [PiecePartition(split) for split in cut(partition, load.tasks) or [partition]]
+    return [SplitPartition(split) for split in cut(partition, load.tasks) or [partition]]
 
 
 def plan_with_lease(handle: Handle, load: Load) -> ScanPlan | LogPlan:

@@ -78,7 +78,7 @@ class StreamRead:
         )
 
 
-class PiecePartition(InputPartition):
+class SplitPartition(InputPartition):
     """Spark's partition object around a ReadPartition."""
 
     def __init__(self, read_partition: ReadPartition) -> None:
@@ -191,10 +191,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         partition = ReadPartition(
             self._handle().files, plan, self._schema, ReadOptions(self._columns, self._keys), pre_images=pre_images
         )
-        return [PiecePartition(partition) for partition in cut(partition, self._read.tasks)]
+        return [SplitPartition(partition) for partition in cut(partition, self._read.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, PiecePartition)
+        assert isinstance(partition, SplitPartition)
         return partition.read_partition.read()
 
     def commit(self, end: dict[str, Any]) -> None:

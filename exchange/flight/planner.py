@@ -33,7 +33,7 @@ from .leases import FlightPart, LeasedFlight
 PART_ROWS = 1 << 20
 """Approximate number of rows of a part; the last part of a table may have fewer."""
 MAX_PARTS = 32
-PIECE_BYTES = 16 << 20
+SPLIT_BYTES = 16 << 20
 """Approximate bytes of a table's rows read at a time. They stay in memory until the client has received them."""
 
 
@@ -124,10 +124,10 @@ class FlightPlanner:
         assert isinstance(part_plan, ScanPlan)
 
         def batches() -> Iterator[pa.RecordBatch]:
-            return part_plan.batches(self.handle.files, ReadOptions(columns, None, keys), piece_bytes=PIECE_BYTES)
+            return part_plan.batches(self.handle.files, ReadOptions(columns, None, keys), split_bytes=SPLIT_BYTES)
 
         return FlightPart(
-            lambda: translate_stale_reads(self.handle, batches()), of_scan(part_plan, columns, PIECE_BYTES)
+            lambda: translate_stale_reads(self.handle, batches()), of_scan(part_plan, columns, SPLIT_BYTES)
         )
 
     def _replay_part(self, part_plan: LogPlan, columns: Sequence[str] | None) -> FlightPart:

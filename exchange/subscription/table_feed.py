@@ -42,7 +42,7 @@ from .messages import FeedPosition
 SLICE_ROWS = 1 << 16
 SLICE_BYTES = 4 << 20
 """Size limit of a slice; a single row may be larger."""
-PIECE_BYTES = 16 << 20
+SPLIT_BYTES = 16 << 20
 """Approximate bytes of a table's rows read at a time."""
 ROUND_ENTRIES = 1_024
 """Largest number of commits in one round."""
@@ -170,8 +170,8 @@ class TableFeed:
         plan, files = feed_round.plan, self._handle.files
         if snapshot:
             assert plan.before is not None
-            batches = plan.batches(files, options=ReadOptions(self._columns), piece_bytes=PIECE_BYTES)
-            footprint = of_scan(plan.before, self._columns, PIECE_BYTES)
+            batches = plan.batches(files, options=ReadOptions(self._columns), split_bytes=SPLIT_BYTES)
+            footprint = of_scan(plan.before, self._columns, SPLIT_BYTES)
         else:
             batches, footprint = follow(plan, files, self._columns), of_follow(plan, self._columns)
         slices = _slices(translate_stale_reads(self._handle, self._meter(batches, footprint)))

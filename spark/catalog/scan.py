@@ -23,7 +23,7 @@ from epochlog.errors import InvalidInput
 from epochlog.spark.batch_source import Load, cut_partitions, plan_with_lease
 from epochlog.spark.options import StoreLocation, Tasks, location_options
 from epochlog.spark.parquet_files import OPTIONS, parquet_relation
-from epochlog.spark.stream_source import PiecePartition
+from epochlog.spark.stream_source import SplitPartition
 from epochlog.spark.types import arrow_schema
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.log_plan import LogPlan
@@ -354,7 +354,7 @@ class PlannedReader(DataSourceReader):
         return self._partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, PiecePartition)
+        assert isinstance(partition, SplitPartition)
         return partition.read_partition.read()
 
 

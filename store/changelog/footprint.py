@@ -44,12 +44,12 @@ class _Weight:
     blocks: tuple[float, ...]
 
 
-def of_scan(plan: ScanPlan, columns: Sequence[str] | None, piece_bytes: int) -> Footprint:
-    """Estimate a read of `plan.batches` in splits of `piece_bytes` bytes."""
+def of_scan(plan: ScanPlan, columns: Sequence[str] | None, split_bytes: int) -> Footprint:
+    """Estimate a read of `plan.batches` in splits of `split_bytes` bytes."""
     names = plan.schema(columns).names
     weight = _weight(plan.table, plan.files, names)
     borders = sum(max(_weight(plan.table, level, names).blocks, default=0.0) for level in _levels(plan))
-    split = min(weight.total, 2 * piece_bytes + borders)  # no cut is made before two splits are full
+    split = min(weight.total, 2 * split_bytes + borders)  # no cut is made before two splits are full
     if plan.is_lone_run:
         return Footprint(round(1.5 * split), round(split))
     beside = min(weight.total - split, borders)

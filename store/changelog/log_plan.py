@@ -77,18 +77,18 @@ class LogPlan:
         *,
         pre_images: bool = False,
         options: ReadOptions = ALL_ROWS,
-        piece_bytes: int = READ_BYTES,
+        split_bytes: int = READ_BYTES,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the changes in order: by epoch and key ("epochs"), or by key, one change for each ("net").
 
-        The filter may name key columns only, so that both images of a row pass it or none does. piece_bytes: of a
+        The filter may name key columns only, so that both images of a row pass it or none does. split_bytes: of a
         backfill, about the largest number of bytes to read at a time, as in ScanPlan.batches. Wrong arguments raise at
         once, damaged files raise in the iterator.
         """
         schema = self.schema(options.columns)
         self._check(mode, pre_images, options.filter)
         if self.backfill:
-            tables = self._snapshot(files, options, piece_bytes)
+            tables = self._snapshot(files, options, split_bytes)
         else:
             changes = self._changes(files, pre_images, schema.names[: -len(CHANGE_FIELDS)], options)
             tables = changes.net() if mode == "net" else changes.epochs()
@@ -125,7 +125,7 @@ class LogPlan:
                     f"({list(self.table.primary_key)}): {error}"
                 ) from error
 
-    def _snapshot(self, files: Files, options: ReadOptions, piece_bytes: int) -> Iterator[pa.Table]:
+    def _snapshot(self, files: Files, options: ReadOptions, split_bytes: int) -> Iterator[pa.Table]:
         assert self.before is not None
         epoch = self.before.epoch
         if options.columns is not None:
@@ -137,7 +137,7 @@ class LogPlan:
                 data = data.append_column(field, column)
             return data
 
-        return map(inserts, self.before.batches(files, options, piece_bytes=piece_bytes))
+        return map(inserts, self.before.batches(files, options, split_bytes=split_bytes))
 
     def _changes(self, files: Files, pre_images: bool, columns: Sequence[str], options: ReadOptions) -> ChangeReader:
         columns = columns if options.filter is None else self._with_key(columns)

@@ -131,17 +131,17 @@ class ScanPlan:
         return Result(self.segments, rows.data.select(names), rows.keys)
 
     def batches(
-        self, files: Files, options: ReadOptions = ALL_ROWS, *, applied: bool = True, piece_bytes: int = READ_BYTES
+        self, files: Files, options: ReadOptions = ALL_ROWS, *, applied: bool = True, split_bytes: int = READ_BYTES
     ) -> Iterator[pa.RecordBatch]:
         """Read the rows of the key range that pass the filter as batches, in key order, a bounded number at a time.
 
-        piece_bytes: about the most bytes to read at a time (whole blocks of files are read). applied: False uses the
+        split_bytes: about the most bytes to read at a time (whole blocks of files are read). applied: False uses the
         filter for pruning only, so that the result may hold rows that fail it, and older versions of such rows. Wrong
         arguments raise at once, damaged files raise in the iterator.
         """
         schema, key_range = self.schema(options.columns), options.key_range
         wanted = self._wanted(schema, options.filter if applied else None)
-        count = max(self.rows_at_most // BATCH_ROWS, self._bytes_of(wanted) // piece_bytes)
+        count = max(self.rows_at_most // BATCH_ROWS, self._bytes_of(wanted) // split_bytes)
         parts = self._parts(count, self.passing(options.filter, key_range), key_range)
         reader, borders = self._reader(files), Borders()
 

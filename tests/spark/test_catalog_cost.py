@@ -15,7 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 import epochlog as el
 from epochlog.spark.catalog import scan
-from epochlog.spark.stream_source import PiecePartition
+from epochlog.spark.stream_source import SplitPartition
 
 pytestmark = pytest.mark.spark
 WIDTH = 50
@@ -71,12 +71,12 @@ def test_two_of_fifty_columns_are_decoded_without_the_others(
     wide: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The partitions that the query's tasks got are read again here, where the decoded columns can be counted."""
-    planned: list[PiecePartition] = []
+    planned: list[SplitPartition] = []
     decoded: list[str] = []
     encode, decode = scan.encode_read, pq.ParquetFile.read_row_groups
 
     def remembering(partitions: Sequence[InputPartition], schema: pa.Schema) -> bytes:
-        planned.extend(partition for partition in partitions if isinstance(partition, PiecePartition))
+        planned.extend(partition for partition in partitions if isinstance(partition, SplitPartition))
         return encode(partitions, schema)
 
     def counting(self: pq.ParquetFile, groups: list[int], columns: Sequence[str], **options: Any) -> pa.Table:
