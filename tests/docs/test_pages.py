@@ -145,8 +145,8 @@ def glossary() -> list[tuple[str, str, str]]:
     """List the rows of the glossary: the term, where it lives, and its names in the code today."""
     lines = (ROOT / "docs" / "GLOSSARY.md").read_text("utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    assert all(len(row) == 5 for row in rows)
-    return [(term, places, today) for term, _, places, today, _ in rows if term not in {"term", "---"}]
+    assert all(len(row) == 6 for row in rows)
+    return [(term, places, today) for term, _, places, today, _, _ in rows if term not in {"term", "---"}]
 
 
 def test_the_glossary_has_a_term_once_and_names_the_code_as_it_is() -> None:

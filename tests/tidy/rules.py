@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from functools import cache, lru_cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 MAX_FUNCTION_LINES = 60
@@ -202,13 +203,33 @@ CHANCE_HOMES = (
 KEY_PREFIX = re.compile(rb"(consumer|gone|hist|hold|intent|job|lease|load|log|made|runs|table|trace|txn|txnapp|used)/")
 VAGUE_NAMES = frozenset({"found", "one", "told"})
 OTHER_WORDS = {
-    "stand": "position",
-    "stands": "position",
-    "upkeep": "maintenance",
-    "floor": "safe epoch",
-    "unfolded": "in L0",
+    "pace": ("checkpoint interval",),
+    "stop": ("boundary",),
+    "stand": ("position",),
+    "made": ("staged segment",),
+    "unfolded": ("log, L0 log",),
+    "piece": ("subcompaction", "split", "backfill chunk"),
+    "floor": ("safe epoch",),
+    "upkeep": ("maintenance",),
+    "gone": ("unreachable file",),
+    "let go": ("unreachable file",),
+    "door": ("table snapshot",),
+    "rest": ("backoff",),
 }
-"""Words that the library's names never have, and the glossary's word for each."""
+"""Words that no name of the library has, each with the glossary's terms for it: its column 'never'."""
+OWN_WORDS = (
+    ("*", "stop", "_stop", "stop_*", "_stop_*", "ends a process or a job, as `job.stop()`, or a Python range"),
+    ("store/metadata/definitions.py", "pieces", "field of the stored cursor of a backfill"),
+    ("store/compaction/trace.py", "pieces", "field of the stored trace of a compaction"),
+    ("store/env/log_events.py", "door", "field of a log event"),
+    ("docs/observability/README.md", "door", "label of two metrics, and field of a log event"),
+)
+"""Names that keep a word of OTHER_WORDS: a path, the names there (fnmatch patterns), and the reason."""
+PROSE = re.compile(
+    r"\b(doors?|pieces?|upkeep|unfolded|(?:let|lets|letting)(?: it| them)? go|(?<=\b(?:its|the) )stand)\b",
+    re.IGNORECASE,
+)
+"""Words of OTHER_WORDS that texts do not have either. The others are plain English too: rows made by a commit."""
 DECISION_HOMES = {
     "next_barrier": ("checkpoint/log_source/log_barriers.py",),
     "due_barrier": ("checkpoint/job/next_step.py", "checkpoint/job/wait_reasons.py"),
@@ -454,18 +475,71 @@ def vague_names(path: str, tree: ast.Module) -> Iterator[str]:
             yield f"{path}:{node.lineno}: {name!r} says nothing; name the thing that it holds"
 
 
+def keeps_word(path: str, name: str) -> bool:
+    """Return True if a name keeps a word of OTHER_WORDS there."""
+    return any(fnmatch(path, place) and any(fnmatch(name, own) for own in names) for place, *names, _ in OWN_WORDS)
+
+
+@cache
+def other_words(name: str) -> frozenset[str]:
+    """Return the words of OTHER_WORDS in a name, by whole words of snake_case and CamelCase, plurals too."""
+    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+    both = (*words, *map(" ".join, pairwise(words)))
+    return frozenset(both).union(word.removesuffix("s") for word in both) & OTHER_WORDS.keys()
+
+
+def given_names(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the names that a module gives, with their lines: its own, and those of definitions and variables."""
+    yield 1, PurePosixPath(path).stem
+    fields = {ast.arg: "arg", ast.FunctionDef: "name", ast.AsyncFunctionDef: "name", ast.ClassDef: "name"}
+    fields |= {ast.alias: "asname", ast.Name: "id", ast.Attribute: "attr"}
+    fields |= {ast.ExceptHandler: "name", ast.MatchAs: "name", ast.MatchStar: "name", ast.MatchMapping: "rest"}
+    for node in nodes(tree):
+        name = getattr(node, fields.get(type(node), ""), None)
+        if name and not isinstance(getattr(node, "ctx", None), ast.Load):
+            assert isinstance(node, ast.expr | ast.arg | ast.stmt | ast.alias | ast.excepthandler | ast.pattern)
+            yield node.lineno, name
+
+
 def words_of_names(path: str, tree: ast.Module) -> Iterator[str]:
     """Refuse names that the library gives with a word for which the glossary has another."""
     if layer(path) is None:
         return
+    for line, name in given_names(path, tree):
+        for word in other_words(name):
+            if not keeps_word(path, name):
+                yield f"{path}:{line}: {name!r}: {word!r} is {' or '.join(OTHER_WORDS[word])!r} in docs/GLOSSARY.md"
+
+
+def texts_of_module(text: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the comments, docstrings and messages of a module, with the lines at which they begin. A string without a
+    space is no text: it is a key, a label or a field.
+    """
     for node in nodes(tree):
-        name = {ast.arg: "arg", ast.FunctionDef: "name", ast.ClassDef: "name"}.get(type(node), "")
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            name = "id" if isinstance(node, ast.Name) else "attr"
-        for word in re.findall("[A-Z]?[a-z]+", getattr(node, name, "") if name else ""):
-            if word.lower() in OTHER_WORDS:
-                assert isinstance(node, ast.expr | ast.arg | ast.stmt)
-                yield f"{path}:{node.lineno}: {word!r} is {OTHER_WORDS[word.lower()]!r} in docs/GLOSSARY.md"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+    for number, line in enumerate(text.splitlines(), start=1):
+        yield number, line.partition("# ")[2]
+
+
+def texts_of_page(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a page without its code."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        fenced ^= line.lstrip().startswith("```")
+        if not fenced:
+            yield number, re.sub(r"`[^`]*`", "", line)
+
+
+def words_of_texts(path: str, texts: Iterable[tuple[int, str]]) -> Iterator[str]:
+    """Refuse words of PROSE in the texts of the library and in pages."""
+    if (layer(path) is None and not path.startswith("docs/")) or path == "CHANGELOG.md":
+        return
+    for line, text in texts:
+        for match in PROSE.finditer(text):
+            if not keeps_word(path, match[0]):
+                at = line + text[: match.start()].count("\n")
+                yield f"{path}:{at}: {match[0]!r}: docs/GLOSSARY.md has another word for it"
 
 
 def catalog_prefixes(path: str, tree: ast.Module) -> Iterator[str]:
@@ -639,10 +713,12 @@ def check(path: str, text: str) -> list[str]:
     problems = list(machine_words(path, text))
     if path.endswith(".md"):
         problems += page_width(path, text)
+        problems += words_of_texts(path, texts_of_page(text))
     if path.endswith(".lock"):
         problems += lock_lines(path, text)
     if path.endswith(".py"):
         tree = parse(path, text)
         problems += [problem for rule in TREE_RULES for problem in rule(path, tree)]
+        problems += words_of_texts(path, texts_of_module(text, tree))
         problems += lengths(path, text, tree)
     return problems

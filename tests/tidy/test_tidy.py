@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -100,12 +101,102 @@ def test_a_second_place_that_decides_about_barriers_is_refused() -> None:
     assert not problems("checkpoint/job/next_step.py", text) and not problems("tests/a.py", text)
 
 
-def test_a_name_with_a_word_that_the_glossary_does_not_use_is_refused() -> None:
-    for text in ("def run_upkeep() -> int:\n    return 1\n", "def at(stand: int) -> int:\n    return stand\n"):
-        assert "in docs/GLOSSARY.md" in problems("store/a.py", f'"""Sums."""\n\n\n{text}')
-    assert "'Floor' is 'safe epoch'" in problems("store/a.py", '"""Sums."""\n\n\nclass LogFloor:\n    """Epoch."""\n')
-    assert "'floor' is 'safe epoch'" in problems("store/a.py", '"""Sums."""\n\nstore.floor = 1\n')
-    assert not problems("store/a.py", '"""Sums."""\n\nimport math\n\nLOW = math.floor(1.5)\nFLOORED = LOW\n')
+PLANTED = [
+    ("upkeep", "def run_upkeep() -> int:\n    return 1"),
+    ("stand", "def at(stand: int) -> int:\n    return 1"),
+    ("stand", "async def stands() -> None: ..."),
+    ("floor", "class LogFloor: ..."),
+    ("floor", "store.floor = 1"),
+    ("gone", "GONE_FILES = 1"),
+    ("made", "for made_key in ():\n    pass"),
+    ("piece", "pieces: int = 0"),
+    ("piece", "from x import chunk as piece"),
+    ("stop", "valid_stops = 1"),
+    ("stop", "def is_stop() -> bool: ..."),
+    ("door", "f = lambda door: 1"),
+    ("rest", "first, *rest = ()"),
+    ("pace", "with x as pace:\n    pass"),
+    ("unfolded", "(unfolded := 1)"),
+    ("let go", "def let_go() -> None: ..."),
+    ("let go", "class LetGo: ..."),
+    ("gone", "try:\n    pass\nexcept OSError as gone:\n    pass"),
+    ("made", "match 1:\n    case made:\n        pass"),
+]  # fmt: skip
+"""Words of the glossary's column 'never', each in a name of each kind."""
+
+
+@pytest.mark.parametrize("name, line", PLANTED)
+def test_a_name_with_a_word_that_the_glossary_does_not_use_is_refused(name: str, line: str) -> None:
+    text = f"{DOC}{line}\n"
+    (problem,) = rules.check("store/a.py", text)
+    assert re.match(r"store/a\.py:\d: ", problem)
+    assert f"{name!r} is {' or '.join(rules.OTHER_WORDS[name])!r} in docs/GLOSSARY.md" in problem
+    assert not problems("tests/a.py", text)
+
+
+def test_each_word_that_no_name_has_is_planted() -> None:
+    assert {name for name, _ in PLANTED} == rules.OTHER_WORDS.keys()
+
+
+def test_a_module_named_by_a_word_that_the_glossary_does_not_use_is_refused() -> None:
+    assert "'task_pieces': 'piece' is" in problems("store/task_pieces.py", DOC)
+
+
+@pytest.mark.parametrize("path, line", [
+    ("store/a.py", "import math\n\nLOW = math.floor(1.5)\nFLOORED = LOW"),
+    ("store/a.py", "def stop() -> None: ...\n\n\ndef _stop_parts(stop: int) -> None: ..."),
+    ("store/a.py", "stopped = restored = backdoor = mader = 1"),
+    ("store/metadata/definitions.py", "pieces: int = 0"),
+])  # fmt: skip
+def test_names_that_keep_their_words_pass(path: str, line: str) -> None:
+    assert not problems(path, f"{DOC}{line}\n")
+
+
+TEXTS = [
+    "by any door",
+    "in pieces",
+    "Upkeep is due",
+    "an unfolded log",
+    "it lets them go",
+    "let go of",
+    "its stand is 4",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_with_a_word_that_the_glossary_does_not_use_is_refused(text: str) -> None:
+    for path, lines in {
+        "store/a.py": f'"""A module.\n\nHere {text}."""\n',
+        "store/b.py": f"{DOC}\nx = 1  # here {text}\n",
+        "store/c.py": f'{DOC}\nraise InvalidInput(f"{{x}} {text}")\n',
+        "docs/a.md": f"# A page\n\nHere {text}.\n",
+        "README.md": f"# A page\n\nHere {text}.\n",
+    }.items():
+        (problem,) = rules.check(path, lines)
+        assert problem.startswith(f"{path}:3: ") and "docs/GLOSSARY.md has another word" in problem
+
+
+@pytest.mark.parametrize("text", [
+    "rows made by a commit, which has gone; the rest of it", "job.stop() stops at the floor", "NULL stands for a null",
+    "it stands still", "outdoor piecewise",
+])  # fmt: skip
+def test_plain_english_passes(text: str) -> None:
+    assert not problems("store/a.py", f'"""{text}"""\n\nx = "{text}"  # {text}\n')
+    assert not problems("docs/a.md", f"{text}\n`in pieces` is `door`\n```text\nby any door\n```\n")
+
+
+def test_keys_and_labels_are_no_texts() -> None:
+    assert not problems("store/a.py", f'{DOC}KEYS = ("door", "pieces", "let-go")\n')
+
+
+def test_the_glossary_has_the_words_that_no_name_has() -> None:
+    never: dict[str, tuple[str, ...]] = {}
+    for line in (ROOT / "docs" / "GLOSSARY.md").read_text("utf-8").splitlines():
+        if line.startswith("| "):
+            term, _, _, _, words, _ = (cell.strip() for cell in line.strip("|").split("|"))
+            for word in re.findall(r"`([^`]+)`", words):
+                never[word] = (*never.get(word, ()), term)
+    assert never == rules.OTHER_WORDS
 
 
 def test_a_name_that_says_nothing_is_refused() -> None:
