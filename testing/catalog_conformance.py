@@ -376,7 +376,7 @@ def a_closed_catalog_says_so_and_its_neighbour_goes_on(open_catalog: OpenCatalog
     closed, neighbour = open_catalog(), open_catalog()
     closed.close()
     closed.close()
-    for use in (lambda: closed.read(keys_of), lambda: closed.transact(increment), closed.check):
+    for use in (lambda: closed.read(keys_of), lambda: closed.transact(increment), closed.verify_storage):
         with raises(StoreClosed):
             use()
     assert neighbour.transact(increment) == 1
@@ -385,7 +385,7 @@ def a_closed_catalog_says_so_and_its_neighbour_goes_on(open_catalog: OpenCatalog
 def a_whole_catalog_passes_its_check(open_catalog: OpenCatalog) -> None:
     catalog = open_catalog()
     put(catalog, *[b"k/%d" % n for n in range(3_000)])
-    catalog.check()
+    catalog.verify_storage()
 
 
 CASES: tuple[Callable[[OpenCatalog], None], ...] = (

@@ -58,8 +58,8 @@ class Catalog(Protocol):
         """Return the Unix milliseconds of the clock that drives epochs, boundaries and leases."""
         ...
 
-    def check(self) -> None:
-        """Check all of the catalog's own storage; raise Corrupt for damage beneath the records."""
+    def verify_storage(self) -> None:
+        """Read all of the catalog's own storage; raise Corrupt for damage beneath the records."""
         ...
 
     def close(self) -> None: ...

@@ -228,7 +228,7 @@ def _delete(
     deleted: list[FileDecision] = []
     kept: list[FileDecision] = []
     if due and kind_of_url(handle.catalog_url) is EMBEDDED:
-        handle.catalog.check()  # a damaged page must not hide a record that reaches a file
+        handle.catalog.verify_storage()  # a damaged page must not hide a record that reaches a file
     # In every run, since a store without maintenance has no other backup; and first, so that the newest backup does not
     # reach a file that is deleted now.
     ship(handle)

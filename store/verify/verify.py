@@ -72,7 +72,7 @@ def verify_store(handle: Handle, progress: Progress | None = None) -> VerifyRepo
     listed = {info.path for info in handle.files.list(handle.store_id)}
     listed = {path for path in listed if not path.startswith(f"{ship_folder(handle.store_id)}/")}
     try:
-        handle.catalog.check()
+        handle.catalog.verify_storage()
         contents = handle.catalog.read(check_records)
     except (StoreClosed, CatalogUnavailable, ReadFailed):
         raise

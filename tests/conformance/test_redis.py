@@ -248,7 +248,7 @@ def test_deletions_that_nobody_needs_are_let_go(maker: RedisMaker, monkeypatch: 
         catalog.transact(lambda tx, n=n: tx.delete(b"x%03d" % n))
     assert maker.server.client().zcard(maker.key("gone")) <= 101
     assert catalog.changes_since(at) is None
-    catalog.check()
+    catalog.verify_storage()
 
 
 @pytest.mark.parametrize("count", [1, 1_999, 2_000, 2_001, 9_000])
@@ -310,7 +310,7 @@ def test_a_key_that_is_gone_or_of_another_type_is_lost_or_damaged_never_empty(ma
     dumped = client.dump(maker.key(name))
     assert isinstance(dumped, bytes)
     uses: list[Callable[[], object]] = [
-        lambda: catalog.read(keys_of), lambda: catalog.transact(put(b"a")), catalog.version, catalog.check,
+        lambda: catalog.read(keys_of), lambda: catalog.transact(put(b"a")), catalog.version, catalog.verify_storage,
     ]  # fmt: skip
     client.delete(maker.key(name))
     for use in uses:
@@ -758,7 +758,11 @@ def test_bytes_that_somebody_else_put_there_are_damage(maker: RedisMaker) -> Non
         client.hget(maker.key("records"), "k2"),
     ):
         client.hset(maker.key("records"), "k1", bad)
-        for use in (lambda: catalog.read(lambda view: view.get(b"k1")), lambda: catalog.read(keys_of), catalog.check):
+        for use in (
+            lambda: catalog.read(lambda view: view.get(b"k1")),
+            lambda: catalog.read(keys_of),
+            catalog.verify_storage,
+        ):
             with pytest.raises(el.Corrupt, match="k1"):
                 use()
     client.hset(maker.key("records"), "k1", good)
@@ -770,7 +774,7 @@ def test_bytes_that_somebody_else_put_there_are_damage(maker: RedisMaker) -> Non
         client.hset(maker.key("meta"), field, value)
     client.hdel(maker.key("records"), "k1")
     client.hset(maker.key("records"), "another", good)
-    for use in (lambda: catalog.read(keys_of), catalog.check):
+    for use in (lambda: catalog.read(keys_of), catalog.verify_storage):
         with pytest.raises((el.Corrupt, el.CatalogLost)):
             use()
 

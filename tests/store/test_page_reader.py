@@ -129,7 +129,7 @@ def test_a_check_beside_commits_finds_no_damage(pair: Pair, monkeypatch: pytest.
         return real(file, size, offset)
 
     monkeypatch.setattr(os, "pread", pread)
-    pair.reader.check()
+    pair.reader.verify_storage()
     assert commits == 30
 
 

@@ -254,7 +254,7 @@ class LmdbCatalog:
     def now_ms(self) -> int:
         return self._clock()
 
-    def check(self) -> None:
+    def verify_storage(self) -> None:
         """Check every page in use and raise Corrupt for a damaged one. Opening checks only the first pages."""
         with self._environment() as env, _typed_errors(env, self._folder):
             try:

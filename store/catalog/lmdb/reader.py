@@ -73,7 +73,7 @@ class LmdbReader:
     def now_ms(self) -> int:
         return self._clock()
 
-    def check(self) -> None:
+    def verify_storage(self) -> None:
         """Check every page in use and raise Corrupt for a damaged one."""
 
         def check(file: int, touched: dict[bytes, bool]) -> None:

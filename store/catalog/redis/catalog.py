@@ -203,7 +203,7 @@ class RedisCatalog:
         read_set: ReadSet | None = getattr(self._current, "read_set", None)
         return read_set.head().now_ms if read_set is not None else self._server.time_ms()
 
-    def check(self) -> None:
+    def verify_storage(self) -> None:
         """Read every record of the index; raise Corrupt for a missing or damaged one."""
         changes = self.changes_since(0, without_deletions=True)
         for key, value in changes.records.items() if changes else ():
