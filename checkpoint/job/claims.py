@@ -103,7 +103,7 @@ class JobClaims:
         self.release(lease)
         self.incarnation = lease.incarnation = None
 
-    def check(self, job: JobRecord, lease: RunnerLease) -> None:
+    def require_lease(self, job: JobRecord, lease: RunnerLease) -> None:
         """Raise Fenced or JobParked if the lease may not continue, JobRunning if another lease of its handle runs the
         job.
         """

@@ -93,7 +93,7 @@ class JobRunner(JobClaims):
         if take_over or lease.incarnation is None or not (lease.kind == "step" or self.holds(lease)):
             self.acquire(lease, take_over=take_over)
         state = self._read_state()
-        self.check(state.job, lease)
+        self.require_lease(state.job, lease)
         return state
 
     def _with_barrier(self, state: JobState, lease: RunnerLease) -> JobRecord | None:
