@@ -122,7 +122,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .spark.foreach_sink import sink
     from .spark.refresh_context import SparkRefreshContext
     from .spark.session import register, spark
-    from .store.backup.restore import RestoreReport, restore_catalog
+    from .store.backup.catalog_restore import RestoreReport, restore_catalog
     from .store.changelog.consumer_info import ConsumerInfo
     from .store.maintenance.vacuum import VacuumedFile, VacuumReport
     from .store.metadata.table_options import TableOptions
@@ -150,7 +150,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "VacuumReport",
         "VacuumedFile",
     ),
-    "store.backup.restore": (
+    "store.backup.catalog_restore": (
         "restore_catalog",
         "RestoreReport",
     ),

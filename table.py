@@ -18,10 +18,10 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import Columns, ended_by_alter, next_epoch, plan_changes
 from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.idempotency import TxnPair
-from epochlog.store.commit.restore import restore_rows
 from epochlog.store.commit.root_commit import RootCommit, commit_rows, open_writer
 from epochlog.store.commit.row_checks import alter_with_checks
 from epochlog.store.commit.table_ddl import alter_schema, alter_table, table_bytes, truncate_log
+from epochlog.store.commit.table_restore import restore_rows
 from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.env.metrics import READS
 from epochlog.store.env.process_local import OneProcess

@@ -35,7 +35,7 @@ FAILPOINTS: dict[str, str] = {
     "commit:after-transaction": "a commit has landed, its call has not returned",
     # store/commit/kept_merge.py
     "kept:merged": "kept deletes are merged into a file, no catalog record names it",
-    # store/commit/restore.py
+    # store/commit/table_restore.py
     "restore:before-commit": "the difference of a restore is written, no catalog record names its files",
     # store/commit/expiry.py
     "expire:before-commit": "the deletes of expired rows are written, no catalog record names their files",

@@ -13,7 +13,7 @@ import pytest
 
 import epochlog as el
 from catalog_makers import KINDS, empty, server_of
-from epochlog.store.backup import incremental, restore
+from epochlog.store.backup import catalog_restore, incremental
 from epochlog.store.backup.incremental import chain_of, ship
 from epochlog.store.catalog import export_format
 from epochlog.store.catalog.export_format import MAGIC, decode_dump, encode_dump, shipped_files
@@ -224,7 +224,7 @@ def test_every_shipped_file_leads_to_the_state_of_its_moment(
             for file in chain:
                 header, changes = decode_dump(file.path, bytes(handle.files.read(file.path)))
                 assert (header.since, header.version) == (file.since, file.version)
-                merged = restore._merge(merged, changes)
+                merged = catalog_restore._merge(merged, changes)
             assert merged == records_of(store)
         assert 1 < bases < 20
         assert len(dumps(root)) < 40
@@ -345,7 +345,7 @@ def test_a_restore_cut_off_anywhere_is_begun_again(
         last_epoch = store.last_epoch
     copied_root = tmp_path / "kept"
     shutil.copytree(root, copied_root)
-    monkeypatch.setattr(redis_catalog, "_RESTORED_AT_ONCE", 5)
+    monkeypatch.setattr(redis_catalog, "_REFILLED_AT_ONCE", 5)
     once, write, delete = redis_catalog.RedisServer.run_once, LocalFiles.write, LocalFiles.delete
     step = 0
     for step in count():

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 import epochlog as el
-from epochlog.store.backup import restore
+from epochlog.store.backup import catalog_restore
 from epochlog.store.catalog import export_format
 from epochlog.store.catalog.export_format import MAGIC, Header, decode_dump, encode_dump
 from epochlog.store.catalog.keys import HEAD, RUNS_PREFIX, TABLE_PREFIX, head_key
@@ -80,9 +80,9 @@ def test_a_restore_of_what_does_not_belong_together_is_found(
     planted: str, export: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if planted == "raw errors":
-        monkeypatch.setattr(restore, "_as_damage", lambda path: nullcontext())
+        monkeypatch.setattr(catalog_restore, "_as_damage", lambda path: nullcontext())
     else:
-        monkeypatch.setattr(restore, "_make_report", report_of_no_table)
+        monkeypatch.setattr(catalog_restore, "_make_report", report_of_no_table)
     with pytest.raises((pytest.fail.Exception, AssertionError, TypeError, KeyError)):
         check_damage(other_head if planted == "raw errors" else without_head, export)
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
-from epochlog.store.commit import difference, restore
+from epochlog.store.commit import difference, table_restore
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.segment_writer import SegmentWriter
 from lab import KEY, SCHEMA, Lab, State, mirror
@@ -90,7 +90,7 @@ def test_commits_that_land_meanwhile_are_undone_too(lab: Lab, log: str, monkeypa
                 landing.pop(0)()
                 first.upsert(pa.table({"k": [6], "g": [0], "v": [len(landing)]}, schema=SCHEMA))
 
-        monkeypatch.setattr(restore, "hit", land)
+        monkeypatch.setattr(table_restore, "hit", land)
         table.restore(before)
     assert not landing
     assert lab.rows("r") == FIRST
@@ -111,7 +111,7 @@ def test_a_commit_that_lands_meanwhile_decides_only_its_keys_again(lab: Lab, mon
 
     monkeypatch.setattr(ScanPlan, "rows_of", counted)
     landing = [1]
-    monkeypatch.setattr(restore, "hit", lambda _: lab.put({7: (2, 2)}) if landing and landing.pop() else None)
+    monkeypatch.setattr(table_restore, "hit", lambda _: lab.put({7: (2, 2)}) if landing and landing.pop() else None)
     table.restore(before)
     assert lookups[-2:] == [1, 1]
     assert lab.rows("r") == {k: (0, k) for k in range(1000)}
@@ -164,8 +164,8 @@ def test_the_epoch_is_held_while_the_restore_runs(lab: Lab, monkeypatch: pytest.
         lab.store.compact("r", full=True)
         lab.store.vacuum(grace=timedelta(0))
 
-    real = restore.difference_of_keys
-    monkeypatch.setattr(restore, "difference_of_keys", lambda *arguments: (let_go(), real(*arguments))[1])
+    real = table_restore.difference_of_keys
+    monkeypatch.setattr(table_restore, "difference_of_keys", lambda *arguments: (let_go(), real(*arguments))[1])
     table.restore(before)
     assert lab.rows("r") == FIRST
     let_go()
@@ -266,10 +266,10 @@ def later_rows_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_lost_race_decides_nothing_again(patch: pytest.MonkeyPatch) -> None:
-    real = restore.difference_of_keys
+    real = table_restore.difference_of_keys
     tries: list[int] = []
     patch.setattr(
-        restore,
+        table_restore,
         "difference_of_keys",
         lambda *arguments: [] if tries.append(1) or len(tries) > 1 else real(*arguments),
     )

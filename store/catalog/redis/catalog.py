@@ -51,9 +51,9 @@ from .scripts import (
     OK,
     OTHER,
     PEEK,
-    RESTORE_BEGIN,
-    RESTORE_END,
-    RESTORE_PUT,
+    REFILL_BEGIN,
+    REFILL_END,
+    REFILL_PUT,
     TOO_BIG,
     Script,
 )
@@ -61,7 +61,7 @@ from .transaction import RangeRequest, ReadSet, RedisView, Reply, RestartTransac
 
 T = TypeVar("T")
 _REMEMBERED_BODIES, _REMEMBERED_KEYS, _REMEMBERED_ROWS = 256, 2_000, 64
-_CHANGES_AT_ONCE, _RESTORED_AT_ONCE = 2_000, 500
+_CHANGES_AT_ONCE, _REFILLED_AT_ONCE = 2_000, 500
 
 
 def store_keys(store_id: str) -> list[bytes]:
@@ -109,12 +109,12 @@ def refill_catalog(
     """
     keys = [*store_keys(store_id), f"epochlog:{{{store_id}}}:restore".encode()]
     superseded = CatalogInUse(f"a later restore of store {store_id} on {server.name} has begun and replaces this one")
-    server.call(RESTORE_BEGIN, keys, [generation])
-    for first in range(0, len(records), _RESTORED_AT_ONCE):
-        chunk = [part for record in records[first : first + _RESTORED_AT_ONCE] for part in record]
-        if server.call(RESTORE_PUT, keys, [generation, version, *chunk])[0] != OK:
+    server.call(REFILL_BEGIN, keys, [generation])
+    for first in range(0, len(records), _REFILLED_AT_ONCE):
+        chunk = [part for record in records[first : first + _REFILLED_AT_ONCE] for part in record]
+        if server.call(REFILL_PUT, keys, [generation, version, *chunk])[0] != OK:
             raise superseded
-    if server.call(RESTORE_END, keys, [generation, version, len(records)])[0] != OK:
+    if server.call(REFILL_END, keys, [generation, version, len(records)])[0] != OK:
         raise superseded
 
 

@@ -277,12 +277,12 @@ return {OK, ARGV[1]}
 _PEEK = "return {OK, redis.call('HMGET', KEYS[1], 'generation', 'version')}"
 
 # An eighth key has the token of the running restore. A second restore replaces the token, and the first one ends.
-_RESTORE_BEGIN = """
+_REFILL_BEGIN = """
 redis.call('UNLINK', unpack(KEYS))
 redis.call('SET', KEYS[8], ARGV[1])
 return {OK}
 """
-_RESTORE_PUT = """
+_REFILL_PUT = """
 if redis.call('GET', KEYS[8]) ~= ARGV[1] then return {TAKEN} end
 for i = 3, #ARGV, 2 do
   redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
@@ -291,7 +291,7 @@ for i = 3, #ARGV, 2 do
 end
 return {OK}
 """
-_RESTORE_END = """
+_REFILL_END = """
 if redis.call('HGET', KEYS[1], 'generation') == ARGV[1] then return {OK} end
 if redis.call('GET', KEYS[8]) ~= ARGV[1] then return {TAKEN} end
 if redis.call('HLEN', KEYS[2]) ~= tonumber(ARGV[3]) then return {MISSING} end
@@ -324,6 +324,6 @@ FORGET = _script("forget", _HEAD, _FORGET)
 CREATE = _script("create", _CREATE)
 CLAIM = _script("claim", _CLAIM)
 PEEK = _script("peek", _PEEK)
-RESTORE_BEGIN = _script("restore begin", _RESTORE_BEGIN)
-RESTORE_PUT = _script("restore put", _RESTORE_PUT)
-RESTORE_END = _script("restore end", _RESTORE_END)
+REFILL_BEGIN = _script("refill begin", _REFILL_BEGIN)
+REFILL_PUT = _script("refill put", _REFILL_PUT)
+REFILL_END = _script("refill end", _REFILL_END)
