@@ -135,7 +135,9 @@ class JobClaims:
         return replace(job, runner=other), after
 
     def _with_present_reading(self, tx: Txn, job: JobRecord) -> JobRecord:
-        """Return the job; a view of an earlier DERIVATION, which may have read its text otherwise, with a rebuild."""
+        """Return the job, with a rebuild if it is a view whose text was read by the rules of an earlier DERIVATION: the
+        present rules may give its query another meaning.
+        """
         if job.view is None or not job.is_outdated:
             return job
         boundary = force_within(tx, self.handle, above=Counters.read(tx).last_epoch)

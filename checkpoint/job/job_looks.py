@@ -45,14 +45,16 @@ class LookRequest:
 
 @dataclass(frozen=True, slots=True)
 class CatalogState:
-    """State of the catalog and its boundaries at a look: a job without work has none until the state changes.
-
-    sealable: the newest epoch that a runner could seal then; None for a job whose next work needs a change of the
-    catalog, so that the passing of time has no effect.
+    """State of the catalog at a look that found no work for a job. A further look can find some only when the state has
+    changed.
     """
 
     version: int
+    """Version of the catalog."""
     sealable: int | None
+    """Newest boundary that a runner could seal: the job may have work once another one can be sealed. None for a job
+    that needs a change of the catalog first, such as a commit of an upstream.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,14 @@ class WorkLook:
     creating: bool = False
     """True if the job has not caught up for the first time."""
     reached: bool = False
-    """True if the outputs are complete through the target epoch of a run until its jobs are idle, and no rebuild is to
-    be done.
+    """True if the outputs are complete through the target epoch, and no rebuild is requested. Only a run that ends when
+    its jobs are idle has a target.
     """
     missing: frozenset[int] = frozenset()
     """Ids of the jobs of its upstreams whose outputs are not complete through the target epoch."""
     state: CatalogState | None = None
-    """State of the catalog in which the look found no work; None if the job has work, unless a coordinator decides it.
+    """State of the catalog in which the look found no work; None if the job has work or is blocked, so that each look
+    must read it again. A job whose barriers a coordinator decides always has a state: its work comes from there.
     """
 
     def settled(self, *, idle: bool) -> bool:
@@ -114,8 +117,8 @@ def look_at(
 ) -> WorkLooks:
     """Read the catalog once, and return the look at each job.
 
-    target: the epoch that a run until idle waits for. unchanged: the states at which jobs (by id) had no work; a job
-    whose state is still that one is left out.
+    target: the epoch through which a run waits for its jobs to be complete; None: the run does not end. unchanged: the
+    states at which jobs (by id) had no work; a job whose state is still that one is left out.
     """
 
     def body(view: ReadTxn) -> WorkLooks:

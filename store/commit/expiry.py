@@ -77,7 +77,9 @@ def expire_rows(handle: Handle, table: TableDef) -> int:
 
 
 def _choose(handle: Handle, table: TableDef) -> Choice | None:
-    """Choose expired rows from the newest state; None for a table without expiry, and in a store that leads."""
+    """Choose expired rows from the newest state; None for a table without expiry, and in a store whose newest epoch is
+    more than MAX_JUMP_MS ahead of the clock, where rows could expire too early.
+    """
 
     def plan(view: ReadTxn) -> tuple[TableDef, ScanPlan | None, int]:
         current = get_table(view, table.id, table.name)
@@ -178,7 +180,7 @@ def _decide_again(handle: Handle, chosen: Choice, keys: pa.Table, base: int) -> 
 
 
 def _renewed(handle: Handle, newest: ScanPlan, log: LogPlan, expired: pc.Expression) -> Iterator[pa.Array]:
-    """Yield the keys of the log that have no expired row now."""
+    """Yield the keys of the log that need no delete now: their newest row has not expired, or they have none."""
     names = list(newest.table.primary_key)
     columns = newest.table.schema.names
     for batch in log.batches(handle.files, "net", options=ReadOptions(names)):  # sorted, each key once

@@ -42,15 +42,19 @@ class Verdict:
     deletes: tuple[Segment, ...] = ()
     """Files of the deletes to keep, oldest first."""
     ignored: int = 0
-    """Epoch of the newest delete that is no longer kept and whose key the commit touches. The verdict holds only while
-    it may stay unknown: at commits whose `expired_epoch` is at or above it.
+    """Epoch of the newest delete that has expired and whose key the commit touches; 0 without one. It is still in the
+    files, but the verdict overlooks it, so it holds only for commits whose `expired_epoch` is at or above it.
+
+    Example: with the epoch 20 expired, a change of k took effect although k has a delete at 10, and a change of m was
+    refused by a delete at 30. Then `ignored` is 10 and `used` is 30: the verdict holds while the expired epoch is in
+    [10, 30).
     """
     used: int = MAX_EPOCH
-    """Epoch of the oldest kept delete that refused a change; the verdict holds only while that delete is known: at
-    commits whose `expired_epoch` is below it.
+    """Epoch of the oldest kept delete that refused a change; MAX_EPOCH without one. The verdict holds only for commits
+    whose `expired_epoch` is below it, which know that delete.
     """
     kept: KeptFiles = ()
-    """Files of kept deletes that it was made with."""
+    """Files of the kept deletes with which the commit was judged."""
 
     def applies_at(self, expired: int) -> bool:
         """Return True if the verdict is right for a commit that no longer knows deletes up to the epoch `expired`."""
@@ -71,7 +75,7 @@ class Judge:
     new_path: Callable[[], str]
     """Returns the path of a new file."""
     blind: bool = False
-    """True if the commit replaces the table's rows whatever their sequences: only its own changes are compared."""
+    """True for an overwrite: its changes are compared with each other only, not with the table's rows and deletes."""
 
     @property
     def table(self) -> TableSchema:
@@ -164,7 +168,8 @@ class SegmentPart:
 class _Split:
     """Changes of one key range, and the state of their keys, which `judge` moves from log epoch to log epoch.
 
-    Changes of all parts are numbered through, in order of arrival.
+    The number of a change is its row number in all parts together, in order of arrival: after a part of 3 rows, the
+    first row of the next part is change 3.
     """
 
     def __init__(
@@ -251,7 +256,9 @@ class _Split:
         return int(self._old_deletes.epochs[refusing[refusing >= 0]].min(initial=MAX_EPOCH))
 
     def _differing(self, at: np.ndarray, changes: np.ndarray) -> np.ndarray:
-        """Return, for changes with the sequence of the present row, True where any column differs."""
+        """Return bool[changes]: True where a change differs from the present row of its key, whose sequence is equal,
+        in any column.
+        """
         judge, names = self._judge, self._judge.table.schema.names
         sources = self._source[at]
         stored = sources < 0  # the row is the table's, not one of an earlier log epoch of the commit

@@ -134,7 +134,9 @@ class PointReader:
         ]
 
     def _sieve(self, level: Level, needles: int) -> Sieve | None:
-        """Return the sieve of a level that is one segment; None if it would cost more than so many needles save."""
+        """Return the sieve of a level that is one segment; None for other levels, and for so few needles that making
+        it costs more than it saves.
+        """
         if isinstance(level, Rows) or len(level) != 1 or not isinstance(level[0], Segment):
             return None
         (segment,) = level

@@ -42,17 +42,20 @@ BATCH_ROWS = 65_536
 """Largest number of rows of a record batch, the unit that a key range or a point lookup decodes; and of the batches
 that a thread decodes at a time."""
 LARGE_ROWS, LARGE_BATCH_ROWS = 1 << 22, 8_192
-"""Rows above which a segment has smaller record batches, and their rows: keys are looked up in a bulk load until it is
-compacted, and most of them lie in batches of their own."""
+"""A segment of more than LARGE_ROWS rows has record batches of LARGE_BATCH_ROWS. It is a bulk load, in which keys are
+looked up until it is compacted. A lookup decodes a whole batch, mostly for one key."""
 
 _SAMPLE_ROWS = 8_192
 _WORTH_DECODING = 0.8
-"""Largest compressed share of the bytes that is worth decoding: decoding takes ten times as long as a copy."""
+"""Share of a sample's bytes that compression must leave at most, for the segment to be compressed. Otherwise reads
+would gain little for decoding it, which takes ten times as long as a copy."""
 _WORTH_THREADS = 1 << 20
 """Bytes of batches from which on threads encode their columns; for fewer, waking threads costs more than they save."""
 
 Borders = dict[str, tuple[int, pa.RecordBatch]]
-"""Last batch of a key range by file path, with its number. The next range of an ascending series begins in it."""
+"""Last record batch that the read of a key range decoded, with its number, by file path. In a series of ascending key
+ranges the next one often begins in that batch, and takes it from here. Example: of batches with the keys 1 to 10 and 11
+to 20, the reads of [1, 15) and [15, 20) both need the second."""
 
 
 @dataclass(frozen=True, slots=True)

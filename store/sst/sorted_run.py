@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 ROW_GROUP_ROWS = 8_192
 """Rows of a row group of a narrow table: the unit that a point lookup decodes."""
 ROW_GROUP_COLUMNS = 8
-"""Columns up to which a table is narrow. Wider ones have row groups of more rows, so that a file has as many column
-chunks, which its footer lists."""
+"""Most columns of a narrow table. Row groups of wider tables have more rows (`row_group_rows`), because a file's footer
+lists each column of each row group, and each read decodes the footer."""
 MOST_ROW_GROUP_ROWS = SCAN_ROWS = 65_536
-"""Rows of a row group of a wide table; and of the row groups that a thread decodes at a time."""
+"""Most rows of a row group; and about the rows of all row groups that a thread decodes at a time."""
 
 _FOOTER_BYTES = 32 << 20
 _T = pa.types
@@ -79,12 +79,12 @@ class RunFile:
     blocks: tuple[Key, ...] = ()
     """First key of each row group."""
     deletes: int = 0
-    """Number of tombstones, in runs above others."""
+    """Number of tombstones. A run has some only if another run lies below it."""
     until: int = 0
     """Greatest `_until`; reads at or above it do not need the file."""
     sizes: Sizes = field(default_factory=dict)
     since: int = 0
-    """Lower bound of `_epoch`."""
+    """Lower bound of `_epoch`; reads below it do not need the file."""
     kept: tuple[int, ...] = ()
     """Tagged epochs that see a row of a history file, if only tags keep its rows; () if other reads may need it.
     Example: (10, 25) while epochs 11 to 24 have been released.
@@ -136,12 +136,16 @@ class SortedRun:
     _epoch <= E < _until.
     """
     at: int | None = None
-    """Epoch at which each read sees a run that a clone took over, because the files have later rows of the source;
-    None: a run of the table's own.
+    """Epoch of the clone, in a run that a clone took over from its source and whose files have later rows of the source
+    too: no read sees these. None: all rows are the table's. Example: a clone at 60 of a table with the run (0, 90] has
+    this run with `at` 60; each read of the clone at or above 60 sees it as of 60.
     """
 
     def past_epoch(self, epoch: int) -> int | None:
-        """Return the epoch at which a read at `epoch` sees the run's rows; None if the live parts have just these."""
+        """Return the epoch as of which a read at `epoch` needs the run's rows; None if these are the rows of the parts.
+
+        Example: for the run (0, 90] None at 95, and 40 at 40; with `at` 60, 60 at 95.
+        """
         seen = epoch if self.at is None else min(epoch, self.at)
         return seen if seen < self.hi else None
 
@@ -238,7 +242,10 @@ def _in_parquet_types(table: pa.Table) -> pa.Table:
 
 
 def row_group_rows(columns: int) -> int:
-    """Return the rows of a row group in files of a table with that many columns."""
+    """Return the rows of a row group in files of a table with that many columns.
+
+    Example: 8,192 for 8 columns, 16,384 for 16, 32,768 for 32, and 65,536 for more.
+    """
     factor = 1 << max(0, -(-columns // ROW_GROUP_COLUMNS) - 1).bit_length()
     return min(factor * ROW_GROUP_ROWS, MOST_ROW_GROUP_ROWS)
 
