@@ -35,7 +35,7 @@ class CommonEpoch:
     missing: tuple[str, ...]
     """Other tables of the store."""
     blame: Mapping[str, str]
-    """Tables to blame for the epoch, or for the missing tables, with a sentence each."""
+    """Tables that hold the epoch back or, if some are missing, because of which they are; with a sentence each."""
 
     @property
     def held_by(self) -> tuple[str, ...]:
@@ -163,7 +163,9 @@ def clock_time(epoch: int, now_ms: int) -> str:
 
 
 def chain(look: StoreLook, common: CommonEpoch) -> list[str]:
-    """Return the tables that hold the common epoch back, the upstreams whose changes they lack, and descendants."""
+    """Return the way of the changes that the common epoch lacks: from the upstreams that have them, over the tables
+    that hold it back, to the tables derived from these.
+    """
     view, late = look.epochs, common.held_by
     if not late:
         return []
@@ -223,8 +225,10 @@ def _blame(view: EpochView, names: Sequence[str], epoch: int) -> dict[str, str]:
 def _holders(view: EpochView, names: Sequence[str], epoch: int) -> dict[str, str]:
     """Return the tables that keep the common epoch from being newer, with a sentence each.
 
-    The epochs after it are tried in order, until one fails only because of tables that have no commit there yet: these
-    hold it back. Where a table fails that has a later commit, the next epoch is tried: it committed past this one.
+    Later epochs are tried in order, up to one at which a table without a commit there prevents a read: such tables hold
+    the common epoch back. A table that has a later commit does not; it merged the boundaries before that commit, so the
+    search goes on there. Example: at 41 only `a` prevents a read, but it has committed at 50; at 50 `b`, which has
+    not committed since 40 and lacks a change of 45, does: `b` holds the common epoch back.
     """
     at = epoch + 1
     for _ in range(MOST_STEPS):

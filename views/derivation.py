@@ -40,9 +40,9 @@ class Occurrence:
     alias: str
     table: str
     covered: tuple[str, ...]
-    """Outputs whose touched values its changes give."""
+    """Outputs whose touched values can be computed of its changes."""
     reason: str
-    """Clause because of which it has no others."""
+    """Why it covers no further outputs, as a clause for `explain`; "" if it covers all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,10 @@ def _occurrences(form: NormalForm) -> Iterator[Occurrence]:
 
 
 def _reason(block: exp.Select) -> str:
-    """Return the clause of a block that keeps changes inside of it from telling which rows they touch; "" for none."""
+    """Return why changes inside of a block may touch rows of any values, as a clause for `explain`; "" if they do not.
+
+    Example: under LIMIT, a new row pushes another one out.
+    """
     if syntax.is_limited(block):
         return "a row more or less changes others through LIMIT"
     if is_global(block):

@@ -51,14 +51,19 @@ class Join:
     side: str = ""
     """LEFT, RIGHT, FULL, or none for an inner join."""
     changed: str = ""
-    """Place of the changed occurrence: left | right | on; "" if it is elsewhere."""
+    """Place of the changed occurrence: in the sources left of the join, in the right one, or in a subquery of ON (left
+    | right | on); "" if it is in another place of the query.
+    """
     on: tuple[exp.Expr, ...] = ()
     levels: Mapping[str, int] = field(default_factory=dict)
-    """See `Condition.levels`: of the parts of ON."""
+    """Levels of the parts of ON; see `Condition.levels`."""
 
     @property
     def text(self) -> str:
-        """Return the side of the join that is written: rows that the change cannot reach need not be extended."""
+        """Return the side of the join in the query of touched values. Only rows of the changed occurrence are of use
+        there. Example: in `t LEFT JOIN u` with a changed `u`, a row of `t` without a match has no row of `u`, so an
+        inner join ("") is enough.
+        """
         if not self.changed or not self.side:
             return self.side
         extended = {"left": "LEFT", "right": "RIGHT", "on": ""}[self.changed]
@@ -66,11 +71,12 @@ class Join:
 
     @property
     def flag(self) -> str:
-        """Return the alias of the table whose rows are the join's patterns: match, right side NULL, left side NULL."""
+        """Return the alias of the table that has one row for each of the join's `patterns`."""
         return f"n_{self.source.alias}"
 
     @property
     def patterns(self) -> tuple[int, ...]:
+        """Return the kinds of rows of an outer join: 0 for a match, and those with NULLs on one side."""
         return {"LEFT": (0, RIGHT_IS_NULL), "RIGHT": (0, LEFT_IS_NULL)}.get(self.side, (0, RIGHT_IS_NULL, LEFT_IS_NULL))
 
 
@@ -80,8 +86,9 @@ class Condition:
 
     expression: exp.Expr
     levels: Mapping[str, int]
-    """For a chain, the number of its joins that are made before the condition is met: later outer joins extend rows
-    that have met it. A chain that is not named has made all its joins.
+    """For a chain, the number of its joins that come before the condition; without an entry, all its joins do. Later
+    outer joins extend rows that meet the condition by NULLs. Example: in `a LEFT JOIN b ON p LEFT JOIN c ON q`, the
+    level of p in the chain `a` is 1, and that of q is 2.
     """
 
 
@@ -133,7 +140,7 @@ def is_dropped(join: Join) -> bool:
 
 
 def of_on(chain: Sequence[Join], number: int) -> list[exp.Expr]:
-    """Return the conditions that stay in the ON of an inner join: those that read its chain alone."""
+    """Return the conditions of an inner join that stay in its ON: those that read only sources joined so far."""
     join, before = chain[number], {earlier.source.alias for earlier in chain[:number] if not is_dropped(earlier)}
     if join.text or not before or is_dropped(join):
         return []
@@ -141,7 +148,9 @@ def of_on(chain: Sequence[Join], number: int) -> list[exp.Expr]:
 
 
 def of_where(chain: Sequence[Join], number: int) -> list[exp.Expr]:
-    """Return the other conditions of an inner join. A later join that extends its rows by NULLs drops them."""
+    """Return the conditions of an inner join that move to WHERE: those that read other chains too. There are none if a
+    later RIGHT or FULL join adds rows with NULLs to the chain: these need not meet them.
+    """
     if chain[number].text or any(join.text in ("RIGHT", "FULL") for join in chain[number + 1 :]):
         return []
     in_on = of_on(chain, number)
@@ -171,7 +180,7 @@ def holds(node: exp.Expr, path: Path | None) -> bool:
 def covered(query: exp.Query, path: Path | None) -> dict[str, bool]:
     """Return the outputs whose touched values can be computed when the occurrence changes; True for a constant.
 
-    path None: those whose possible values can be.
+    path None: nothing in the query changes; return the outputs that conditions around the query may read.
     """
     query = syntax.unwrapped(query)
     if isinstance(query, exp.SetOperation):
@@ -201,7 +210,7 @@ def output_names(query: exp.Query) -> list[str]:
 
 
 def changed_side(query: exp.SetOperation, path: Path | None) -> exp.Query:
-    """Return the side that the changed occurrence is in; the left one without (R6)."""
+    """Return the side that the changed occurrence is in; the left one if neither side holds it (R6)."""
     right = path is not None and holds(query.expression, path)
     return syntax.unwrapped(query.expression if right else query.this)
 
@@ -316,7 +325,11 @@ def _open_subquery(flat: Flat, block: exp.Select, place: _Place, path: Path | No
 
 
 def _membership(place: _Place, query: exp.Select, inner: Flat) -> list[Condition]:
-    """Return the equality that IN requires of a changed row of its subquery."""
+    """Return the equality that IN requires of a changed row of its subquery.
+
+    Example: `a.k IN (SELECT t.k FROM t)` requires `a.k = t.k`. Under NOT, OR or CASE a NULL on one side changes the
+    result too, so there `a.k = t.k OR a.k IS NULL OR t.k IS NULL` is required.
+    """
     test = place.query.parent
     if not isinstance(test, exp.In) or test.args.get("query") is not place.query:
         return []
@@ -342,7 +355,10 @@ def _membership(place: _Place, query: exp.Select, inner: Flat) -> list[Condition
 
 
 def settled(flat: Flat) -> Flat:
-    """Return the block without conditions that cannot be read, and with the joins that its conditions narrow."""
+    """Drop the conditions with columns that cannot be read, and narrow outer joins by the others; return the block.
+
+    Example: `t LEFT JOIN u ON … WHERE u.k = 3` has no row with NULLs for `u`, so it becomes an inner join.
+    """
     sources = [join.source for join in flat.joins]
 
     def is_readable(part: exp.Expr) -> bool:
@@ -369,7 +385,7 @@ def settled(flat: Flat) -> Flat:
 
 
 def _narrowed_side(flat: Flat, name: str, number: int) -> str:
-    """Return the side of a join that remains when the conditions that see its null-extended rows must be TRUE."""
+    """Return the side of a join that is left when the conditions after it exclude rows with NULLs on one side."""
     chain = flat.chains[name]
     if not chain[number].side:
         return ""

@@ -34,7 +34,9 @@ _NO_REASONS: dict[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class QueryEpochs:
-    """Epochs of the tables, by name; the ids of all tables of the store; the reasons for tables without an epoch."""
+    """Epochs at which one query reads the tables: their epochs by name, the ids of all tables of the store, and the
+    reasons for which the others have no epoch.
+    """
 
     epochs: Mapping[str, int]
     ids: Mapping[str, int]
@@ -71,15 +73,13 @@ class LoadedTable:
     definition: TableDef
     epoch: int
     changed: int
-    """Epoch of the newest commit at or below `epoch`, or `epoch` itself where that is not known: the rows at both are
-    equal.
-    """
+    """Epoch of the newest commit at or below `epoch`, which has the same rows; `epoch` itself if it is not known."""
     moment: NamedMoment | None = None
     """Moment at which the query names the table (`VERSION AS OF`), if any."""
     chosen: QueryEpochs | None = None
     """Query epochs with which it was loaded; None for a given epoch."""
     fixed: bool = False
-    """True if the catalog's policy reads the past, whatever is committed."""
+    """True if the catalog's policy reads the past (`AsOf`, `Exact`): later commits do not change the rows."""
 
     def named(self, moment: NamedMoment) -> LoadedTable:
         """Return the table as one that the query names at a moment, whose rows do not depend on later commits."""
@@ -165,7 +165,7 @@ class CatalogTables:
         return replace(self.handle.catalog.read(read), fixed=self.fixed)
 
     def to_write(self, loaded: LoadedTable) -> LoadedTable:
-        """Return a table that a query writes: with its present columns, whatever epoch its policy chooses for reads."""
+        """Return a table that a query writes, with its present columns; the epoch that reads have does not matter."""
         definition = loaded.definition
         current = self.handle.catalog.read(lambda view: get_table(view, definition.id, definition.name))
         return replace(loaded, definition=current)

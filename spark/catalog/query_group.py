@@ -1,10 +1,18 @@
 """Query groups: the loads of one query, which share their query epochs.
 
-Spark loads the tables of a query twice: in analysis, and again just before optimisation; the rows come from the second.
-Loads belong together if they share the thread, the analyzer's cache of relations, and the execution's id. PySpark pins
-threads, so each of Spark's threads calls on a Python thread of its own. The first scan that is built on the thread ends
-the group, and so does a second load of one table: within one query Spark keeps each table that it has loaded. It may
-load the changes of the table, or the table to write to, beside it.
+Spark loads the tables of a query one by one, and does not say for which query. A load belongs to the group of the load
+before it on the same thread, unless
+
+- the thread has built a scan since then: that query is planned;
+- the group has loaded this table already: within one query Spark keeps each table that it has loaded. Its changes, or
+  the table as the target of a write, may be loaded beside it;
+- the analyzer's cache of relations, or the id of the execution, is another one.
+
+PySpark pins threads, so each of Spark's threads calls on a Python thread of its own. Spark loads the tables of a query
+twice, in analysis and again just before optimisation, and reads the rows of the second loads.
+
+Example: `SELECT … FROM lake.orders JOIN lake.revenue …` loads `orders` and `revenue` as one group, so both are read at
+epochs that were chosen together. A second query on the thread loads `orders` again and begins a group.
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ from .query_epochs import QueryEpochs
 
 EXECUTION_ID = "spark.sql.execution.id"
 MAX_GROUPS = 1_000
-"""Most open groups: those of threads whose last query failed in analysis, or read no rows."""
+"""Most groups that are kept. A group stays open if its query failed in analysis, or built no scan."""
 
 
 @dataclass(slots=True)
@@ -28,7 +36,7 @@ class _Group:
     """Loads of one query on one thread."""
 
     relations: Any
-    """Java map with the analyzer's cache, compared by identity."""
+    """Java map whose one key, compared by identity, is the analyzer's cache of relations."""
     execution: str | None
     chosen: QueryEpochs
     loaded: set[str] = field(default_factory=set[str])

@@ -54,7 +54,7 @@ ROW_GROUP_ROWS = 8_192
 """Rows of a row group of a narrow table: the unit that a point lookup decodes."""
 ROW_GROUP_COLUMNS = 8
 """Most columns of a narrow table. Row groups of wider tables have more rows (`row_group_rows`), because a file's footer
-lists each column of each row group, and each read decodes the footer."""
+lists each column of each row group, and parsing it takes time."""
 MOST_ROW_GROUP_ROWS = SCAN_ROWS = 65_536
 """Most rows of a row group; and about the rows of all row groups that a thread decodes at a time."""
 
