@@ -187,13 +187,12 @@ class AsOf:
         """
         until = self.until()
         lowest = view.safe_epoch_of(tables)
-        if until < lowest:
-            reasons = [reason for name in tables if (reason := explain_expired(view.table(name), until))]
+        if reasons := [reason for name in tables if (reason := explain_expired(view.table(name), until))]:
             early = any(until < view.table(name).root_begin for name in tables)
             raise (EpochNotCommitted if early else EpochExpired)(
                 f"as of {show_epoch(until)}: {listed(reasons)}. Ask for epoch {show_epoch(lowest)} or later"
             )
-        epoch = view.largest_valid_at_most(tables, until)
+        epoch = view.largest_valid_at_most(tables, until, read=(), lowest=min(until, lowest))  # below: a tag's epoch
         if epoch is None:
             raise _no_epoch(self.name, view, tables, tables, min(until, view.last_epoch))
         return dict.fromkeys(tables, epoch)

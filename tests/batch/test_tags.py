@@ -78,6 +78,35 @@ def test_what_is_tagged_is_read_by_its_token_until_its_end_and_not_after(lab: La
         read(lab.store, nightly.token)
 
 
+@pytest.mark.rule("2.6")
+@pytest.mark.rule("3.19")
+def test_as_of_reads_at_the_epoch_of_a_tag_below_the_safe_epoch(lab: Lab) -> None:
+    """And at no other epoch there, nor if only another table of the snapshot has a tag."""
+    lab.root_table("q", options=el.TableOptions(history_retention=timedelta(0)))
+    lab.put({1: (0, 1)}, "q")
+    lab.tick()
+    lab.store.job("j").step_local(sums("r", "j_out"))
+    with lab.store.snapshot(consistency="aligned") as snapshot:
+        before = {table: state_of(snapshot[table].to_arrow()) for table in snapshot}
+        epoch = snapshot.tag("nightly").epochs["r"]
+    lab.put({1: (0, 2)}, "q")
+    go_on(lab)
+    with lab.store.snapshot(["r"], consistency="aligned") as snapshot:
+        alone = snapshot.tag("alone").epochs["r"]
+    lab.put({1: (0, 3)}, "q")
+    go_on(lab)
+    with lab.store.snapshot(list(before), consistency=el.AsOf(epoch)) as snapshot:
+        assert snapshot.epochs == dict.fromkeys(before, epoch)
+        assert {table: state_of(snapshot[table].to_arrow()) for table in snapshot} == before
+    for unkept in (epoch - 1, epoch + 1):
+        with pytest.raises(el.EpochExpired, match="retention has removed the history of r below"):
+            lab.store.snapshot(["r"], consistency=el.AsOf(unkept))
+    with lab.store.snapshot(["r"], consistency=el.AsOf(alone)) as snapshot:
+        assert snapshot.epochs == {"r": alone}
+    with pytest.raises(el.EpochExpired, match=": retention has removed the history of q below"):
+        lab.store.snapshot(list(before), consistency=el.AsOf(alone))
+
+
 @pytest.mark.parametrize("name", ["nightly", "x", "y4", "2026-q3"])
 def test_the_name_of_a_tag_in_place_of_its_token_is_told_where_the_token_is(lab: Lab, name: str) -> None:
     tagged = tag(lab, name)
