@@ -237,9 +237,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         log_reach = reach(view, table, after)
         if log_reach.lost and self._read.fail_on_data_loss:
+            hold = "set consumerId to hold the log in future"
+            if self._handle().read_only:
+                hold = "to keep the log longer, set TableOptions(log_retention=…) where the store may be written"
             raise log_reach.truncated(
                 "Start again with startingVersion=snapshot and a new checkpoint, or set failOnDataLoss=false to skip "
-                "them; set consumerId to hold the log in future"
+                f"them; {hold}"
             )
         if log_reach.lost:
             self._handle().log(CHANGES_LOST, table=table.name, commits=log_reach.lost, after=after)
