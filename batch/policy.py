@@ -26,7 +26,7 @@ from epochlog.errors import (
     TableNotReadable,
 )
 from epochlog.store.env.clock import seconds
-from epochlog.store.epochs.epoch_errors import distance, explain_expired, require_begun
+from epochlog.store.epochs.epoch_errors import KEEP_EPOCHS, distance, expired, explain_expired, require_begun
 from epochlog.store.types.epoch import MAX_EPOCH, as_epoch, last_of_unix_ms, show_epoch, show_span
 
 from .policy_options import OptionKind, PolicyOption
@@ -188,10 +188,10 @@ class AsOf:
         until = self.until()
         lowest = view.safe_epoch_of(tables)
         if reasons := [reason for name in tables if (reason := explain_expired(view.table(name), until))]:
-            early = any(until < view.table(name).root_begin for name in tables)
-            raise (EpochNotCommitted if early else EpochExpired)(
-                f"as of {show_epoch(until)}: {listed(reasons)}. Ask for epoch {show_epoch(lowest)} or later"
-            )
+            ask = f"as of {show_epoch(until)}: {listed(reasons)}. Ask for epoch {show_epoch(lowest)} or later"
+            if any(until < view.table(name).root_begin for name in tables):
+                raise EpochNotCommitted(ask)
+            raise EpochExpired(f"{ask}; to read old epochs, {KEEP_EPOCHS}")
         epoch = view.largest_valid_at_most(tables, until, read=(), lowest=min(until, lowest))  # below: a tag's epoch
         if epoch is None:
             raise _no_epoch(self.name, view, tables, tables, min(until, view.last_epoch))
@@ -426,13 +426,10 @@ def _covered(policy: Policy, view: EpochView) -> list[str]:
 
 def _readable(view: EpochView, name: str, epoch: int) -> int:
     """Return the epoch if the table can be read there, else raise EpochExpired or EpochNotCommitted."""
-    safe, through = view.table(name).safe_epoch, view.complete_through(name)
+    through = view.complete_through(name)
     require_begun(view.table(name), epoch)
     if not view.table(name).keeps(epoch):
-        raise EpochExpired(
-            f"{name} at {show_epoch(epoch)}: its history below {show_epoch(safe)} has been released, "
-            f"{distance(epoch, safe)} later; ask for {show_epoch(safe)} or later"
-        )
+        raise expired(name, epoch, view.table(name).safe_epoch)
     if epoch > through:
         short = f"is complete only through {show_epoch(through)}, {distance(through, epoch)} short"
         raise EpochNotCommitted(

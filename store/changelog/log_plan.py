@@ -17,6 +17,7 @@ from epochlog.errors import EpochExpired, InvalidInput, LogTruncated, SchemaChan
 from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, log_key, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.files import Files
+from epochlog.store.epochs.epoch_errors import KEEP_EPOCHS
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_version
 from epochlog.store.metadata.schema_change import extended, first_unreadable
@@ -112,7 +113,7 @@ class LogPlan:
         if pre_images and self.before is None and not self.stored:
             raise EpochExpired(
                 f"table {self.table.name!r}: retention has removed the rows before these changes, so their "
-                "pre-images cannot be read; use pre_images=False"
+                f"pre-images cannot be read. Use pre_images=False; to read them after old epochs, {KEEP_EPOCHS}"
             )
         if filter is not None:
             check_filter(filter)

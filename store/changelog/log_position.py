@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from epochlog.errors import EpochExpired, LogTruncated
 from epochlog.store.catalog.keys import hist_key
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.epochs.epoch_errors import KEEP_EPOCHS
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_version
 from epochlog.store.types.epoch import show_epoch
@@ -55,6 +56,6 @@ def require_states(view: ReadTxn, table_id: int, name: str, after: int, instead:
         safe = version.safe_epoch
         raise EpochExpired(
             f"table {name!r}: retention has removed its rows before epoch {show_epoch(safe)}, so changes past "
-            f"{show_epoch(after)} have no pre-images. Read without them, or begin with {instead}; a table of "
-            'changelog="full" stores them'
+            f"{show_epoch(after)} have no pre-images. Read without them, or begin with {instead}; to read them after "
+            f'old epochs, {KEEP_EPOCHS}, or let them store the pre-images of later commits (changelog="full")'
         )

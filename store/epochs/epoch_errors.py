@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epochlog.errors import EpochNotCommitted
+from epochlog.errors import EpochExpired, EpochNotCommitted
 from epochlog.store.types.epoch import show_epoch, show_span, to_unix_ms
 
 if TYPE_CHECKING:
     from .table_epochs import TableEpochs
+
+KEEP_EPOCHS = (
+    "tag the epochs where the store may be written (store.tag, or `epochlog tag`) and read store.snapshot(tag=…), or "
+    "let the tables keep their history for longer there (TableOptions(history_retention=…))"
+)
+"""Advice for a reader of old epochs. It holds in a store that is opened read-only too, which keeps nothing itself."""
 
 
 def distance(low: int, high: int) -> str:
@@ -30,6 +36,15 @@ def explain_expired(table: TableEpochs, epoch: int) -> str:
     return (
         f"retention has removed the history of {table.name} below epoch {show_epoch(safe)}; {show_epoch(epoch)} is "
         f"{distance(epoch, safe)} below"
+    )
+
+
+def expired(name: str, epoch: int, safe_epoch: int) -> EpochExpired:
+    """Return the error for an epoch of a table below its safe epoch."""
+    return EpochExpired(
+        f"{name} at {show_epoch(epoch)}: its history below {show_epoch(safe_epoch)} has been released, "
+        f"{distance(epoch, safe_epoch)} later. Read at {show_epoch(safe_epoch)} or later; to read old epochs, "
+        f"{KEEP_EPOCHS}"
     )
 
 

@@ -10,6 +10,7 @@ from epochlog.errors import Corrupt, SnapshotExpired
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.files import Files
 from epochlog.store.env.paths import table_of
+from epochlog.store.epochs.epoch_errors import KEEP_EPOCHS
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.shared_files import is_shared
 from epochlog.store.sst.data_file import FileMissing
@@ -65,7 +66,5 @@ def vacuumed(files: Files, problem: str, again: str) -> SnapshotExpired:
         return SnapshotExpired(f"{problem}; {again}, or keep a snapshot open while reading")
     return SnapshotExpired(
         f"{problem}: nothing holds what a store reads that is opened read-only. For one more try {again}; for longer "
-        "reads, tag the epochs where the store may be written (store.tag, or `epochlog tag`) and read "
-        "store.snapshot(tag=…) here, or let the tables keep their history for longer there "
-        "(TableOptions(history_retention=…))"
+        f"reads, {KEEP_EPOCHS}"
     )

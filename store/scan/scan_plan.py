@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochlog.errors import EpochExpired, EpochNotCommitted, InvalidInput
+from epochlog.errors import EpochNotCommitted, InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.files import Files
-from epochlog.store.epochs.epoch_errors import distance
+from epochlog.store.epochs.epoch_errors import distance, expired
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_entries, get_runs, get_version, require_runs
 from epochlog.store.metadata.version import LogEntry, Runs, TableVersion
@@ -268,10 +268,7 @@ class ScanFiles:
         version = self.version
         at = version.max_committed_epoch if epoch is None else as_epoch("epoch", epoch)
         if not version.keeps(at):
-            raise EpochExpired(
-                f"table {table.name!r} is readable from epoch {show_epoch(version.safe_epoch)} on; {show_epoch(at)} "
-                "lies below. Keep more with TableOptions(history_retention=...), or keep epochs with a tag"
-            )
+            raise expired(table.name, at, version.safe_epoch)
         segments = tuple(segment for entry in self.entries if entry.epoch <= at for segment in entry.segments)
         runs = tuple(run for run in self.runs if run.lo < at)
         return ScanPlan(table.schema.at(at) if schema is None else schema, at, runs, segments)

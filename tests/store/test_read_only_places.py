@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyarrow import flight
 
 import epochlog as el
+import plain_flight as plain
+from epochlog.__main__ import main
 from epochlog.spark.batch_source import make_reader, resolve_load
 from mounts import APART, can_mount
 from redis_server import PASSWORD
@@ -24,6 +28,7 @@ TESTS = Path(__file__).resolve().parents[1]
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 ROWS = pa.table({"id": [1, 2], "v": [10, 20]}, schema=SCHEMA)
 WHAT_HELPS = r"holds what a store reads that is opened read-only.*tag the epochs where the store may be written"
+EPOCHS_THAT_STAY = r"tag the epochs where the store may be written.*TableOptions\(history_retention=…\)"
 READER = ("+@read", "+ping", "+select", "+eval", "+evalsha", "+time")
 
 
@@ -191,3 +196,99 @@ def test_the_advice_of_an_ended_read_helps_there(tmp_path: Path) -> None:
             with reader.snapshot(tag="kept") as kept:
                 assert kept["t"].to_arrow() == before != reader.table("t").to_arrow()
             snapshot.close()
+
+
+@pytest.mark.medium
+@pytest.mark.rule("1.72")
+@pytest.mark.rule("2.6")
+@pytest.mark.local_only
+def test_the_advice_of_an_expired_epoch_helps_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each door names a readable epoch, and a tag of a process that may write: the door reads both."""
+    clock, root = [1_767_225_600_000], str(tmp_path / "s")
+
+    def by_format(**options: str) -> list[object]:
+        load = resolve_load({"path": root, "table": "t", "readOnly": "true", **options})
+        reader = make_reader(load, load.spark_schema(), {})
+        return [batch for task in reader.partitions() for batch in reader.read(task)]
+
+    def by_command(command: str, *options: str) -> None:
+        if main([command, "--read-only", root, "t", *options]):
+            raise el.EpochExpired(capsys.readouterr().err)
+
+    def close(snapshot: el.PinnedSnapshot) -> None:
+        with snapshot:
+            snapshot["t"].to_arrow()
+
+    with el.open(root, clock=lambda: clock[0]) as store:
+        options = el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(days=9))
+        table = store.create_table("t", SCHEMA, ["id"], options=options)
+
+        def replace_all() -> int:
+            """Replace the row, release the history before that, and return the epoch of the snapshot that preceded."""
+            with store.snapshot(["t"]) as snapshot:
+                token = snapshot.token
+                epoch = snapshot.epochs["t"]
+            tokens[epoch] = token
+            for _ in range(2):
+                clock[0] += 3_600_001
+                table.upsert(pa.table({"id": [1], "v": [clock[0] % 1000]}, schema=SCHEMA))
+                store.checkpoint()
+            store.compact("t", full=True)
+            for _ in range(2):
+                clock[0] += 3_600_001
+                store.vacuum(grace=0)
+            return epoch
+
+        tokens: dict[int, str] = {}
+        replace_all()
+        expired = replace_all()
+        with (
+            el.open(root, read_only=True, clock=lambda: clock[0]) as reader,
+            el.serve(reader) as server,
+            el.connect(server.location) as remote,
+            plain.connected(server.location) as (client, _),
+        ):
+            t = reader.table("t")
+            doors: dict[str, Callable[[int], object]] = {
+                "to_arrow": lambda epoch: t.to_arrow(epoch=epoch),
+                "get": lambda epoch: t.get([1], epoch=epoch),
+                "count": t.count,
+                "dataset": lambda epoch: t.dataset(epoch=epoch).to_table(),
+                "as_of": lambda epoch: close(reader.snapshot(["t"], consistency=el.AsOf(epoch))),
+                "exact": lambda epoch: close(reader.snapshot(["t"], consistency=el.Exact({"t": epoch}))),
+                "changes": lambda epoch: t.changes(epoch, pre_images=True).read_all(),
+                "log": lambda epoch: el.UpstreamLog(reader, ["t"], after=epoch, pre_images=True).close(),
+                "flight": lambda epoch: plain.read(client, plain.command(read="t", epoch=epoch)),
+                "remote": lambda epoch: remote.snapshot("t", epoch=epoch).read_all(),
+                "remote as_of": lambda epoch: remote.snapshot("t", consistency="as_of", epoch=epoch).read_all(),
+                "remote changes": lambda epoch: remote.changes("t", epoch, pre_images=True).read_all(),
+                "spark": lambda epoch: by_format(versionAsOf=str(epoch)),
+                "spark changes": lambda epoch: by_format(
+                    readChangeFeed="true", startingVersion=str(epoch + 1), preImages="true"
+                ),
+                "read": lambda epoch: by_command("read", "--epoch", str(epoch)),
+                "read exact": lambda epoch: by_command("read", "--consistency", "exact", "--epoch", str(epoch)),
+                "command changes": lambda epoch: by_command("changes", "--after", str(epoch), "--pre-images"),
+            }
+            for name, door in doors.items():
+                with pytest.raises((el.EpochExpired, flight.FlightError), match=EPOCHS_THAT_STAY) as ended:
+                    door(expired)
+                if "changes" in name or name == "log":
+                    assert re.search("[Uu]se pre_images=False|Read without them", str(ended.value))
+                    assert sum(rows.num_rows for rows in t.changes(expired)) > 0
+                else:
+                    named = re.search(r"(?:Read at|Ask for epoch) (\d+)", str(ended.value))
+                    assert named is not None, str(ended.value)
+                    door(int(named[1]))
+            with pytest.raises(el.EpochExpired, match=EPOCHS_THAT_STAY):
+                reader.snapshot(consistency=el.Exact(tokens[expired]))
+            store.tag("kept", ["t"])
+            before = store.table("t").to_arrow()
+            tagged = replace_all()
+            with reader.snapshot(tag="kept") as kept:
+                assert kept["t"].to_arrow() == before != t.to_arrow()
+                assert kept.epochs["t"] == tagged
+            for door in doors.values():
+                door(tagged)
+            with pytest.raises(el.EpochExpired, match=EPOCHS_THAT_STAY):
+                t.to_arrow(epoch=tagged + 1)
