@@ -21,6 +21,7 @@ from epochlog.store.scan.pruning import key_prunes
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.merge import Rows, lookup, merge_sources
 from epochlog.store.sst.segment import Segment, SegmentReader
+from epochlog.store.types.arrays import from_numpy
 from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.read_options import ReadOptions
@@ -175,7 +176,7 @@ class ChangeReader:
         assert self.before is not None
         before = self.before.extended([segment for group in self.groups[: unit.first] for segment in group.segments])
         order = by_key(touches)
-        keys = touches.keys.take(pa.array(order.oldest))
+        keys = touches.keys.take(from_numpy(order.oldest))
         state = before.rows_of(self.files, keys, self.table.schema.names)
         return _Old(replaced(touches, order, state), Pool([state.data, touches.data]), len(state))
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.store.sst.merge import Rows, lookup
+from epochlog.store.types.arrays import from_bytes, from_numpy, to_numpy
 from epochlog.store.types.epoch import SEQUENCE_BITS, to_unix_ms
 from epochlog.store.types.key_codec import last_of_each, sort_indices
 from epochlog.store.types.null_safe_equal import same_values
@@ -25,7 +26,7 @@ CHANGE_FIELDS = (
     pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", tz="UTC"), nullable=False),
 )
 INSERT, UPDATE_PRE, UPDATE_POST, UPSERT, DELETE = "insert", "update_preimage", "update_postimage", "upsert", "delete"
-_TYPES = (INSERT, UPDATE_PRE, UPDATE_POST, DELETE, UPSERT)
+_TYPES = from_bytes([kind.encode() for kind in (INSERT, UPDATE_PRE, UPDATE_POST, DELETE, UPSERT)], pa.string())
 _INSERT, _UPDATE_PRE, _UPDATE_POST, _DELETE, _UPSERT = range(5)
 _SMALL_BATCH_ROWS = 1 << 12
 
@@ -66,7 +67,7 @@ class ByKey:
 
 def each_epoch(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Cut a batch of changes at each new log epoch; yield (epoch, rows) in order."""
-    epochs = batch.column(COMMIT_VERSION).to_numpy()
+    epochs = to_numpy(batch.column(COMMIT_VERSION))
     cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(epochs)] if len(epochs) else []
     for start, stop in pairwise(cuts):
         yield int(epochs[start]), batch.slice(start, stop - start)
@@ -91,7 +92,7 @@ def concat_nullable(tables: Sequence[pa.Table]) -> pa.Table:
 def by_key(touches: Touches) -> ByKey:
     """Sort the touches by key, then epoch."""
     order = sort_indices(touches.keys)
-    last = last_of_each(touches.keys.take(pa.array(order)))
+    last = last_of_each(touches.keys.take(from_numpy(order)))
     return ByKey(order, np.insert(last[:-1], 0, True) if len(last) else last, last)
 
 
@@ -101,7 +102,7 @@ def replaced(touches: Touches, sorted_: ByKey, state: Rows) -> np.ndarray:
     """
     order, first = sorted_.order, sorted_.first
     positions = np.empty(len(order), np.int64)
-    positions[sorted_.oldest] = lookup(state.keys, touches.keys.take(pa.array(sorted_.oldest)))
+    positions[sorted_.oldest] = lookup(state.keys, touches.keys.take(from_numpy(sorted_.oldest)))
     if not first.all():
         repeated = np.flatnonzero(~first)
         earlier = order[repeated - 1]
@@ -123,7 +124,7 @@ class Pool:
             self._columns[name] = (
                 chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks) if chunks else self._empty_column(name)
             )
-        at = positions if isinstance(positions, pa.Array) else pa.array(positions)
+        at = positions if isinstance(positions, pa.Array) else from_numpy(positions)
         return pc.take(self._columns[name], at, boundscheck=False)
 
     def schema(self, names: Sequence[str]) -> pa.Schema:
@@ -145,7 +146,7 @@ class Pool:
         return differ
 
     def _empty_column(self, name: str) -> pa.Array:
-        return pa.array([], self._tables[0].schema.field(name).type)
+        return pa.nulls(0, self._tables[0].schema.field(name).type)
 
 
 def _width(kind: pa.DataType) -> int:
@@ -161,7 +162,7 @@ def cheap_rows(touches: Touches, names: Sequence[str], positions: np.ndarray | N
     """
     data, deleted, labels = touches.data.select(names), touches.deleted, touches.labels
     if positions is not None:
-        data = data.combine_chunks().take(pa.array(positions))
+        data = data.combine_chunks().take(from_numpy(positions))
         deleted, labels = deleted[positions], labels[positions]
     elif data.num_columns and data.num_rows < _SMALL_BATCH_ROWS * data.column(0).num_chunks:
         data = data.combine_chunks()  # one batch in place of one for each small epoch
@@ -206,11 +207,11 @@ def change_columns(kinds: np.ndarray | str, labels: np.ndarray) -> list[pa.Array
     epochs.
     """
     if isinstance(kinds, str):
-        types = pa.repeat(pa.scalar(kinds, pa.string()), len(labels))
+        types = pa.repeat(*from_bytes([kinds.encode()], pa.string()), len(labels))
     else:
         types = _types(kinds)
-    times = pa.array(((labels >> SEQUENCE_BITS) + to_unix_ms(0)) * 1000)
-    return [types, pa.array(labels), times.view(CHANGE_FIELDS[2].type)]
+    times = from_numpy(((labels >> SEQUENCE_BITS) + to_unix_ms(0)) * 1000)
+    return [types, from_numpy(labels), times.view(CHANGE_FIELDS[2].type)]
 
 
 def change_kinds(deleted: np.ndarray) -> pa.Array:
@@ -219,4 +220,4 @@ def change_kinds(deleted: np.ndarray) -> pa.Array:
 
 
 def _types(kinds: np.ndarray) -> pa.Array:
-    return pc.take(pa.array(_TYPES), pa.array(kinds), boundscheck=False)
+    return pc.take(_TYPES, from_numpy(kinds), boundscheck=False)

@@ -22,6 +22,7 @@ from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.merge import Rows, lookup, newest_wins
 from epochlog.store.sst.segment import Segment, SegmentReader, write_segment
 from epochlog.store.sst.segment_writer import remove_segments
+from epochlog.store.types.arrays import from_numpy
 from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.schema import TableSchema
@@ -104,7 +105,7 @@ def _patched_rows(
     for place, epoch in enumerate(epochs):
         if touched is None or not len(touched):
             return
-        in_epoch = pa.array(reader.known([[segment] for segment in epoch], touched.keys))
+        in_epoch = from_numpy(reader.known([[segment] for segment in epoch], touched.keys))
         if in_epoch.true_count:
             yield place, _rows_or_tombstones(files, now, touched.keys.filter(in_epoch), touched.data.filter(in_epoch))
         in_later_epochs = pc.invert(in_epoch)
@@ -116,7 +117,7 @@ def _rows_or_tombstones(files: Files, now: ScanPlan, keys: pa.Array, key_columns
     state = now.rows_of(files, keys, now.table.schema.names)
     positions = lookup(state.keys, keys)
     missing = positions < 0
-    places, data = pa.array(positions, mask=missing), state.data.combine_chunks()
+    places, data = from_numpy(positions, missing), state.data.combine_chunks()
     columns = {
         name: key_columns.column(name) if name in now.table.primary_key else data.column(name).take(places)
         for name in now.table.schema.names
@@ -136,7 +137,7 @@ def _old_rows(
         return []
     touches = end_to_end(touched)
     order = by_key(touches)
-    keys = touches.keys.take(pa.array(order.oldest))
+    keys = touches.keys.take(from_numpy(order.oldest))
     state = before.rows_of(files, keys, table.schema.names)
     if len(epochs) == 1:
         return [(0, state)] if len(state) else []
@@ -144,9 +145,9 @@ def _old_rows(
     old: list[tuple[int, Rows]] = []
     for place, rows in touched:
         positions = places[touches.labels == place]
-        known = pa.array(positions >= 0)
+        known = from_numpy(positions >= 0)
         if known.true_count:
-            data = pool.take(pa.array(positions[positions >= 0]))
+            data = pool.take(from_numpy(positions[positions >= 0]))
             old.append((place, Rows(rows.keys.filter(known), data)))
     return old
 

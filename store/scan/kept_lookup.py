@@ -12,6 +12,7 @@ from epochlog.store.env.files import Files
 from epochlog.store.metadata.kept_deletes import DELETED_AT, KeptFile
 from epochlog.store.sst.merge import Rows, lookup
 from epochlog.store.sst.segment import Segment, write_segment
+from epochlog.store.types.arrays import from_numpy, to_numpy
 from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.schema import TableSchema
 
@@ -71,14 +72,14 @@ def find_kept(files: Files, table: TableSchema, kept: Sequence[KeptFile], keys: 
     for file in reversed(kept):
         if not len(missing):
             break
-        needles = keys if len(missing) == len(keys) else keys.take(pa.array(missing))
+        needles = keys if len(missing) == len(keys) else keys.take(from_numpy(missing))
         rows = reader.find([[file.segment]], needles)
         if rows is None:
             continue
         (hits,) = (lookup(rows.keys, needles) >= 0).nonzero()
         places.append(missing[hits])
         columns += rows.data.column(table.sequence_by).chunks
-        at = rows.data.column(DELETED_AT).to_numpy()
+        at = to_numpy(rows.data.column(DELETED_AT))
         epochs.append(np.where(at == 0, file.epoch, at))
         missing = np.delete(missing, hits)
     if not places:
@@ -86,5 +87,5 @@ def find_kept(files: Files, table: TableSchema, kept: Sequence[KeptFile], keys: 
         return FoundDeletes(np.empty(0, np.int64), pa.array([], kind), np.empty(0, np.int64))
     at = np.concatenate(places)
     order = np.argsort(at)
-    sequence = pa.concat_arrays(columns).take(pa.array(order))
+    sequence = pa.concat_arrays(columns).take(from_numpy(order))
     return FoundDeletes(at[order], sequence, np.concatenate(epochs)[order])

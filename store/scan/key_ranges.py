@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-import pyarrow as pa
+import numpy as np
 
 from epochlog.store.env.files import Files
 from epochlog.store.sst.segment import Segment, SegmentReader
+from epochlog.store.types.arrays import from_numpy
 from epochlog.store.types.key_codec import Key, KeyCodec
 from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.schema import TableSchema
@@ -53,7 +54,7 @@ def key_splits(
     share = max(1, sum(segment.rows for segment in small) // max(1, len(chosen) * _SAMPLED_KEYS))
     for segment in chosen:
         keys = SegmentReader(files, segment, table, codec).read((), within).keys
-        places = pa.array(_evenly(len(keys), _SAMPLED_KEYS), pa.int64())
+        places = from_numpy(np.array(_evenly(len(keys), _SAMPLED_KEYS), np.int64))
         marks += [(key, share) for key in keys.take(places).to_pylist()]
     return split_by_weight(marks, count, within)
 

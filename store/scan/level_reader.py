@@ -15,6 +15,7 @@ from epochlog.store.env.parallel import parallel_map
 from epochlog.store.sst.merge import Rows, joined, newest_wins
 from epochlog.store.sst.segment import Borders, Segment, SegmentReader
 from epochlog.store.sst.sorted_run import SortedRun, read_part
+from epochlog.store.types.arrays import empty_table
 from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.read_options import ReadOptions
@@ -101,7 +102,7 @@ class LevelReader:
     def no_rows(self, columns: Sequence[str]) -> Rows:
         """Return zero rows of these columns."""
         schema = pa.schema([self.table.schema.field(name) for name in columns])
-        return Rows(pa.array([], self.codec.key_type), schema.empty_table(), None)
+        return Rows(pa.nulls(0, self.codec.key_type), empty_table(schema), None)
 
     def _segment_levels(
         self, options: ReadOptions, passing: Sequence[KeyRange], borders: Borders | None

@@ -17,6 +17,7 @@ from epochlog.store.sst.file_columns import signature
 from epochlog.store.sst.merge import Rows, joined, lookup
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_blocks
+from epochlog.store.types.arrays import from_numpy, to_numpy
 from epochlog.store.types.key_codec import Key, KeyCodec, search
 from epochlog.store.types.key_sieve import Sieve, hashed
 from epochlog.store.types.schema import TableSchema
@@ -80,7 +81,8 @@ class PointReader:
                 asked = missing[sieve.may_hold(hashes[missing])]
             if not len(asked):
                 continue
-            for part in self._in_level(level, needles if len(asked) == len(needles) else needles.take(pa.array(asked))):
+            sought = needles if len(asked) == len(needles) else needles.take(from_numpy(asked))
+            for part in self._in_level(level, sought):
                 hits.append(replace(part, at=asked[part.at]))
                 is_missing[hits[-1].at] = False
             (missing,) = is_missing.nonzero()
@@ -99,7 +101,7 @@ class PointReader:
                 continue
             if rows.deleted is not None and rows.deleted[position]:
                 return None
-            return Rows(rows.keys.take(pa.array([position])), _taken(rows.data, np.array([position])))
+            return Rows(rows.keys.slice(position, 1), _taken(rows.data, np.array([position])))
         return None
 
     def _rows_near(self, level: Sequence[Segment] | Sequence[RunFile], key: Key) -> Rows | None:
@@ -220,7 +222,7 @@ def _position(keys: pa.Array, key: Key) -> int | None:
     if pa.types.is_binary(keys.type):
         position = bisect_left(range(len(keys)), key, key=lambda index: keys[index].as_py())
     else:
-        values = keys.to_numpy()
+        values = to_numpy(keys)
         position = int(values.searchsorted(values.dtype.type(key)))  # of the same type, else numpy converts all values
     return position if position < len(keys) and keys[position].as_py() == key else None
 
@@ -264,8 +266,8 @@ def _in_order(hits: Sequence[_Hits], needles: pa.Array) -> Rows | None:
     row_of = np.full(len(needles), -1)
     row_of[at[live]] = live.nonzero()[0]
     (live_at,) = (row_of >= 0).nonzero()
-    return Rows(needles.take(pa.array(live_at)), _taken(data, row_of[live_at]))
+    return Rows(needles.take(from_numpy(live_at)), _taken(data, row_of[live_at]))
 
 
 def _taken(data: pa.Table, positions: np.ndarray) -> pa.Table:
-    return data.take(pa.array(positions)) if data.num_columns else data
+    return data.take(from_numpy(positions)) if data.num_columns else data

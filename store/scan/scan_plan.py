@@ -26,6 +26,7 @@ from epochlog.store.metadata.version import LogEntry, Runs, TableVersion
 from epochlog.store.sst.merge import Rows, lookup, merge_data, merge_sources
 from epochlog.store.sst.segment import Borders, Segment
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
+from epochlog.store.types.arrays import empty_table, from_numpy
 from epochlog.store.types.epoch import as_epoch, show_epoch
 from epochlog.store.types.key_codec import Key, KeyCodec, last_of_each, sort_indices
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
@@ -187,7 +188,7 @@ class ScanPlan:
         return _projected(passed(self.table.name, data, filter), schema)
 
     def _no_rows(self, columns: Sequence[str]) -> pa.Table:
-        return pa.schema([self.table.schema.field(name) for name in columns]).empty_table()
+        return empty_table(pa.schema([self.table.schema.field(name) for name in columns]))
 
     def _reader(self, files: Files) -> LevelReader:
         return LevelReader(files, self.table, self.codec, self.epoch, self.runs, self.segments)
@@ -225,7 +226,7 @@ class ScanPlan:
         positions, rows = self.find(files, needles, schema.names or self.table.primary_key[:1])
         existing = positions[positions >= 0]
         in_order = len(existing) == len(rows) and (existing[1:] > existing[:-1]).all()
-        data = rows.data if in_order else rows.data.take(pa.array(existing))
+        data = rows.data if in_order else rows.data.take(from_numpy(existing))
         data = data.select(schema.names)
         return as_schema(data, schema)
 
@@ -234,8 +235,8 @@ class ScanPlan:
 
         Reads only the blocks that may hold one of them.
         """
-        ordered = needles.take(pa.array(sort_indices(needles)))
-        rows = self.rows_of(files, ordered.filter(pa.array(last_of_each(ordered))), columns)
+        ordered = needles.take(from_numpy(sort_indices(needles)))
+        rows = self.rows_of(files, ordered.filter(from_numpy(last_of_each(ordered))), columns)
         return lookup(rows.keys, needles), rows
 
     def rows_of(self, files: Files, keys: pa.Array, columns: Sequence[str]) -> Rows:

@@ -20,6 +20,7 @@ from epochlog.store.env.parallel import parallel_map
 from epochlog.store.sst.file_columns import column_map
 from epochlog.store.sst.segment import BATCH_ROWS, Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_blocks
+from epochlog.store.types.arrays import from_numpy
 from epochlog.store.types.key_codec import Key, KeyCodec
 from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.row_size import row_bytes, split_widths, varying_bytes
@@ -166,7 +167,7 @@ def _slices(files: Files, table: TableSchema, columns: Sequence[str], span: Span
         (rows,) = SegmentReader(files, source, table, codec).read_blocks(names, [span.block])
     taken = np.cumsum(np.full(len(rows), max(1.0, fixed)) + (row_bytes(rows.data) if names else 0.0))
     places = np.unique(np.searchsorted(taken, taken[-1] * np.arange(_SLICES) / _SLICES))
-    keys = rows.keys.take(pa.array(places)).to_pylist()
+    keys = rows.keys.take(from_numpy(places)).to_pylist()
     edges = [0.0, *taken[places[1:] - 1].tolist(), float(taken[-1])]
     for (low, end), (before, after) in zip(pairwise([*keys, span.end]), pairwise(edges), strict=True):
         yield Span(low, end, worth * (after - before) / edges[-1])

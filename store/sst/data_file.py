@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from epochlog.errors import Corrupt
 from epochlog.store.env.files import Files
 from epochlog.store.env.lru_cache import CacheKey
+from epochlog.store.types.arrays import from_numpy, to_numpy
 from epochlog.store.types.key_codec import Key, KeyCodec, contiguous, search
 from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.schema import TableSchema
@@ -157,7 +158,7 @@ def file_table(schema: TableSchema, codec: KeyCodec, rows: Rows, extra: Sequence
         columns.append(rows.keys)
     if deleted is not None:
         fields.append(pa.field(OP, pa.uint8(), nullable=False))
-        columns.append(pa.array(np.where(deleted, DELETE, UPSERT).astype(np.uint8)))
+        columns.append(from_numpy(np.where(deleted, DELETE, UPSERT).astype(np.uint8)))
     for name in extra:
         fields.append(pa.field(name, pa.int64(), nullable=False))
         columns.append(rows.data.column(name))
@@ -220,5 +221,5 @@ def tombstones(table: pa.Table) -> np.ndarray | None:
 
 def marks(column: pa.ChunkedArray) -> np.ndarray | None:
     """Convert an `_op` column to tombstone marks, bool[rows]; None without a tombstone."""
-    deleted = column.to_numpy() == DELETE
+    deleted = to_numpy(column) == DELETE
     return deleted if deleted.any() else None

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.errors import SchemaChanged
+from epochlog.store.types.arrays import from_numpy
 from epochlog.store.types.defaults import repeated
 from epochlog.store.types.retyping import as_type, from_parquet
 from epochlog.store.types.schema import TableSchema
@@ -87,7 +88,7 @@ class ColumnMap:
         # Parquet keeps some types as others, and a key, which is never widened, must not be null.
         widened = not source.type.equals(field.type)
         if widened and visible is not None and not visible.all():
-            column, nullable = pc.if_else(pa.array(visible), column, pa.scalar(None, column.type)), True
+            column, nullable = pc.if_else(from_numpy(visible), column, pa.scalar(None, column.type)), True
         if loses_dates(source.type, field.type):  # the newest rows have no such dates, and older ones no value for them
             column = without_lost_dates(column, field.type)
             nullable |= bool(column.null_count)
@@ -99,7 +100,7 @@ class ColumnMap:
         if default is None:
             return pa.nulls(data.num_rows, field.type)
         values, deleted = as_type(repeated(default, data.num_rows), field.type), tombstones(data)
-        return values if deleted is None else pc.if_else(pa.array(deleted), pa.scalar(None, field.type), values)
+        return values if deleted is None else pc.if_else(from_numpy(deleted), pa.scalar(None, field.type), values)
 
 
 def column_map(schema: TableSchema, file: Described) -> ColumnMap | None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.store.env.parallel import parallel_map
+from epochlog.store.types.arrays import from_numpy, to_numpy
 from epochlog.store.types.key_codec import Key, last_of_each, search, sort_indices
 
 SPLIT_ROWS = 1 << 16
@@ -47,10 +48,10 @@ def sorted_unique(keys: pa.Array, data: pa.Table, deleted: np.ndarray | bool | N
     """Sort rows by key; of equal keys the last row wins. `deleted` may be one bool for all rows."""
     marks = np.full(len(keys), deleted) if isinstance(deleted, bool) else deleted
     order = sort_indices(keys)
-    indices = order[last_of_each(keys.take(pa.array(order)))]
+    indices = order[last_of_each(keys.take(from_numpy(order)))]
     if len(indices) == len(keys) and (indices[1:] > indices[:-1]).all():
         return Rows(keys, data, _marks(marks))
-    return Rows(keys.take(pa.array(indices)), _gather(data, indices), _marks(marks, indices))
+    return Rows(keys.take(from_numpy(indices)), _gather(data, indices), _marks(marks, indices))
 
 
 def newest_wins(rows: Sequence[Rows]) -> Rows:
@@ -75,7 +76,7 @@ def merged_values(sources: Sequence[Rows]) -> Rows:
     keys = pa.concat_arrays([rows.keys for rows in sources])
     data = pa.concat_tables([rows.data for rows in sources]).combine_chunks()
     order = sort_indices(keys)
-    ordered = keys.take(pa.array(order))
+    ordered = keys.take(from_numpy(order))
     last = last_of_each(ordered)
     if not len(order):
         return Rows(keys, data)
@@ -83,13 +84,13 @@ def merged_values(sources: Sequence[Rows]) -> Rows:
     columns: list[pa.Array] = []
     for column in data.columns:
         if not column.null_count:
-            columns.append(pc.take(column, pa.array(order[last])))
+            columns.append(pc.take(column, from_numpy(order[last])))
             continue
-        valid = column.is_valid().to_numpy()[order]
+        valid = to_numpy(column.is_valid())[order]
         newest = np.maximum.reduceat(np.where(valid, np.arange(len(order)), -1), starts)
-        positions = pa.array(order[np.maximum(newest, 0)], mask=newest < 0)
+        positions = from_numpy(order[np.maximum(newest, 0)], newest < 0)
         columns.append(pc.take(column, positions))
-    return Rows(ordered.filter(pa.array(last)), pa.Table.from_arrays(columns, schema=data.schema))
+    return Rows(ordered.filter(from_numpy(last)), pa.Table.from_arrays(columns, schema=data.schema))
 
 
 def merge_sources(sources: Sequence[Rows], *, keep_tombstones: bool = False) -> Rows:
@@ -253,9 +254,9 @@ def _newest_of_small(split: _Split) -> tuple[pa.Array, np.ndarray]:
         return keys[0], np.arange(len(keys[0]))
     joined = pa.concat_arrays(keys)
     order = sort_indices(joined)
-    ordered = joined.take(pa.array(order))
+    ordered = joined.take(from_numpy(order))
     last = last_of_each(ordered)
-    return (ordered, order) if last.all() else (ordered.filter(pa.array(last)), order[last])
+    return (ordered, order) if last.all() else (ordered.filter(from_numpy(last)), order[last])
 
 
 def _take_columns(split: _Split, indices: np.ndarray | None) -> list[list[pa.Array]]:
@@ -272,14 +273,14 @@ def _take(parts: list[pa.Array], indices: np.ndarray | None) -> list[pa.Array]:
     if indices is None:
         return parts
     array = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    return [pc.take(array, pa.array(indices), boundscheck=False)]
+    return [pc.take(array, from_numpy(indices), boundscheck=False)]
 
 
 def _cut_splits(sources: Sequence[Rows], largest: int) -> list[_Split]:
     """Cut all sources into consecutive key ranges, at the splits of the largest source, sources[largest]."""
     large = sources[largest]
     edges = _edges(large)
-    inner = large.keys.take(pa.array(edges[1:-1], pa.int64()))
+    inner = large.keys.take(from_numpy(np.array(edges[1:-1], np.int64)))
     cuts = [
         [0, *search(source.keys, inner.cast(source.keys.type)).tolist(), len(source)] if index != largest else edges
         for index, source in enumerate(sources)
@@ -342,19 +343,19 @@ def _matches(keys: pa.Array, positions: np.ndarray, needles: pa.Array) -> np.nda
         return np.zeros(len(needles), np.bool_)
     if not pa.types.is_binary(keys.type):
         # a position past the end is clipped to the last key, which is then smaller than the needle
-        return keys.to_numpy().take(positions, mode="clip") == needles.to_numpy()
+        return to_numpy(keys).take(positions, mode="clip") == to_numpy(needles)
     if len(needles) <= _FEW_NEEDLES:
         pairs = zip(positions.tolist(), needles.to_pylist(), strict=True)
         return np.array([position < len(keys) and keys[position].as_py() == key for position, key in pairs], np.bool_)
     in_bounds = positions < len(keys)
     clipped = np.where(in_bounds, positions, 0)
-    return in_bounds & pc.equal(keys.take(pa.array(clipped)), needles).to_numpy(zero_copy_only=False)
+    return in_bounds & to_numpy(pc.equal(keys.take(from_numpy(clipped)), needles))
 
 
 def _without_tombstones(rows: Rows, keep_tombstones: bool) -> Rows:
     if keep_tombstones or rows.deleted is None:
         return rows
-    is_live = pa.array(~rows.deleted)
+    is_live = from_numpy(~rows.deleted)
     data = rows.data.filter(is_live) if rows.data.num_columns else rows.data
     return Rows(rows.keys.filter(is_live), data)
 
@@ -385,7 +386,7 @@ def _concat_permissive(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _gather(data: pa.Table, indices: np.ndarray) -> pa.Table:
-    return data.combine_chunks().take(pa.array(indices)) if data.num_columns else data
+    return data.combine_chunks().take(from_numpy(indices)) if data.num_columns else data
 
 
 def _assemble(schema: pa.Schema, splits: list[list[list[pa.Array]]]) -> pa.Table:

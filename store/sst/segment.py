@@ -14,6 +14,7 @@ from epochlog.store.catalog.records import as_record, checked
 from epochlog.store.env.files import Files, inside_root
 from epochlog.store.env.os_refusals import undecodable
 from epochlog.store.env.parallel import parallel_map
+from epochlog.store.types.arrays import from_numpy
 from epochlog.store.types.key_codec import Key, KeyCodec
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.row_size import Sizes, block_sizes
@@ -146,7 +147,7 @@ def write_segment(
         key_max=rows.keys[len(rows) - 1].as_py(),
         stats=key_stats(codec, table),
         label=label,
-        blocks=tuple(rows.keys.take(pa.array(starts)).to_pylist()),
+        blocks=tuple(rows.keys.take(from_numpy(starts)).to_pylist()),
         sizes=block_sizes(table, starts.tolist()),
         schema_version=schema.version,
     )
@@ -307,7 +308,7 @@ class SegmentReader:
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
 
 
 def _copy_if_mapped(batch: pa.RecordBatch, data: pa.Buffer) -> pa.RecordBatch:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochlog.store.types.arrays import from_numpy, to_numpy
 from epochlog.store.types.key_codec import KeyCodec, last_of_each, sort_indices
 from epochlog.store.types.schema import TableSchema
 
@@ -23,20 +24,20 @@ def encoded_sequence(table: TableSchema, data: pa.Table) -> pa.Array:
 def comparable(codes: Sequence[pa.Array]) -> list[np.ndarray]:
     """Return numbers in the order of encoded sequences. Those of one call can be compared with each other."""
     if not codes or not pa.types.is_binary(codes[0].type):
-        return [array.to_numpy() for array in codes]
+        return [to_numpy(array) for array in codes]
     joined = pa.concat_arrays(codes)
-    ranks = pc.rank(joined, sort_keys="ascending", tiebreaker="dense").to_numpy().astype(np.int64)
+    ranks = to_numpy(pc.rank(joined, sort_keys="ascending", tiebreaker="dense")).astype(np.int64)
     return np.split(ranks, np.cumsum([len(array) for array in codes[:-1]]))
 
 
 def winners(keys: pa.Array, sequence: np.ndarray, deleted: np.ndarray) -> np.ndarray:
     """Return the positions of each key's winning change, in key order. The changes are in order of arrival."""
     order = sort_indices(keys)
-    if last_of_each(keys.take(pa.array(order))).all():  # no key repeats
+    if last_of_each(keys.take(from_numpy(order))).all():  # no key repeats
         return order
     order = np.lexsort((deleted, sequence))  # stable: of equal ones the later arrival stays behind
-    order = order[sort_indices(keys.take(pa.array(order)))]
-    return order[last_of_each(keys.take(pa.array(order)))]
+    order = order[sort_indices(keys.take(from_numpy(order)))]
+    return order[last_of_each(keys.take(from_numpy(order)))]
 
 
 def greatest_wins(sources: Sequence[Rows], table: TableSchema) -> Rows:
@@ -52,6 +53,6 @@ def greatest_wins(sources: Sequence[Rows], table: TableSchema) -> Rows:
     chosen = winners(keys, sequence, deleted)
     if len(chosen) == len(keys) and (chosen[1:] > chosen[:-1]).all():
         return Rows(keys, data, deleted if deleted.any() else None)
-    take = pa.array(chosen)
+    take = from_numpy(chosen)
     deleted = deleted[chosen]
     return Rows(keys.take(take), data.combine_chunks().take(take), deleted if deleted.any() else None)

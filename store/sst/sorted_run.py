@@ -16,6 +16,7 @@ from epochlog.store.env.files import Files, inside_root, write_failed
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.env.os_refusals import undecodable
 from epochlog.store.env.parallel import parallel_map
+from epochlog.store.types.arrays import from_numpy, to_numpy
 from epochlog.store.types.column_types import parquet_type, same_layout
 from epochlog.store.types.key_codec import Key, KeyCodec
 from epochlog.store.types.key_range import KeyRange
@@ -224,7 +225,7 @@ def write_part(
         key_max=rows.keys[len(rows) - 1].as_py(),
         stats=key_stats(codec, table),
         history=history,
-        blocks=tuple(rows.keys.take(pa.array(starts)).to_pylist()),
+        blocks=tuple(rows.keys.take(from_numpy(starts)).to_pylist()),
         deletes=0 if rows.deleted is None else int(rows.deleted.sum()),
         until=pc.max(rows.data.column(UNTIL)).as_py() if history else 0,
         sizes=block_sizes(table, starts.tolist()),
@@ -284,7 +285,7 @@ def read_part(
     keys, table = keys.slice(first, end - first), table.slice(first, end - first)
     visible = None if at is None else _visible_at(table, at)
     if visible is not None and not marked:
-        keys, table = keys.filter(pa.array(visible)), table.filter(pa.array(visible))
+        keys, table = keys.filter(from_numpy(visible)), table.filter(from_numpy(visible))
     deleted = tombstones(table)
     if visible is not None and marked and not visible.all():
         deleted = ~visible if deleted is None else deleted | ~visible
@@ -443,8 +444,8 @@ def _bounds(statistics: pq.Statistics | None, kind: pa.DataType) -> tuple[pa.Sca
 
 def _visible_at(table: pa.Table, at: int) -> np.ndarray:
     """Return bool[rows]: True for rows that are visible at the epoch `at`: written by then, and not yet replaced."""
-    visible = table.column(EPOCH).to_numpy() <= at
-    return visible & (table.column(UNTIL).to_numpy() > at) if UNTIL in table.column_names else visible
+    visible = to_numpy(table.column(EPOCH)) <= at
+    return visible & (to_numpy(table.column(UNTIL)) > at) if UNTIL in table.column_names else visible
 
 
 def _cast_to_schema(table: pa.Table, schema: TableSchema) -> pa.Table:

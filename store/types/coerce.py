@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from epochlog.errors import InvalidInput, LimitExceeded, SchemaMismatch
 
+from .arrays import ZERO
 from .casting import Unfit, cast_values, map_entries
 from .column_types import children, fits, has_required_children, parquet_is_narrower
 from .pandas_frames import from_frame, from_series, is_frame
@@ -228,7 +229,7 @@ def _longest_row_bytes(conformed: pa.Table, names: Sequence[str]) -> int:
             _T.is_binary(column.type) or _T.is_string(column.type) or _is_large(column.type)
         ):
             continue
-        lengths = pc.fill_null(pc.cast(pc.binary_length(column), pa.int64()), 0)
+        lengths = pc.fill_null(pc.cast(pc.binary_length(column), pa.int64()), ZERO)
         total = lengths if total is None else pc.add(total, lengths)
     return fixed + (0 if total is None else pc.max(total).as_py() or 0)
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
+from .arrays import from_numpy
 from .coerce import conform_table
 
 
@@ -29,4 +30,4 @@ def decoded_default(encoded: bytes) -> pa.Array:
 
 def repeated(value: pa.Array, rows: int) -> pa.Array:
     """Return the value in each of these rows."""
-    return value.take(pa.array(np.zeros(rows, np.int64)))
+    return value.take(from_numpy(np.zeros(rows, np.int64)))

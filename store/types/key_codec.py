@@ -12,14 +12,13 @@ import pyarrow.compute as pc
 
 from epochlog.errors import InvalidInput
 
+from .arrays import from_bytes, from_numpy, to_numpy
+
 Key = Any
 """One encoded key: an int if `KeyCodec.key_type` is an integer type, else bytes. A table never mixes the two."""
 
 _T = pa.types
-_TERMINATOR = pa.Array.from_buffers(
-    pa.binary(), 1, [None, pa.py_buffer(np.array([0, 2], "i4")), pa.py_buffer(b"\0\0")]
-)[0]
-"""Made without `pa.scalar`, which imports pandas."""
+_TERMINATOR, _NOTHING = from_bytes([b"\0\0", b""], pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class KeyCodec:
         for column in columns:
             part, open_ended = _encode_part(column)
             parts += [part, _TERMINATOR] if open_ended else [part]
-        return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+        return pc.binary_join_element_wise(*parts, _NOTHING)
 
     def decode(self, keys: pa.Array) -> pa.Array:
         """Decode a single key that is not a decimal to its column, in the stored type (see `encode`)."""
@@ -98,7 +97,7 @@ class KeyCodec:
             ).cast(field.type)
         dtype = np.dtype(first.key_type.to_pandas_dtype())
         raw = np.frombuffer(b"".join(key[: dtype.itemsize] for key in keys), f">u{dtype.itemsize}")
-        return first.decode(pa.array((raw ^ _sign_mask(dtype)).astype(f"u{dtype.itemsize}").view(dtype)))
+        return first.decode(from_numpy((raw ^ _sign_mask(dtype)).astype(f"u{dtype.itemsize}").view(dtype)))
 
     def prefix(self, values: Sequence[object]) -> Key:
         """Return the least encoded key whose first columns are `values` (one value for a single key).
@@ -134,7 +133,9 @@ class KeyCodec:
 
     def array(self, keys: Sequence[Key]) -> pa.Array:
         """Return encoded keys as an array of `key_type`."""
-        return pa.array(keys, self.key_type)
+        if self.binary:
+            return from_bytes(keys, self.key_type)
+        return from_numpy(np.array(keys, self.key_type.to_pandas_dtype()))
 
 
 def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -143,7 +144,7 @@ def contiguous(column: pa.ChunkedArray | pa.Array) -> pa.Array:
         return column
     if column.num_chunks == 1:
         return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 
 def _key_array(field: pa.Field, value: object) -> pa.Array:
@@ -203,7 +204,7 @@ def _encode_single(column: pa.Array) -> pa.Array:
     if _T.is_boolean(kind):
         return column.cast(pa.uint8())
     if _T.is_floating(kind):
-        return pa.array(_sortable_bits(column))
+        return from_numpy(_sortable_bits(column))
     if _T.is_temporal(kind):
         return column.view(_single_key_type(kind))
     if _T.is_decimal(kind):
@@ -232,7 +233,7 @@ def _encode_fixed(column: pa.Array) -> pa.Array:
         matrix = raw[column.offset : column.offset + len(column), ::-1].copy()  # little-endian two's complement
         matrix[:, 0] ^= 0x80
     else:
-        keys = _encode_single(column).to_numpy()
+        keys = to_numpy(_encode_single(column))
         keys = keys.view(f"u{keys.dtype.itemsize}") ^ _sign_mask(keys.dtype)
         width = keys.dtype.itemsize
         matrix = np.ascontiguousarray(keys.astype(keys.dtype.newbyteorder(">"))).view(np.uint8)
@@ -250,7 +251,7 @@ def _sortable_bits(column: pa.Array) -> np.ndarray:
     """Map floats to signed integers in the order of the floats, NaN last: negative ones have all bits but the sign
     flipped.
     """
-    values = column.to_numpy(zero_copy_only=False)
+    values = to_numpy(column)
     kind = values.dtype.type
     values = np.where(np.isnan(values), kind(np.nan), values + kind(0))  # + 0 turns -0.0 into 0.0
     bits = values.view(f"i{values.dtype.itemsize}")
@@ -258,7 +259,7 @@ def _sortable_bits(column: pa.Array) -> np.ndarray:
 
 
 def _float_bits(keys: pa.Array) -> np.ndarray:
-    bits = keys.to_numpy()
+    bits = to_numpy(keys)
     return bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 
 
@@ -274,15 +275,15 @@ def _next_prefix(prefix: Key) -> bytes | None:
 def search(sorted_keys: pa.Array, needles: pa.Array, side: Literal["left", "right"] = "left") -> np.ndarray:
     """Return the int64 positions of `needles` in `sorted_keys`: before (left) or after (right) equal keys."""
     if _T.is_binary(sorted_keys.type):
-        return pc.search_sorted(sorted_keys, needles, side=side).to_numpy().astype(np.int64)
-    return sorted_keys.to_numpy().searchsorted(needles.to_numpy(), side=side)
+        return to_numpy(pc.search_sorted(sorted_keys, needles, side=side)).astype(np.int64)
+    return to_numpy(sorted_keys).searchsorted(to_numpy(needles), side=side)
 
 
 def sort_indices(keys: pa.Array) -> np.ndarray:
     """Return the int64 indices that sort `keys`, stably."""
     if _T.is_binary(keys.type):
-        return pc.array_sort_indices(keys).to_numpy().astype(np.int64)
-    return np.argsort(keys.to_numpy(), kind="stable")
+        return to_numpy(pc.array_sort_indices(keys)).astype(np.int64)
+    return np.argsort(to_numpy(keys), kind="stable")
 
 
 def is_sorted_unique(keys: pa.Array) -> bool:
@@ -291,7 +292,7 @@ def is_sorted_unique(keys: pa.Array) -> bool:
         return True
     if _T.is_binary(keys.type):
         return bool(pc.all(pc.greater(keys.slice(1), keys.slice(0, len(keys) - 1))).as_py())
-    values = keys.to_numpy()
+    values = to_numpy(keys)
     return bool(np.all(values[1:] > values[:-1]))
 
 
@@ -302,8 +303,8 @@ def last_of_each(sorted_keys: pa.Array) -> np.ndarray:
         return mask
     if _T.is_binary(sorted_keys.type):
         differs = pc.not_equal(sorted_keys.slice(1), sorted_keys.slice(0, len(sorted_keys) - 1))
-        mask[:-1] = differs.to_numpy(zero_copy_only=False)
+        mask[:-1] = to_numpy(differs)
     else:
-        values = sorted_keys.to_numpy()
+        values = to_numpy(sorted_keys)
         np.not_equal(values[1:], values[:-1], out=mask[:-1])
     return mask

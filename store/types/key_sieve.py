@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from .arrays import to_numpy
+
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio: Knuth's multiplicative hashing
 _MARKS_A_KEY = 8
 
@@ -45,5 +47,5 @@ def hashed(keys: pa.Array) -> np.ndarray | None:
     """Return the uint64 hashes of encoded keys; None for binary keys, for which numpy has none."""
     if pa.types.is_binary(keys.type):
         return None
-    mixed = keys.to_numpy().astype(np.int64, copy=False).view(np.uint64) * _MULTIPLIER
+    mixed = to_numpy(keys).astype(np.int64, copy=False).view(np.uint64) * _MULTIPLIER
     return (mixed ^ (mixed >> np.uint64(32))) * _MULTIPLIER  # twice, for keys at a distance of a power of two

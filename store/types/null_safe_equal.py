@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .arrays import FALSE, ZERO, from_numpy, to_numpy
 from .casting import map_entries
 from .key_codec import contiguous
 
@@ -24,7 +25,7 @@ def same_rows(left: pa.Table, right: pa.Table) -> np.ndarray:
 def same_values(left: pa.Array, right: pa.Array) -> np.ndarray:
     """Return bool[len]: null equals null, NaN equals NaN; structs by field, lists by length and elements."""
     if _is_plain(left) and _is_plain(right):
-        a, b = left.to_numpy(), right.to_numpy()
+        a, b = to_numpy(left), to_numpy(right)
         if not pa.types.is_floating(left.type):
             return a == b
         bits = np.dtype(f"i{a.itemsize}")
@@ -68,14 +69,14 @@ def _equal_lists(left: pa.Array, right: pa.Array) -> np.ndarray:
     inner = np.arange(total) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     left_at = np.repeat(np.cumsum(left_sizes) - left_sizes, sizes) + inner
     right_at = np.repeat(np.cumsum(right_sizes) - right_sizes, sizes) + inner
-    items_equal = same_values(left.flatten().take(pa.array(left_at)), right.flatten().take(pa.array(right_at)))
+    items_equal = same_values(left.flatten().take(from_numpy(left_at)), right.flatten().take(from_numpy(right_at)))
     equal[rows[~items_equal]] = False
     return equal
 
 
 def _sizes(column: pa.Array) -> np.ndarray:
-    return pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return to_numpy(pc.fill_null(pc.list_value_length(column).cast(pa.int64()), ZERO))
 
 
 def _mask(values: pa.Array) -> np.ndarray:
-    return pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+    return to_numpy(pc.fill_null(values, FALSE))

@@ -12,8 +12,11 @@ import pyarrow as pa
 
 from epochlog.errors import InvalidInput, SchemaMismatch
 
+from .arrays import empty_table, from_bytes, from_numpy
 from .column_types import children
 
+_FEW = 16
+"""Number of values up to which a loop in Python costs less than the import of pandas, by far."""
 SCALARS = (int, float, str, bytes, Decimal, dt.date, dt.time, dt.timedelta, np.generic, pa.Scalar)
 
 
@@ -22,7 +25,7 @@ def from_rows(table: str, data: object, target: pa.Schema) -> pa.Table | None:
     if not isinstance(data, list | tuple) or not all(isinstance(row, Mapping) for row in data):
         return None
     if not data:
-        return target.empty_table()
+        return empty_table(target)
     names = list(dict.fromkeys(name for row in data for name in row))
     if not all(isinstance(name, str) for name in names):
         raise SchemaMismatch(f"table {table}: column names must be strings, not {names!r}")
@@ -99,7 +102,8 @@ def _build_column(table: str, values: Sequence[Any], field: pa.Field) -> pa.Arra
     typed = bool(children(field.type)) or pa.types.is_floating(field.type)
     for kind in [field.type] if typed else [None, field.type]:
         try:
-            array = pa.array(python_values, kind)
+            array = _of_few(python_values) if kind is None else None
+            array = pa.array(python_values, kind) if array is None else array
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             continue
         if children(field.type):
@@ -113,6 +117,14 @@ def _build_column(table: str, values: Sequence[Any], field: pa.Field) -> pa.Arra
                 f"table {table}, column {field.name!r}, row {row}: {value!r} does not fit {field.type}: {error}"
             ) from error
     raise SchemaMismatch(f"table {table}, column {field.name!r}: its values do not fit {field.type}")
+
+
+def _of_few(values: Sequence[Any]) -> pa.Array | None:
+    """Return a few ints or strings as the array that pyarrow infers, without its pandas; None for other values."""
+    kinds = {type(value) for value in values} if len(values) <= _FEW else set()
+    if kinds == {int} and -(2**63) <= min(values) <= max(values) < 2**63:
+        return from_numpy(np.array(values, np.int64))
+    return from_bytes([value.encode() for value in values], pa.string()) if kinds == {str} else None
 
 
 # ---- nested values ---------------------------------------------------------------------------------------------------

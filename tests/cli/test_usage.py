@@ -239,18 +239,35 @@ OF_FAR_STORES = {"pyarrow.fs", "ssl"}
 
 @pytest.mark.medium
 def test_the_first_rows_of_a_new_process_load_what_they_use(tmp_path: Path) -> None:
-    """Reads of a table of one commit, or of one run; pandas, with which pyarrow begins its first array, is half."""
+    """Reads of commits, of one run, and of commits over a run; pandas, with which pyarrow begins its own conversions,
+    is half of such a process.
+    """
+    keys = {"commit": ["id"], "commits": ["id"], "pairs": ["v", "id"], "run": ["id"], "over": ["id"]}
     with epochlog.open(tmp_path) as store:
-        for name in ("commit", "run"):
+        for name, key in keys.items():
             columns = [("id", pa.int64()), ("v", pa.string()), ("l", pa.list_(pa.float64()))]
-            table = store.create_table(name, pa.schema(columns), ["id"])
-            table.upsert([{"id": 1, "v": "a", "l": [1.0]}, {"id": 2, "v": None, "l": None}])
+            table = store.create_table(name, pa.schema(columns), key)
+            if name not in ("commit", "run"):
+                table.upsert([{"id": n, "v": "b", "l": [2.0]} for n in (2, 3)])
+            if name == "over":
+                store.compact("over", full=True)
+            table.upsert([{"id": 1, "v": "a", "l": [1.0]}, {"id": 2, "v": "b", "l": None}])
+            if name not in ("commit", "run"):
+                table.delete([{"id": 3, "v": "b"}] if name == "pairs" else [3])
         store.compact("run", full=True)
-    for name, unused in (("commit", UNUSED | OF_FAR_STORES), ("run", UNUSED)):
+    for name in keys:
+        unused = UNUSED if name in ("run", "over") else UNUSED | OF_FAR_STORES
+        pairs = name == "pairs"
+        one, both, named = (("a", 1), [("a", 1), ("b", 2)], {"v": "b", "id": 2}) if pairs else (1, [1, 2], {"id": 2})
         program = (
             f"import sys, epochlog\nstore = epochlog.open({str(tmp_path)!r})\ntable = store.table({name!r})\n"
             "assert table.to_arrow()['id'].to_pylist() == [1, 2] and table.scan().read_all().num_rows == 2\n"
             "with store.snapshot() as moment: assert table.count() == moment[table.name].count() == 2\n"
+            f"assert [table.get(keys).num_rows for keys in ({one!r}, {both!r}, [{named!r}], [])] == [1, 2, 1, 0]\n"
+            "for mode in ('epochs', 'net'):\n"
+            "    for images in (False, True):\n"
+            "        rows = table.changes(0, mode=mode, pre_images=images).read_all()\n"
+            "        assert rows.num_rows >= 2 and rows['_commit_version'].to_pylist()[-1] <= store.last_epoch\n"
             f"loaded = {unused!r} & sys.modules.keys()\nassert not loaded, loaded"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
