@@ -80,7 +80,9 @@ def is_alive(handle: Handle, work: Work, now_ms: int) -> bool:
     """
     if work.owner in handle.leases.live:
         return True
-    return work.expires_ms > now_ms and not has_died(work.process)
+    if work.expires_ms <= now_ms or has_died(work.process):
+        return False
+    return not handle.clock_guard.outlived(work.owner, work.expires_ms, CLAIM_MS)
 
 
 def record_subcompaction(handle: Handle, table: TableDef, work: Work, number: int) -> bool:

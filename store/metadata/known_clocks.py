@@ -32,6 +32,10 @@ class ClockReading:
     boot_ms: int
     wall_ms: int
 
+    def jump_ms(self, before: ClockReading | KnownClock) -> int:
+        """Return the time by which the wall clock has moved ahead of the boot clock since then; negative: back."""
+        return (self.wall_ms - before.wall_ms) - (self.boot_ms - before.boot_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class KnownClock:
@@ -44,21 +48,17 @@ class KnownClock:
     ahead_ms: Mapping[str, int] = field(default_factory=dict)
     """By how much it leads slower clocks at most, by their boots."""
 
-    def jump_ms(self, now: ClockReading) -> int:
-        """Return the time by which the wall clock has moved ahead of the boot clock since the note; negative: back."""
-        return (now.wall_ms - self.wall_ms) - (now.boot_ms - self.boot_ms)
-
     def jumped_ms(self, now: ClockReading, last_epoch: int) -> int:
         """Return the time by which the clock has jumped ahead since the note; 0 if it has not, or if the newest epoch
         shows that the time has passed.
         """
-        jump_ms = self.jump_ms(now)
+        jump_ms = now.jump_ms(self)
         is_ahead = now.wall_ms > to_unix_ms(last_epoch) + MAX_JUMP_MS
         return jump_ms if jump_ms > MAX_JUMP_MS and is_ahead else 0
 
     def is_fresh(self, now: ClockReading) -> bool:
         """Return True if the note needs no renewal."""
-        return 0 <= now.boot_ms - self.boot_ms < NOTE_MS and abs(self.jump_ms(now)) < NOTE_MS
+        return 0 <= now.boot_ms - self.boot_ms < NOTE_MS and abs(now.jump_ms(self)) < NOTE_MS
 
     @classmethod
     @checked
@@ -91,7 +91,7 @@ class KnownClocks:
         before = self.of(now.boot)
         if before is None:
             return {}
-        jump_ms = before.jump_ms(now)
+        jump_ms = now.jump_ms(before)
         ahead_ms = {boot: ms + jump_ms for boot, ms in before.ahead_ms.items() if ms + jump_ms > 0}
         for other in self.clocks[self.clocks.index(before) + 1 :]:
             ahead_ms.pop(other.boot, None)
@@ -104,7 +104,7 @@ class KnownClocks:
         by the boot clock.
         """
         before = self.of(now.boot)
-        jump_ms = 0 if before is None else before.jump_ms(now)
+        jump_ms = 0 if before is None else now.jump_ms(before)
         if jump_ms > MAX_JUMP_MS:
             now = ClockReading(now.host, now.boot, now.boot_ms, now.wall_ms - jump_ms)
         return now.wall_ms - max(self._ahead_ms(now).values(), default=0)

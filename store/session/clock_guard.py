@@ -1,6 +1,6 @@
 """Guard of the clock: no epoch is issued by a clock that has jumped ahead, and none deletes by its time.
 
-Rules: docs/SEMANTICS.md, 1.60 to 1.66.
+Rules: docs/SEMANTICS.md, 1.60 to 1.67.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ import os
 from epochlog.errors import ClockSkew
 from epochlog.store.catalog.keys import CLOCKS
 from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn
-from epochlog.store.env.clock import HasBootTime
-from epochlog.store.metadata.known_clocks import ClockReading, KnownClock, KnownClocks, read_clocks
+from epochlog.store.env.clock import BootTime, HasBootTime
+from epochlog.store.metadata.known_clocks import NOTE_MS, ClockReading, KnownClock, KnownClocks, read_clocks
 from epochlog.store.types.epoch import show_span, show_time
+
+from .leases import LEASE_MS
+
+_MOST_WATCHED = 1000
 
 
 class ClockGuard:
@@ -27,6 +31,13 @@ class ClockGuard:
         self._catalog = catalog
         self._boot_clock = boot_clock
         self._note: KnownClock | None = None  # as it was read from the catalog
+        self._seen: ClockReading | None = None
+        self._put_forward = (0, 0)
+        """By how much the clock was put forward when this process looked last, and until when that counts, by the boot
+        clock.
+        """
+        self._watched: dict[str, tuple[int, BootTime, int]] = {}
+        """Ends of leases of other processes, each with the boot times at which it was first and last seen."""
 
     def reading(self) -> ClockReading | None:
         """Return the clock's reading now; None without a boot clock."""
@@ -62,8 +73,37 @@ class ClockGuard:
         knows, or of this machine if that is earlier. After a jump it is counted by the boot clock.
         """
         now = self.reading()
-        known_ms = self._catalog.now_ms() if now is None else read_clocks(view).slowest_ms(now)
+        if now is None:
+            known_ms = self._catalog.now_ms()
+        else:
+            known_ms = min(read_clocks(view).slowest_ms(now), now.wall_ms - self._put_forward_ms(now))
         return known_ms - self.lead_ms(known_ms)
+
+    def _put_forward_ms(self, now: ClockReading) -> int:
+        """Return by how much the clock was put forward in the last LEASE_MS, so that leases which were renewed before
+        that seem to have ended; 0 if it was not, or if this process has not looked before.
+        """
+        seen, self._seen = self._seen, now
+        if seen is not None and seen.boot == now.boot and (jump_ms := now.jump_ms(seen)) > NOTE_MS:
+            self._put_forward = jump_ms, now.boot_ms + LEASE_MS
+        jump_ms, until_ms = self._put_forward
+        return jump_ms if now.boot_ms < until_ms else 0
+
+    def outlived(self, lease: str, ends_ms: int, length_ms: int) -> bool:
+        """Return True if this process has known the end of another process's lease for the length of the lease, by the
+        boot clock: nothing renews it, whatever the wall clock says. It looks again within LEASE_MS, in which a wall
+        clock that was set back cannot have given another renewal an equal end.
+        """
+        now = None if self._boot_clock is None else self._boot_clock.boot_time()
+        if now is None:
+            return False
+        if len(self._watched) > _MOST_WATCHED:
+            self._watched.clear()
+        known_ms, since, last_ms = self._watched.get(lease, (ends_ms, now, now.ms))
+        if known_ms != ends_ms or since.boot != now.boot or now.ms - last_ms > LEASE_MS:
+            since = now
+        self._watched[lease] = ends_ms, since, now.ms
+        return now.ms - since.ms >= length_ms
 
     def lead_ms(self, wall_ms: int) -> int:
         """Return by how much a time of the catalog's clock leads the clock of this machine; 0 where they are one."""

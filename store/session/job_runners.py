@@ -16,6 +16,8 @@ from epochlog.store.env.process_id import has_died, identity, is_this
 from epochlog.store.metadata.definitions import JobRecord, Runner
 from epochlog.store.types.epoch import show_span, show_time
 
+from .leases import RUNNER_MS
+
 if TYPE_CHECKING:
     from .handle import Handle
 
@@ -28,7 +30,9 @@ def live_runner(view: ReadTxn, handle: Handle, job: JobRecord) -> Runner | None:
     if is_this(runner.process) or has_died(runner.process):
         return None
     lease = view.get(lease_key(runner.lease))
-    return runner if lease is not None and lease["expires_ms"] > handle.clock_guard.slowest_ms(view) else None
+    if lease is None or lease["expires_ms"] <= handle.clock_guard.slowest_ms(view):
+        return None
+    return None if handle.clock_guard.outlived(runner.lease, lease["expires_ms"], RUNNER_MS) else runner
 
 
 def new_runner(tx: Txn, handle: Handle, holder: str, kind: str) -> Runner:

@@ -1,6 +1,6 @@
 """Diagnosis of a store's clocks: symptoms, each with what to do.
 
-Rules: docs/SEMANTICS.md, 1.60 to 1.66.
+Rules: docs/SEMANTICS.md, 1.60 to 1.67.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from epochlog.store.catalog.keys import lease_key
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.definitions import Counters
 from epochlog.store.metadata.known_clocks import (
@@ -18,7 +19,9 @@ from epochlog.store.metadata.known_clocks import (
     KnownClocks,
     read_clocks,
 )
-from epochlog.store.metadata.lookups import all_tables
+from epochlog.store.metadata.lookups import all_jobs, all_tables
+from epochlog.store.session.job_runners import describe_runner, live_runner
+from epochlog.store.session.leases import RUNNER_MS
 from epochlog.store.types.epoch import show_span, show_time, to_unix_ms
 
 if TYPE_CHECKING:
@@ -62,6 +65,7 @@ def diagnose(handle: Handle) -> Diagnosis:
         known, now = read_clocks(view), handle.clock_guard.reading()
         symptoms = [] if now is None else [*_of_clock(handle, known, now, last_epoch)]
         symptoms += _of_lead(view, lead_ms(last_epoch, now_ms), last_epoch)
+        symptoms += _of_runners(handle, view, now_ms)
         return Diagnosis(now_ms, last_epoch, lead_ms(last_epoch, now_ms), known.clocks, tuple(symptoms))
 
     return handle.catalog.read(body)
@@ -92,6 +96,21 @@ def _of_clock(handle: Handle, known: KnownClocks, now: ClockReading, last_epoch:
                 "wait for the slower clock",
                 f"set the wrong one of both clocks right; if {other.host} is gone, run `{trust}` on {now.host}",
             )
+
+
+def _of_runners(handle: Handle, view: ReadTxn, now_ms: int) -> Iterator[Symptom]:
+    """Yield a symptom of each runner whose lease ends later than a lease that was renewed by the present clock."""
+    for job in all_jobs(view):
+        runner = live_runner(view, handle, job)
+        lease = None if runner is None else view.get(lease_key(runner.lease))
+        if runner is None or lease is None or lease["expires_ms"] <= now_ms + RUNNER_MS + LEAST_LEAD_MS:
+            continue
+        yield Symptom(
+            f"job {job.name!r} is run by {describe_runner(runner, now_ms)}, which was alive before the clock was set "
+            f"back: if it has died since, its lease lasts until {show_time(lease['expires_ms'])}",
+            "nothing, if it runs: it renews its lease within seconds. If it has died, `start` and Pipeline take the "
+            "job over after ten seconds; `step` does so at once with take_over=True",
+        )
 
 
 def _of_lead(view: ReadTxn, lead: int, last_epoch: int) -> Iterator[Symptom]:

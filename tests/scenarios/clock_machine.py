@@ -1,6 +1,7 @@
 """Process of a machine with a clock of its own: does what the lines of standard input say, and answers each in JSON.
 
-Arguments: root, catalog ("" for LMDB), and "foreign" for a planted bug: it deletes by the clock of the catalog alone.
+Arguments: root, catalog ("" for LMDB), and a planted bug: "foreign" deletes by the clock of the catalog alone,
+"unwatched" waits for the end of each lease, "forgetful" does not see that the clock was put forward.
 The wall clock and the boot clock are those of the newest line `time`.
 """
 
@@ -13,12 +14,16 @@ from typing import Any
 
 import epochlog as el
 from epochlog.__main__ import main
+from epochlog.checkpoint.job.claims import JobClaims
+from epochlog.store.env import process_id
 from epochlog.store.env.clock import BootTime, SystemClock
 from epochlog.store.session.clock_guard import ClockGuard
 from redis_time import served_time
 
 STATE: dict[str, Any] = {"wall_ms": 0, "boot": "", "boot_ms": 0}
 HELD: list[el.Snapshot] = []
+RUN: list[Any] = []
+"""Claims and lease of each job that the process runs."""
 
 
 def set_clock(wall_ms: int, boot: str, boot_ms: int) -> None:
@@ -28,7 +33,12 @@ def set_clock(wall_ms: int, boot: str, boot_ms: int) -> None:
 def serve(root: str, catalog: str, plant: str = "") -> None:
     if plant == "foreign":
         ClockGuard.lead_ms = lambda self, wall_ms: 0  # type: ignore[method-assign]
+    if plant == "unwatched":
+        ClockGuard.outlived = lambda self, *lease: False  # type: ignore[method-assign]
+    if plant == "forgetful":
+        ClockGuard._put_forward_ms = lambda self, now: 0  # type: ignore[method-assign]
     SystemClock.__call__ = lambda self: STATE["wall_ms"]  # type: ignore[method-assign]
+    process_id._machine = lambda: STATE["boot"]  # type: ignore[assignment]
     SystemClock.boot_time = lambda self: BootTime(STATE["boot"], STATE["boot_ms"])  # type: ignore[method-assign]
     store: el.Store | None = None
     for line in sys.stdin:
@@ -39,6 +49,7 @@ def serve(root: str, catalog: str, plant: str = "") -> None:
                 set_clock(*arguments)
                 if store is not None:  # the thread that does so goes by real time
                     store._handle.leases.renew()
+                    store._handle.runners.renew()
             elif command == "leave":
                 HELD.clear()
                 if store is not None:
@@ -66,9 +77,23 @@ def act(store: el.Store, command: str, *arguments: Any) -> Any:
         store.compact()
         store.vacuum()
         return None
-    if command == "step":
-        job = store.job("j")
-        return job.step_local(lambda ctx: ctx.upsert("out", ctx.table("t").select(["id"])), until="newest")
+    if command in ("step", "take over"):
+        job = store.job(*arguments or ["j"])
+        (output,) = job.info.outputs
+        return job.step_local(
+            lambda ctx: ctx.upsert(output, ctx.table("t").select(["id"])), until="newest", take_over=command != "step"
+        )
+    if command == "run":  # as a query does, until the process dies
+        runner = store.job(*arguments)._runner
+        claims = JobClaims(store._handle, runner.job_id, runner.name)
+        lease = claims.new_lease("query")
+        claims.acquire(lease)
+        RUN[:] = [claims, lease]
+        return None
+    if command == "running":
+        claims, lease = RUN
+        claims.check(claims.record(), lease)
+        return claims.holds(lease)
     if command == "hold":
         for snapshot in HELD:
             snapshot.close()

@@ -65,9 +65,17 @@ class Host:
         self._process.stdin.close()
         self._process.wait()
 
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def error_of(answer: Any) -> str | None:
+    return answer["error"] if isinstance(answer, dict) else None
+
 
 def refused(answer: Any) -> bool:
-    return isinstance(answer, dict) and answer["error"] == "ClockSkew"
+    return error_of(answer) == "ClockSkew"
 
 
 class Week:
@@ -230,3 +238,137 @@ def test_a_machine_that_deletes_by_the_clock_of_the_server_alone_is_found(tmp_pa
             live(week, random.Random(7), range(96, 114))
     finally:
         week.end()
+
+
+class Leases:
+    """Processes of one store over a jump of its clock back: one that lives, one that is killed, and one that looks at
+    their leases. On LMDB they share the machine whose clock jumps; on Redis its server's does.
+    """
+
+    def __init__(self, root: Path, kind: str, plant: str = "") -> None:
+        self.world, self.local = TrueTime(), kind == "lmdb"
+        self.jumping = Machine(self.world, "server")
+        self.catalog = "" if self.local else servers.redis.url()
+        self.tell_server()
+        none = timedelta(0)
+        options = el.TableOptions(history_retention=none, log_retention=none)
+        with served_time(), el.open(root, self.catalog or None, volatile=not self.local, clock=self.jumping) as store:
+            store.create_table("t", SCHEMA, ["id"], options=options)
+            for name in ("j", "k", "m"):
+                store.create_job(name, ["t"], {f"{name}_out": (OUT, ["id"])})
+        self.live, self.dead, self.new, self.other = (
+            Host(
+                self.jumping if self.local and name != "dead" else Machine(self.world, name),
+                root,
+                self.catalog,
+                plant if name == "other" else "",
+            )
+            for name in ("live", "dead", "new", "other")
+        )
+        self.keys = 0
+
+    def tell_server(self) -> None:
+        if not self.local:
+            with servers.redis.client() as connection:
+                connection.set(KEY, self.jumping())
+
+    def pass_time(self, ms: int) -> None:
+        """Let time pass; the live process renews its leases."""
+        self.world.now_ms += ms
+        self.tell_server()
+        self.live.ask("nothing")
+
+    def jump(self, ms: int) -> None:
+        """Let the clock jump, before any process has seen it."""
+        self.jumping.jump(ms)
+        self.tell_server()
+
+    def put(self) -> None:
+        self.keys += 1
+        assert isinstance(self.other.ask("put", self.keys, self.world.now_ms), int)
+
+    def look(self, held: object) -> None:
+        """Maintain the store and try to take the live process's job: none of its leases is ended."""
+        assert self.other.ask("upkeep") is None
+        assert error_of(self.other.ask("step", "j")) == "JobRunning", "the runner of a live process was fenced"
+        assert self.live.ask("running") is True
+        assert self.live.ask("held") == held, "a hold of a live process was ended"
+
+    def be_back(self, held: object, back_ms: int) -> None:
+        """Let the clock jump back, without a commit until it is right again."""
+        self.jump(-back_ms)
+        self.look(held)
+        self.come_right(held, back_ms)
+
+    def come_right(self, held: object, back_ms: int) -> None:
+        for _ in range(3):
+            self.pass_time(HOUR_MS)
+            self.look(held)
+        self.jump(back_ms)
+        self.look(held)
+        for _ in range(3):
+            self.pass_time(60_000)
+            self.look(held)
+
+    def end(self) -> None:
+        for host in (self.live, self.other, self.new):
+            host.end()
+        self.dead.kill()
+
+
+def set_back(leases: Leases, back_ms: int) -> None:
+    """Let the clock jump back and come right again after three hours, of an idle store and of one with commits."""
+    try:
+        for _ in range(3):
+            leases.put()
+            leases.pass_time(60_000)
+        held = leases.live.ask("hold")
+        assert leases.live.ask("run", "j") is None
+        leases.be_back(held, back_ms)
+        for job in ("k", "m"):
+            assert leases.dead.ask("run", job) is None
+        leases.dead.kill()
+        leases.jump(-back_ms)
+        leases.look(held)
+        assert error_of(leases.other.ask("step", "k")) == "JobRunning", "nobody knows yet that it is dead"
+        code, facts = leases.new.doctor()
+        told = [symptom for symptom in facts["symptoms"] if "'m'" in symptom["what"]]
+        assert code == 1 and told and "take_over" in told[0]["advice"], facts
+        assert error_of(leases.new.ask("take over", "m")) is None, "the advice of the doctor helps"
+        for _ in range(3):
+            leases.pass_time(4_000)
+            leases.look(held)
+            leases.other.ask("step", "k")
+        assert error_of(leases.other.ask("step", "k")) is None, "a dead runner holds its job"
+        leases.come_right(held, back_ms)
+        leases.live.kill()
+        answer = None
+        for _ in range(4):
+            leases.world.now_ms += 4_000
+            leases.tell_server()
+            answer = leases.other.ask("step", "j")
+        assert error_of(answer) is None, answer
+    finally:
+        leases.end()
+
+
+@pytest.mark.rule("1.67", "5.3")
+@pytest.mark.local_only
+@pytest.mark.redis
+@pytest.mark.slow
+@pytest.mark.parametrize("back_ms", [HOUR_MS, DAY_MS], ids=["hour", "day"])
+@pytest.mark.parametrize("kind", ["lmdb", "redis"])
+def test_leases_over_a_clock_that_is_set_back(tmp_path: Path, kind: str, back_ms: int) -> None:
+    """A live process keeps its leases, also when the clock comes right again. A dead one loses its job."""
+    set_back(Leases(tmp_path / "s", kind), back_ms)
+
+
+@pytest.mark.local_only
+@pytest.mark.slow
+@pytest.mark.planted
+@pytest.mark.parametrize(
+    ("plant", "found"), [("unwatched", "a dead runner holds its job"), ("forgetful", "of a live process was")]
+)
+def test_a_lease_that_goes_by_the_wall_clock_alone_is_found(tmp_path: Path, plant: str, found: str) -> None:
+    with pytest.raises(AssertionError, match=found):
+        set_back(Leases(tmp_path / "s", "lmdb", plant), DAY_MS)

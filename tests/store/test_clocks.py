@@ -352,7 +352,7 @@ def random_history(root: Path, seed: int) -> None:
                 case _:
                     last = store.last_epoch
                     now = ClockReading("", clock.boot_time().boot, clock.boot_time().ms, clock())
-                    jumped = before is not None and before.jump_ms(now) > HOUR_MS
+                    jumped = before is not None and now.jump_ms(before) > HOUR_MS
                     jumped = jumped and clock() > to_unix_ms(last) + HOUR_MS
                     try:
                         epoch = made.put(machine, step, step)
