@@ -180,7 +180,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def make_plan(view: ReadTxn) -> LogPlan:
             table = self._table(view)
             if begin.start == SNAPSHOT:
-                return plan_backfill(view, table, until, self._fixed(table))
+                return plan_backfill(view, table, until, self._read.table)
             after = self._require_log(view, table, begin.epoch)
             return self._plan(view, table, after, max(after, until))
 
@@ -211,12 +211,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._open_handle.close()
             self._open_handle = None
 
-    def _fixed(self, table: TableDef) -> TableSchema:
-        return self._read.table.with_lineage(table.schema.lineage)
-
     def _plan(self, view: ReadTxn, table: TableDef, after: int, until: int, *, cut: bool = False) -> LogPlan:
         """Plan changes in the columns of the stream's start. Raises SchemaChanged if a later alter takes one away."""
-        return plan_changes(view, table, after, until, columns=Columns(self._fixed(table), cut=cut))
+        return plan_changes(view, table, after, until, columns=Columns(self._read.table, cut=cut))
 
     # ---- the store -----------------------------------------------------------------------------------------------
 

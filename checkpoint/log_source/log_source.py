@@ -2,8 +2,8 @@
 
 Barriers are derived from the log, so a reader that was away replays exactly the barriers that it missed. A replay and a
 live read use one code path, without a hand-over that could duplicate or lose changes. Rules: docs/SEMANTICS.md, 5.16 to
-5.21. The module lies in this package, above `exchange`, because it decides barriers. It shares `log_position` with the
-Spark stream source.
+5.21. The module lies in this package, above `exchange`, because it decides barriers. `store/changelog/log_reader.py`
+plans, reads and holds the changes between them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,10 @@ import pyarrow as pa
 from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn, Txn
-from epochlog.store.changelog.change_rows import each_epoch
 from epochlog.store.changelog.consumers import KEEP, open_consumer
-from epochlog.store.changelog.log_plan import (
-    Columns,
-    LogPlan,
-    columns_after,
-    plan_backfill,
-    plan_changes,
-    schema_changed,
-)
-from epochlog.store.changelog.log_position import SNAPSHOT, reach, require_states
-from epochlog.store.changelog.tail_cache import follow
+from epochlog.store.changelog.log_plan import Columns, LogPlan, columns_after, plan_backfill, schema_changed
+from epochlog.store.changelog.log_position import SNAPSHOT
+from epochlog.store.changelog.log_reader import LogHold, plan_unread, read_slices
 from epochlog.store.commit.boundaries import seal
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline
@@ -40,21 +32,14 @@ from epochlog.store.env.process_local import OneProcess
 from epochlog.store.metadata.definitions import JobRecord, TableDef
 from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import find_job, find_table, get_table
-from epochlog.store.retention.holds import Hold, put_holds
-from epochlog.store.retention.stale_reads import translate_stale_reads
 from epochlog.store.session.handle import HasHandle
-from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.types.epoch import as_epoch, show_epoch
 from epochlog.store.types.epoch_set import FAR
-from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 from .log_barriers import EndOfData, ReaderPosition, barrier_of_job, barrier_of_log, end_of_data
 
-CHUNK_ROWS = 1 << 16
-"""Most rows of one chunk."""
-MOVE_HOLD_EVERY = 64
-"""Barriers of a replay after which the hold moves forward. A reader that has caught up moves it at once."""
+ADVICE = 'Read a snapshot and continue from it: after="snapshot"'
 _BACKOFF = Backoff(first_s=0.005, limit_s=0.1)
 
 
@@ -141,12 +126,9 @@ class UpstreamLog(OneProcess, Closeable):
         self._columns = _checked_names(table_defs, columns)
         self._pre_images = pre_images
         self._job = None if record is None else (record.id, record.name)
-        self._holder = handle.new_holder("upstream")
-        self._lock = threading.Lock()  # guards the lease: a closed source takes no new hold
+        self._hold = LogHold(handle, "upstream", self._tables, ADVICE, pre_images=pre_images)
         self._closed = threading.Event()
         self._items_left: Iterator[Chunk | Barrier] | None = None
-        self._held_after: int | None = None
-        self._barriers_since_hold = 0
         self._failed = False
         self._consumer = None
         if consumer is not None:
@@ -163,7 +145,7 @@ class UpstreamLog(OneProcess, Closeable):
         try:
             handle.catalog.read(self._check_columns)
             if not self._snapshot:
-                self._hold(self._position)
+                self._hold.take(lambda _: (None, self._position))
             if self._consumer is not None and start == self._position != self._consumer.position:
                 self._consumer.ack(self._position)  # so that the consumer holds the logs from now on
         except BaseException:
@@ -228,10 +210,8 @@ class UpstreamLog(OneProcess, Closeable):
             self._consumer.close()
 
     def _stop(self) -> None:
-        with self._lock:
-            first, _ = not self._closed.is_set(), self._closed.set()
-        if first:
-            self._handle.leases.release(self._holder)
+        self._closed.set()
+        self._hold.release()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed.is_set() else "open"
@@ -259,7 +239,6 @@ class UpstreamLog(OneProcess, Closeable):
             raise
         if isinstance(item, Barrier):
             self._items_left, self._position, self._snapshot = None, item.curr, False
-            self._barriers_since_hold += 1
         return item
 
     def _next_round(self) -> _Round | EndOfData | None:
@@ -268,42 +247,31 @@ class UpstreamLog(OneProcess, Closeable):
             self._consumer.check()
         if self._job is None and not self._seal_if_changed():
             next_round = self._handle.catalog.read(lambda view: end_of_data(view, self._reader_position()))
-        elif self._snapshot:
-            next_round = self._plan_and_hold()
         else:
             next_round = self._handle.catalog.read(self._plan)
-        moved = self._held_after is not None and self._held_after < self._position
-        if moved and (next_round is None or self._barriers_since_hold >= MOVE_HOLD_EVERY):
-            self._hold(self._position)
+            if self._snapshot and isinstance(next_round, _Round):  # hold the files of its rows as it is planned
+                next_round = self._hold.take(self._plan_held, rows=True)
+        self._hold.move(self._position, idle=next_round is None)
         return next_round
 
     def _iterate(self, log_round: _Round) -> Iterator[Chunk | Barrier]:
         self._fixed = {table_id: plan.table for (table_id, _), plan in zip(self._tables, log_round.plans, strict=True)}
-        chunks = [
-            self._chunks(index, name, plan)
-            for index, ((_, name), plan) in enumerate(zip(self._tables, log_round.plans, strict=True))
-        ]
-        altered = min((plan.altered for plan in log_round.plans if plan.altered is not None), default=None)
-        for _, _, chunk in merge(*chunks, key=lambda item: item[:2]):
-            if altered is not None and chunk.epoch >= altered:
-                break
+        chunks = [self._chunks(index, plan) for index, plan in enumerate(log_round.plans)]
+        for epoch, _, chunk in merge(*chunks, key=lambda item: item[:2]):
+            if isinstance(chunk, LogPlan):
+                raise schema_changed(chunk.table.name, epoch)
             yield chunk
-        for plan in log_round.plans:
-            if altered is not None and plan.altered == altered:
-                raise schema_changed(plan.table.name, altered)
         yield log_round.barrier
 
-    def _chunks(self, index: int, name: str, plan: LogPlan) -> Iterator[tuple[int, int, Chunk]]:
-        """Yield (epoch, index of the table, chunk) of one table, in order of epoch."""
-        columns, files = self._columns.get(name), self._handle.files
-        if plan.backfill or self._pre_images:
-            batches = plan.batches(files, pre_images=not plan.backfill, options=ReadOptions(columns))
-        else:
-            batches = follow(plan, files, columns)
-        for batch in translate_stale_reads(self._handle, batches):
-            for epoch, rows in each_epoch(batch):
-                for start in range(0, rows.num_rows, CHUNK_ROWS):
-                    yield epoch, index, Chunk(name, epoch, rows.slice(start, CHUNK_ROWS))
+    def _chunks(self, index: int, plan: LogPlan) -> Iterator[tuple[int, int, Chunk | LogPlan]]:
+        """Yield (epoch, index of the table, chunk) of one table, in order of epoch. If the plan ends at an alter, it
+        comes last, before the chunks of all tables at that epoch.
+        """
+        _, name = self._tables[index]
+        for epoch, rows in read_slices(self._handle, plan, self._columns.get(name), pre_images=self._pre_images):
+            yield epoch, index, Chunk(name, epoch, rows)
+        if plan.altered is not None:
+            yield plan.altered, -1, plan
 
     # ---- catalog reads -------------------------------------------------------------------------------------------
 
@@ -337,81 +305,21 @@ class UpstreamLog(OneProcess, Closeable):
         changes before an alter that takes one of them away.
         """
         fixed = self._fixed.get(table.id)
-        if self._job is not None and fixed is not None:  # a job keeps its columns at every epoch
-            fixed = fixed.with_lineage(table.schema.lineage)
         if self._snapshot:
             return plan_backfill(view, table, barrier.curr, fixed)
-        after = min(_readable_after(view, table, self._position), barrier.curr)
-        columns = Columns(fixed or columns_after(view, table, after), whole=self._job is not None, cut=True)
-        return plan_changes(view, table, after, barrier.curr, by_commit=True, columns=columns)
+        columns = Columns(fixed, whole=self._job is not None, cut=True)  # a job keeps its columns at every epoch
+        return plan_unread(view, table, self._position, barrier.curr, ADVICE, columns, by_commit=True)
+
+    def _plan_held(self, tx: Txn) -> tuple[_Round | EndOfData | None, int | None]:
+        """Plan the next round; return it with the epoch after which its hold keeps the logs."""
+        planned = self._plan(tx)
+        return planned, planned.barrier.curr if isinstance(planned, _Round) else None
 
     def _check_columns(self, view: ReadTxn) -> None:
         """Raise InvalidInput for a column that the first changes to read do not have."""
         for table in (get_table(view, table_id, name) for table_id, name in self._tables if name in self._columns):
             first = table.schema if self._snapshot else columns_after(view, table, self._position)
             LogPlan(self._fixed.get(table.id, first), None).schema(self._columns[table.name])
-
-    # ---- holds ---------------------------------------------------------------------------------------------------
-
-    def _plan_and_hold(self) -> _Round | EndOfData | None:
-        """Plan the next round, and hold the files of the rows that it reads in the same transaction."""
-
-        def body(tx: Txn) -> tuple[_Round | EndOfData | None, list[bytes]]:
-            log_round = self._plan(tx)
-            if not isinstance(log_round, _Round):
-                return log_round, []
-            return log_round, self._put_holds(tx, log_round.barrier.curr)
-
-        planned = self._handle.catalog.read(self._plan)
-        if not isinstance(planned, _Round):
-            return planned
-        with self._lock:
-            if self._closed.is_set():
-                return None
-            log_round, keys = self._handle.pin(body)
-            if keys:
-                self._handle.leases.keep(self._holder, keys)
-                self._held_after = 0
-        return log_round
-
-    def _hold(self, after: int) -> None:
-        """Hold the logs after an epoch, and the rows for pre-images. Raises LogTruncated or EpochExpired if deleted."""
-
-        def body(tx: Txn) -> list[bytes]:
-            for table_id, name in self._tables:
-                table = get_table(tx, table_id, name)
-                _readable_after(tx, table, after)
-                if self._reads_old_rows(table, after):
-                    require_states(tx, table_id, name, after, 'after="snapshot"')
-            return self._put_holds(tx, after)
-
-        with self._lock:
-            if not self._closed.is_set():
-                self._handle.leases.keep(self._holder, self._handle.pin(body))
-                self._held_after, self._barriers_since_hold = after, 0
-
-    def _put_holds(self, tx: Txn, after: int) -> list[bytes]:
-        """Put leased holds on the logs after an epoch and on the current files; return the keys of the holds."""
-        now_ms = self._handle.catalog.now_ms()
-        tables = [get_table(tx, table_id, name) for table_id, name in self._tables]
-        states = [after if self._reads_old_rows(table, after) else None for table in tables]
-        holds = [
-            Hold(self._holder, table.id, after, state, now_ms, now_ms + LEASE_MS)
-            for table, state in zip(tables, states, strict=True)
-        ]
-        return put_holds(tx, holds)
-
-    def _reads_old_rows(self, table: TableDef, after: int) -> bool:
-        """Return True if pre-images of changes past that epoch are looked up in the table's rows."""
-        return self._pre_images and not table.stores_images_after(after)
-
-
-def _readable_after(view: ReadTxn, table: TableDef, after: int) -> int:
-    """Return the epoch from which the table's log is read; raise LogTruncated if changes past `after` are deleted."""
-    reachable = reach(view, table, after)
-    if reachable.lost:
-        raise reachable.truncated('Read a snapshot and continue from it: after="snapshot"')
-    return reachable.after
 
 
 def _checked_names(

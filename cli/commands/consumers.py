@@ -12,7 +12,7 @@ from epochlog.cli.grammar.values import BEGINNINGS
 from epochlog.cli.render.json_values import cell, plain_rows
 from epochlog.cli.session import CommandSession
 from epochlog.exchange.subscription.messages import FeedPosition
-from epochlog.exchange.subscription.table_feed import Passed, Slice, TableFeed
+from epochlog.exchange.subscription.table_feed import Slice, TableFeed
 from epochlog.facts.chosen_epochs import epoch_of
 from epochlog.facts.holds import consumer_facts
 from epochlog.facts.text import epoch_iso, safe
@@ -94,9 +94,9 @@ class _TailProgress:
     def enough(self) -> bool:
         return self._remaining == 0
 
-    def show(self, item: Slice | Passed) -> None:
-        complete = isinstance(item, Passed) or (item.last and not item.snapshot)
-        if isinstance(item, Slice):
+    def show(self, item: Slice) -> None:
+        complete = item.data is None or (item.last and not item.snapshot)
+        if item.data is not None:
             rows = item.data if self._remaining is None else item.data.slice(0, self._remaining)
             if self._remaining is not None:
                 self._remaining -= rows.num_rows
@@ -106,7 +106,7 @@ class _TailProgress:
             else:
                 self.session.out.text(_change_lines(rows))
             self.session.out.flush()
-        if isinstance(item, Slice) and item.snapshot:
+        if item.data is not None and item.snapshot:
             self._rows += item.data.num_rows
             self.session.out.waiting.step(self._rows, self._expected)
         else:

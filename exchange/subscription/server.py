@@ -45,7 +45,7 @@ from .messages import (
     decode_request,
     encode,
 )
-from .table_feed import Passed, Slice, TableFeed, find_subscribed_table
+from .table_feed import Slice, TableFeed, find_subscribed_table
 
 ADVICE = "Subscribe without `after` to begin with the table's rows"
 PARTING_S = 2.0
@@ -273,7 +273,7 @@ class _Subscription:
                 item = next(items, None)
                 if item is None:
                     return
-                self._send_item(item)
+                self._send_slice(item)
                 del item
         finally:
             items.close()
@@ -314,27 +314,18 @@ class _Subscription:
         if self._consumer is not None:
             self._consumer.check()
 
-    def _send_item(self, item: Slice | Passed) -> None:
-        """Send an item of the feed."""
-        if isinstance(item, Slice):
-            self._send_slice(item)
-            return
-        self._sent_epoch = item.epoch
-        channel = SNAPSHOT if item.snapshot else CHANGES
-        self._send(encode(Mark("passed", channel, self._next_seq(channel), item.epoch, last=True)))
-        if item.snapshot:
-            self._send_end(SNAPSHOT)
-
     def _send_slice(self, item: Slice) -> None:
-        size, channel = item.data.nbytes, SNAPSHOT if item.snapshot else CHANGES
+        size, channel = 0 if item.data is None else item.data.nbytes, SNAPSHOT if item.snapshot else CHANGES
         with self._changed:
             if self._closed:
                 return
             self._outstanding += size
             if item.last:
                 self._sent_epoch = item.epoch
-        mark = Mark("rows", channel, self._next_seq(channel), item.epoch, item.last, size)
-        self._send(encode(mark), item.data)
+        kind = "passed" if item.data is None else "rows"
+        self._send(encode(Mark(kind, channel, self._next_seq(channel), item.epoch, item.last, size)), item.data)
+        if item.data is None and item.snapshot:
+            self._send_end(SNAPSHOT)
 
     def _send_end(self, channel: str) -> None:
         self._send(encode(Mark("end", channel, self._seqs[channel])))

@@ -23,6 +23,7 @@ import pyarrow as pa
 from epochlog.errors import CallTimedOut, LimitExceeded, ServerUnavailable
 from epochlog.store.changelog.footprint import Footprint
 from epochlog.store.env.clock import monotonic_s
+from epochlog.store.types.row_size import bounded_slices
 
 from .services import Call
 
@@ -326,7 +327,7 @@ class CallSlot:
             if batch is None:
                 return
             self.resize(max(footprint.making, batch.get_total_buffer_size()))
-            slices = split_batch(batch)
+            slices = bounded_slices(batch, MESSAGE_ROWS, MESSAGE_BYTES)
             del batch
             for message in slices:
                 with self.waiting_for_client():
@@ -335,13 +336,3 @@ class CallSlot:
                 del message
                 self.check()
             del slices  # keeps no reference to the split while the next one is read
-
-
-def split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split a batch into messages of at most MESSAGE_ROWS rows and about MESSAGE_BYTES bytes."""
-    message_rows = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES * batch.num_rows // max(1, batch.nbytes)))
-    if batch.num_rows <= message_rows:
-        yield batch
-        return
-    for start in range(0, batch.num_rows, message_rows):
-        yield batch.slice(start, message_rows)

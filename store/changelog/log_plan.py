@@ -242,13 +242,12 @@ def _columns_of(
     current: TableSchema, entries: Sequence[LogEntry], end: int, columns: Columns
 ) -> tuple[TableSchema, int | None]:
     """Return the columns of a read, and the epoch of the alter at which it must end; None if it has the whole range."""
+    schema = columns.schema and columns.schema.with_lineage(current.lineage)
     if columns.whole or not current.lineage:
-        return columns.schema or current.at(end), None
+        return schema or current.at(end), None
     changed = [entry.epoch for entry in entries if entry.segments]
-    if columns.schema is None:
+    if schema is None:
         schema = current if not changed else extended(current, changed[0], max(end, changed[-1]))
-    else:
-        schema = columns.schema.with_lineage(current.lineage)
     return schema, first_unreadable(schema, changed)
 
 
@@ -289,8 +288,8 @@ def _stores_images(table: TableDef, group: LabelGroup) -> bool:
 
 
 def plan_backfill(view: ReadTxn, table: TableDef, epoch: int, schema: TableSchema | None = None) -> LogPlan:
-    """Plan a read of a table's rows at an epoch, for the backfill of a job. schema: as in `plan_scan`."""
-    rows = plan_scan(view, table, epoch, schema)
+    """Plan a read of a table's rows at an epoch, for a reader that begins with them. schema: as in `plan_scan`."""
+    rows = plan_scan(view, table, epoch, schema and schema.with_lineage(table.schema.lineage))
     return LogPlan(rows.table, rows, (), backfill=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -49,6 +49,16 @@ def varying_bytes(sizes: Sizes, names: Iterable[str], blocks: int) -> list[int]:
     """Return the bytes of each block in the varying-width columns among `names`."""
     counted = {name if name in sizes else OTHERS for name in names} & sizes.keys()
     return [sum(sizes[name][block] for name in counted) for block in range(blocks)]
+
+
+def bounded_slices(batch: pa.RecordBatch, rows: int, size: int) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into slices of at most `rows` rows and `size` bytes; a single row may be larger."""
+    if batch.num_rows <= 1 or (batch.num_rows <= rows and batch.nbytes <= size):
+        yield batch
+        return
+    count = min(rows, -(-batch.num_rows // max(1, -(-batch.nbytes // size))))
+    for start in range(0, batch.num_rows, count):
+        yield from bounded_slices(batch.slice(start, count), rows, size)
 
 
 def row_bytes(table: pa.Table) -> np.ndarray:

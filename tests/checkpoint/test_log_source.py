@@ -14,6 +14,7 @@ import pytest
 import epochlog as el
 from epochlog.checkpoint.log_source import log_source as upstream_module
 from epochlog.store.changelog import change_reader as feed_module
+from epochlog.store.changelog import log_reader
 from epochlog.store.changelog import pre_images as images_module
 from lab import Lab, commits, mirror, table_of
 from log_source_model import LONG, History, Item, RecordingRefresh, barriers, read, received, shown
@@ -354,7 +355,7 @@ def test_nothing_is_held_again_once_it_is_closed(lab: Lab, monkeypatch: pytest.M
 
 
 def test_a_long_replay_lets_go_as_it_goes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_module, "MOVE_HOLD_EVERY", 2)
+    monkeypatch.setattr(log_reader, "MOVE_HOLD_S", 0)
     epochs = []
     for key in range(6):
         epochs.append(lab.put({key: (0, key)}))
@@ -369,7 +370,7 @@ def test_a_long_replay_lets_go_as_it_goes(lab: Lab, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_rows_of_a_snapshot_are_held_while_they_are_read(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_module, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 2)
     options = el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(0), compact_segments=1)
     lab.root_table("short", options=options)
     lab.put(dict.fromkeys(range(5), (0, 1)), "short")
@@ -412,6 +413,20 @@ def test_a_log_of_which_nothing_unread_was_truncated_is_followed(lab: Lab) -> No
     assert [row[3] for row in shown(items)[:-1]] == [2] and barriers(items)[0][0] == at
 
 
+@pytest.mark.rule("5.21")
+def test_a_barrier_below_the_mark_of_a_log_that_lost_no_change_is_read(lab: Lab) -> None:
+    lab.put({1: (0, 1)})
+    lab.tick()
+    at = barriers(read(lab))[0][1]
+    lab.put({2: (0, 2)})
+    lab.tick()
+    lab.store.table("q").truncate_log(lab.put({}, "q"))  # the mark lies above the barrier of the other table
+    lab.tick()
+    items = read(lab, ["r", "q"], after=at)
+    assert [row[:2] + row[3:4] for row in shown(items) if len(row) == 5] == [("r", items[0].epoch, 2)]
+    assert barriers(items)[0][0] == at and barriers(items)[0][1] < lab.store.table("q").info.log_start_epoch
+
+
 def test_barriers_of_a_job_that_are_forgotten_are_refused(lab: Lab) -> None:
     lab.root_table("kept", options=el.TableOptions(log_retention=timedelta(days=30)))
     job = lab.job("j", ["kept"], ["out"])
@@ -431,7 +446,7 @@ def test_barriers_of_a_job_that_are_forgotten_are_refused(lab: Lab) -> None:
 
 
 def test_a_large_epoch_comes_in_pieces(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_module, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 3)
     lab.put({key: (0, key) for key in range(8)})
     lab.put({key: (0, key) for key in range(2)})
     lab.tick()
@@ -462,14 +477,14 @@ def test_after_an_error_in_a_round_nothing_pretends_to_be_the_end(lab: Lab, monk
     lab.put({1: (0, 1)})
     lab.put({2: (0, 2)})
     lab.tick()
-    real = upstream_module.follow
+    real = log_reader.follow
 
     def broken(*args: Any) -> Any:
         for batch in real(*args):
             yield batch.slice(0, 1)
             raise el.ReadFailed("the disk is away")
 
-    monkeypatch.setattr(upstream_module, "follow", broken)
+    monkeypatch.setattr(log_reader, "follow", broken)
     with el.UpstreamLog(lab.store, ["r"]) as log:
         assert isinstance(next(log), el.Chunk)
         with pytest.raises(el.ReadFailed):

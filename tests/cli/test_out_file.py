@@ -187,7 +187,7 @@ def wide(lake, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("epochlog.store.scan.scan_plan.BATCH_ROWS", 100)
     monkeypatch.setattr("epochlog.store.compaction.subcompactions.SUBCOMPACTION_ROWS", 64)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 32)
-    monkeypatch.setattr("epochlog.exchange.subscription.table_feed.SLICE_ROWS", 100)
+    monkeypatch.setattr("epochlog.store.changelog.log_reader.SLICE_ROWS", 100)
     with api.open(lake.root) as store:
         ids = list(range(10, 410))
         store.table("orders").upsert(pa.table({"id": ids, "day": ["d"] * 400, "cents": ids}))

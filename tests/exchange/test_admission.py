@@ -25,10 +25,10 @@ from epochlog.exchange.transport.admission import (
     AdmissionLimits,
     CallSlot,
     Lane,
-    split_batch,
 )
 from epochlog.exchange.transport.services import Call
 from epochlog.store.changelog.footprint import Footprint
+from epochlog.store.types.row_size import bounded_slices
 from wait_until import WAIT_LIMIT_S, wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.binary(100))])
@@ -300,12 +300,13 @@ def test_who_waits_for_room_is_told_why_it_ends(why: str) -> None:
 
 def test_messages_are_of_bounded_size_and_hold_all_rows() -> None:
     wide = pa.record_batch({"a": pa.array([b"x" * (1 << 20)] * 30)})
-    parts = list(split_batch(wide))
+    parts = list(bounded_slices(wide, MESSAGE_ROWS, MESSAGE_BYTES))
     assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([wide]))
     assert len(parts) > 3 and all(part.nbytes <= MESSAGE_BYTES + (1 << 20) for part in parts)
     long = pa.record_batch({"a": pa.nulls(200_000, pa.int8())})
-    assert [part.num_rows for part in split_batch(long)] == [MESSAGE_ROWS] * 3 + [200_000 - 3 * MESSAGE_ROWS]
-    assert [part.num_rows for part in split_batch(long.slice(0, 0))] == [0]
+    sizes = [part.num_rows for part in bounded_slices(long, MESSAGE_ROWS, MESSAGE_BYTES)]
+    assert sizes == [MESSAGE_ROWS] * 3 + [200_000 - 3 * MESSAGE_ROWS]
+    assert [part.num_rows for part in bounded_slices(long.slice(0, 0), MESSAGE_ROWS, MESSAGE_BYTES)] == [0]
 
 
 def test_readers_use_up_neither_room_nor_slots_of_others() -> None:

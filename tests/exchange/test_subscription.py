@@ -17,6 +17,7 @@ from epochlog.exchange.subscription.server import SubscriptionLimits, _Subscript
 from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits
 from epochlog.exchange.transport.duplex import ClientStream
 from epochlog.store.catalog.keys import head_key
+from epochlog.store.changelog import log_reader
 from epochlog.store.changelog.footprint import Footprint
 from epochlog.store.env.backoff import Backoff
 from row_sets import WIDE, wide_rows
@@ -65,7 +66,7 @@ def test_it_begins_after_an_epoch_and_gives_the_columns_that_are_asked_for(tmp_p
 def test_a_large_epoch_comes_in_slices_and_is_complete_with_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 10)
     with served(tmp_path) as (_, table, serving):
         first = table.upsert(rows(*range(25)))
         with serving.subscribe() as sub:
@@ -202,7 +203,7 @@ def test_wherever_it_is_cut_it_goes_on_without_a_gap_or_a_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
     """The connection, and the next three, break after so many messages: within the rows, between, within an epoch."""
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 4)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 4)
     with served(tmp_path) as (_, table, serving):
         table.upsert(rows(*range(10)))
         breaking = BreakingConnections(serving, [cut, max(cut - 3, 0), cut, 2])
@@ -269,7 +270,7 @@ def test_a_server_that_fails_at_each_try_is_given_up_too(tmp_path: Path, monkeyp
 def test_rows_that_were_half_given_and_let_go_meanwhile_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 1)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 1)
     with served(tmp_path) as (_, table, serving):
         table.upsert(rows(1, 2, 3))
 
@@ -287,12 +288,12 @@ def test_rows_that_were_half_given_and_let_go_meanwhile_are_an_error(
 
 
 def test_the_server_does_not_read_ahead_of_a_slow_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 100)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 99)
     drawn = []
     real = table_feed._slices
 
-    def counted(batches: Any) -> Any:
-        for item in real(batches):
+    def counted(*args: Any) -> Any:
+        for item in real(*args):
             drawn.append(item[0])
             yield item
 
@@ -314,7 +315,7 @@ def test_the_server_does_not_read_ahead_of_a_slow_reader(tmp_path: Path, monkeyp
 
 
 def test_a_reader_that_takes_nothing_is_cut_off_and_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 10)
     with served(tmp_path, SubscriptionLimits(window=100, slow_s=0.2, beat_s=0.05)) as (_, table, serving):
         table.upsert(rows(*range(1000)))
         with serving.subscribe() as sub:
@@ -326,7 +327,7 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_told_so(tmp_path: Path, monk
 @pytest.mark.medium
 def test_subscribers_lend_each_other_room_and_miss_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for one at a time: who takes nothing lets go of what was decoded for him, and goes on later."""
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 10)
     given: list[Footprint] = []
     plainly = _Subscription._reserve_memory
 
@@ -459,7 +460,7 @@ def test_a_commit_between_the_opening_and_the_first_notification_arrives(
 
 
 def test_what_is_taken_while_it_connects_makes_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 10)
     with served(tmp_path, SubscriptionLimits(window=1)) as (_, table, serving):
         last = table.upsert(rows(*range(100)))
 

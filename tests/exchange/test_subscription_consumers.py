@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import epochlog as el
-from epochlog.exchange.subscription import client, table_feed
+from epochlog.exchange.subscription import client
 from epochlog.exchange.subscription.messages import Answer, encode
 from epochlog.exchange.subscription.server import SubscriptionLimits
 from epochlog.exchange.transport.duplex import ClientStream
-from epochlog.store.changelog import consumers
+from epochlog.store.changelog import consumers, log_reader
 from epochlog.store.changelog.consumer_info import list_consumers
 from epochlog.store.changelog.consumers import reset_consumer
 from epochlog.store.env.backoff import Backoff
@@ -53,7 +53,7 @@ def test_it_goes_on_after_what_was_acknowledged(tmp_path: Path) -> None:
 def test_rows_that_were_not_acknowledged_whole_come_again_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 2)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 2)
     with served(tmp_path) as (_, table, serving):
         first = table.upsert(rows(*range(10)))
         with serving.subscribe(consumer="dash") as sub:
@@ -70,7 +70,7 @@ def test_rows_that_were_not_acknowledged_whole_come_again_whole(
 
 
 def test_an_epoch_is_acknowledged_when_all_of_it_is_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 2)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 2)
     with served(tmp_path) as (_, table, serving):
         with serving.subscribe(consumer="dash") as sub:
             epoch = table.upsert(rows(*range(6)))
@@ -122,7 +122,7 @@ def test_one_that_was_fenced_while_it_was_cut_off_does_not_come_back(tmp_path: P
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 5, 8])
 def test_one_that_was_cut_off_is_still_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 2)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 2)
     with served(tmp_path) as (_, table, serving):
         table.upsert(rows(*range(5)))
         with BreakingConnections(serving, [cut, cut]).subscribe(consumer="dash") as sub:

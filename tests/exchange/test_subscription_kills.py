@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.local_only]
 
 SERVER = """
 import sys, epochlog as el
-from epochlog.exchange.subscription import table_feed
-table_feed.SLICE_ROWS = 50
+from epochlog.store.changelog import log_reader
+log_reader.SLICE_ROWS = 50
 with el.open(sys.argv[1]) as store, el.serve(store, sys.argv[2], token="the-token"):
     print("up", flush=True)
     sys.stdin.read()

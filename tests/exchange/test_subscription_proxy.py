@@ -11,8 +11,8 @@ import pytest
 
 import epochlog as el
 from epochlog.exchange.subscription import client as subscriber
-from epochlog.exchange.subscription import table_feed
 from epochlog.exchange.subscription.server import SubscriptionLimits
+from epochlog.store.changelog import log_reader
 from epochlog.store.changelog.consumer_info import list_consumers
 from epochlog.store.env.backoff import Backoff
 from epochlog.testing.tcp_proxy import TcpProxy
@@ -88,7 +88,7 @@ def test_an_acknowledgement_over_a_bad_connection_counts_once(tmp_path: Path, tr
 def test_what_is_taken_over_a_bad_connection_comes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 10)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 10)
     with (
         served(tmp_path, SubscriptionLimits(window=1000, beat_s=0.05)) as (_, table, serving),
         proxied(serving) as proxy,
@@ -144,7 +144,7 @@ def test_random_troubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: 
     """Commits go on while the connection meets one trouble after the other."""
     print("seed", seed)
     chance = random.Random(seed)
-    monkeypatch.setattr(table_feed, "SLICE_ROWS", 16)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 16)
     bounds = SubscriptionLimits(window=chance.choice([500, 5_000, 1 << 20]), beat_s=0.05)
     with served(tmp_path, bounds) as (store, table, serving), proxied(serving) as proxy:
         table.upsert(rows(*range(chance.randrange(200))))
