@@ -17,7 +17,16 @@ from typing import Any, Self
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
 from epochlog.errors import AccessDenied, BadMessage, EpochlogError, InvalidInput, ServerUnavailable
-from epochlog.exchange.transport.duplex import ClientStream, Pem, check_destination, connect, read_pem, run_action
+from epochlog.exchange.transport.duplex import (
+    ClientStream,
+    Frame,
+    Pem,
+    check_destination,
+    connect,
+    read_pem,
+    run_action,
+)
+from epochlog.exchange.transport.reconnecting_stream import ReconnectingStream
 from epochlog.store.commit.loads import MOST_PARTS
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline, monotonic_s
@@ -76,19 +85,20 @@ class Worker:
         self._token = token
         self._roots = None if tls_roots is None else read_pem(tls_roots)
         self._name = self.handle.new_holder("worker")
-        self.changed = threading.Condition()
+        self._link = ReconnectingStream(
+            "epochlog-worker-reads", BACKOFF, self._connect, self._handle_frame, self._handle_loss
+        )
+        self.changed = self._link.changed
         self._parts: dict[PartName, Part] = {}
         self._queue: deque[wire.Message] = deque()
-        self._stream: ClientStream | None = None
         self._coordinator_run: str | None = None
-        self._heard_s = monotonic_s()
+        self._previous_run: str | None = None
         self._heartbeat_s, self._timeout_s = 1.0, 10.0
         self._error: EpochlogError | None = None
         self._pings = 0
         self._closed = threading.Event()
-        self._reading = threading.Thread(target=self._receive_loop, name="epochlog-worker-reads", daemon=True)
         self._sending = threading.Thread(target=self._send_loop, name="epochlog-worker-sends", daemon=True)
-        self._reading.start()
+        self._link.start()
         self._sending.start()
 
     def __enter__(self) -> Self:
@@ -157,7 +167,7 @@ class Worker:
     def connected(self) -> bool:
         """Return True if the coordinator has welcomed this worker on the current stream."""
         with self.changed:
-            return self._stream is not None and self._coordinator_run is not None
+            return self._link.stream is not None and self._coordinator_run is not None
 
     def close(self, reason: str = "it was closed") -> None:
         """Detach all parts that have not finished, and disconnect. A second call does nothing."""
@@ -170,11 +180,10 @@ class Worker:
             self.changed.notify_all()
         self._sending.join(self._timeout_s)
         with self.changed:
-            stream = self._stream
+            stream = self._link.stream
         if stream is not None:
             stream.finish(PARTING_S)
-            stream.close()
-        self._reading.join(self._timeout_s)
+        self._link.close(self._timeout_s)
 
     def _call(self, action: str, load: str | None, job: str | None, drain: bool, timeout: float) -> None:
         kind, name = check_target(load, job)
@@ -244,7 +253,7 @@ class Worker:
 
     def send(self, message: wire.Message) -> None:
         """Queue a message. Drop it while disconnected: the part repeats its state after a reconnection."""
-        if self._stream is not None and self._coordinator_run is not None:
+        if self._link.stream is not None and self._coordinator_run is not None:
             self._queue.append(message)
             self.changed.notify_all()
 
@@ -264,51 +273,27 @@ class Worker:
 
     # ---- threads -------------------------------------------------------------------------------------------------
 
-    def _receive_loop(self) -> None:
-        failures = 0
-        while not self._closed.is_set():
-            try:
-                stream = ClientStream(self.location, CONTROL, token=self._token, tls_roots=self._roots)
-            except EpochlogError as error:
-                self._note_error(error)
-            else:
-                if self._receive_all(stream):
-                    failures = 0
-            failures += 1
-            self._closed.wait(BACKOFF.delay_s(failures))
-
-    def _receive_all(self, stream: ClientStream) -> bool:
-        """Read the stream until it ends; return True if the coordinator has welcomed this worker on it."""
+    def _connect(self) -> ClientStream:
+        stream = ClientStream(self.location, CONTROL, token=self._token, tls_roots=self._roots)
         with self.changed:
-            closed = self._closed.is_set()  # `close` may have run before `_stream` was set
-            if not closed:
-                self._stream, self._previous_run, self._coordinator_run = stream, self._coordinator_run, None
-                self._heard_s = monotonic_s()
-                self._queue.clear()
-        if closed:
-            stream.close()
-            return False
-        welcomed = False
-        try:
-            stream.send(wire.encode([wire.Hello(wire.VERSION, self._name)]))
-            while (frame := stream.read()) is not None:
-                messages = wire.decode(frame)
-                with self.changed:
-                    self._heard_s = monotonic_s()
-                    for message in messages:
-                        welcomed = self._handle(message) or welcomed
-                    self.changed.notify_all()
-        except BadMessage as error:
-            COORDINATOR_REFUSED.log(location=self.location, error=error)
-        finally:
-            with self.changed:
-                self._stream = None
-                self._coordinator_run = self._coordinator_run or self._previous_run
-                self.changed.notify_all()
-            if stream.reason is not None:
-                self._note_error(stream.reason)
-            stream.close()
-        return welcomed
+            self._previous_run, self._coordinator_run = self._coordinator_run, None
+            self._queue.clear()
+        stream.send(wire.encode([wire.Hello(wire.VERSION, self._name)]))
+        return stream
+
+    def _handle_frame(self, _: ClientStream, frame: Frame) -> bool:
+        messages = wire.decode(frame.without_rows())
+        with self.changed:
+            welcomed = [self._handle(message) for message in messages]
+            self.changed.notify_all()
+        return any(welcomed)
+
+    def _handle_loss(self, reason: EpochlogError) -> bool:
+        """Return True if the worker was closed meanwhile."""
+        if isinstance(reason, BadMessage):
+            COORDINATOR_REFUSED.log(location=self.location, error=reason)
+        self._error, self._coordinator_run = reason, self._coordinator_run or self._previous_run
+        return self._closed.is_set()
 
     def _handle(self, message: wire.Message) -> bool:
         if isinstance(message, wire.Welcome):
@@ -325,18 +310,13 @@ class Worker:
                 part.notify()
         return False
 
-    def _note_error(self, error: Exception) -> None:
-        with self.changed:
-            self._error = error if isinstance(error, EpochlogError) else EpochlogError(str(error))
-            self.changed.notify_all()
-
     def _send_loop(self) -> None:
         while True:
             with self.changed:
                 if not self._queue and not self._closed.is_set():
                     self.changed.wait(self._heartbeat_s)
-                stream, welcomed = self._stream, self._coordinator_run is not None
-                silent_s = monotonic_s() - self._heard_s
+                stream, welcomed = self._link.stream, self._coordinator_run is not None
+                silent_s = monotonic_s() - self._link.heard_s
                 frame = [self._queue.popleft() for _ in range(min(FRAME, len(self._queue)))]
                 if not frame and self._closed.is_set():
                     return

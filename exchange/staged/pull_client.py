@@ -7,7 +7,6 @@ gate's cursor. At most a window of bytes waits here for the consumer.
 
 from __future__ import annotations
 
-import threading
 import uuid
 import zlib
 from collections import deque
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from epochlog.errors import BadMessage, Corrupt, EpochlogError, Fenced, InvalidInput, ServerUnavailable
+from epochlog.errors import BadMessage, Corrupt, EpochlogError, Fenced, InvalidInput
 from epochlog.exchange.stage_gate import StageGate
 from epochlog.exchange.transport.duplex import ClientStream, Frame
-from epochlog.store.env.clock import Deadline, monotonic_s
+from epochlog.exchange.transport.reconnecting_stream import ReconnectingStream
+from epochlog.store.env.clock import Deadline
 from epochlog.store.env.closeable import Closeable
 from epochlog.store.env.os_refusals import undecodable
 
@@ -56,19 +56,18 @@ class StageReader(Closeable):
         self._hello = {**hello, "mail": uuid.uuid4().hex}
         self._stream_count = 0
         self._patience_s = patience_s
-        self._changed = threading.Condition()
+        self._link = ReconnectingStream(
+            "epochlog-stage-reader", BACKOFF, self._connect, self._handle_frame, self._handle_loss
+        )
+        self._changed = self._link.changed
         self._gate: StageGate | None = None
         self._ready: deque[tuple[str, int, pa.RecordBatch, int]] = deque()
         self._ready_bytes = 0
         self._unsent_credit = 0  # bytes that the consumer has taken and the server does not know of
         self._delivered: dict[str, int] = {}  # channel -> the next sequence
-        self._stream: ClientStream | None = None
-        self._received_s = monotonic_s()  # time of the last message of the server
         self._retry_until = Deadline.after(patience_s)
         self._error: EpochlogError | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="epochlog-stage-reader", daemon=True)
-        self._thread.start()
+        self._link.start()
 
     def begin(self) -> None:
         """Wait until the server has accepted this incarnation. Raises the server's refusal, or ServerUnavailable."""
@@ -98,7 +97,7 @@ class StageReader(Closeable):
         deadline = None if timeout is None else Deadline.after(timeout)
         with self._changed:
             while not self._ready:
-                if self._closed or self.done:
+                if self._link.closed or self.done:
                     return None
                 self._check()
                 if deadline is not None and deadline.passed:
@@ -108,7 +107,7 @@ class StageReader(Closeable):
             self._ready_bytes -= size
             self._unsent_credit += size
             self._delivered[name] = seq + 1
-            stream, credit = self._stream, self._unsent_credit
+            stream, credit = self._link.stream, self._unsent_credit
             if stream is None or (self._ready and credit < WINDOW // 8):
                 return name, seq, batch
             self._unsent_credit = 0
@@ -147,14 +146,7 @@ class StageReader(Closeable):
 
     def close(self) -> None:
         """End the iteration; a second call does nothing."""
-        with self._changed:
-            self._closed = True
-            stream = self._stream
-            self._changed.notify_all()
-        if stream is not None:
-            stream.abort()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._link.close()
 
     def __repr__(self) -> str:
         consumer, incarnation = self._hello["consumer"], self._hello["incarnation"]
@@ -166,59 +158,28 @@ class StageReader(Closeable):
         """Raise the error that has ended the reader, and abort a silent stream; the caller holds the lock."""
         if self._error is not None:
             raise self._error
-        if self._stream is not None and monotonic_s() - self._received_s > SILENT_S:
-            self._stream.abort()
+        self._link.abort_if_silent(SILENT_S)
 
-    def _run(self) -> None:
-        failures = 0
-        while not self._closed and not (self._gate is not None and self._gate.done):
-            reason: Exception | None = None
-            try:
-                stream = self._open_stream()
-                if self._read_stream(stream):
-                    failures = 0
-                reason = stream.reason
-            except EpochlogError as error:
-                reason = error
-            failures += 1
-            with self._changed:
-                self._stream = None
-                if isinstance(reason, EpochlogError) and self._is_final(reason):
-                    self._error = reason
-                self._changed.notify_all()
-                if self._error is not None:
-                    return
-                self._changed.wait_for(lambda: self._closed, BACKOFF.delay_s(failures))
-
-    def _is_final(self, reason: EpochlogError) -> bool:
-        retried = type(reason) is EpochlogError or type(reason).__name__ in RETRIED
-        return not retried or self._retry_until.passed
-
-    def _read_stream(self, stream: ClientStream) -> bool:
-        """Read a stream until it ends; return True if the server has accepted this incarnation on it."""
+    def _connect(self) -> ClientStream:
+        stream = self._open_stream()
         with self._changed:
             cursor = self._hello["cursor"] if self._gate is None else self._gate.cursor
-            self._unsent_credit, self._stream, self._received_s = 0, stream, monotonic_s()
+            self._unsent_credit = 0
             self._stream_count += 1
             state = {"cursor": cursor, "window": max(0, WINDOW - self._ready_bytes), "line": self._stream_count}
-            stream.send(messages.pack(**{**self._hello, **state}))
-            if self._closed:
-                stream.abort()
-        accepted = False
-        try:
-            while (frame := stream.read_frame()) is not None:
-                accepted = self._handle_frame(frame) or accepted
-                if self._gate is not None and self._gate.done:
-                    break
-        except EpochlogError as error:  # an invalid message, or damage
-            stream.reason = error
-        finally:
-            if stream.reason is None:
-                stream.reason = ServerUnavailable(f"{stream.peer} has ended the stream; is `epochlog serve` running?")
-            stream.close()
-        return accepted
+        stream.send(messages.pack(**{**self._hello, **state}))
+        return stream
 
-    def _handle_frame(self, frame: Frame) -> bool:
+    def _handle_loss(self, reason: EpochlogError) -> bool:
+        """Return True if the reader needs no other stream: it has all batches, or the error is final."""
+        if self._gate is not None and self._gate.done:
+            return True
+        retried = type(reason) is EpochlogError or type(reason).__name__ in RETRIED
+        if not retried or self._retry_until.passed:
+            self._error = reason
+        return self._error is not None
+
+    def _handle_frame(self, stream: ClientStream, frame: Frame) -> bool:
         """Handle one message; return True for the message by which the server accepts this incarnation."""
         message = messages.decode_reader_message(frame.message or b"")
         kind, batch, size = message["kind"], None, 0
@@ -230,7 +191,6 @@ class StageReader(Closeable):
             data = messages.file_from_rows(frame.rows)
             batch, size = _decode_checked(data, message), data.size
         with self._changed:
-            self._received_s = monotonic_s()
             if kind != "started":
                 self._retry_until = Deadline.after(self._patience_s)
             if kind == "started" and self._gate is None:
@@ -247,6 +207,8 @@ class StageReader(Closeable):
                 self._ready.append((name, seq, released, length))
                 self._ready_bytes += length
             self._changed.notify_all()
+        if gate.done:
+            stream.abort()
         return kind == "started"
 
 

@@ -7,7 +7,6 @@ position, also in the middle of an epoch.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +24,8 @@ from epochlog.errors import (
     ServerUnavailable,
 )
 from epochlog.exchange.stage_gate import StageGate
-from epochlog.exchange.transport.duplex import ClientStream
+from epochlog.exchange.transport.duplex import ClientStream, Frame
+from epochlog.exchange.transport.reconnecting_stream import ReconnectingStream
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline, monotonic_s
 from epochlog.store.env.closeable import Closeable
@@ -101,7 +101,11 @@ class Subscription(Closeable):
         self._request = request
         self._timeout_s = timeout_s
         self._reconnect_s = reconnect_s
-        self._changed = threading.Condition()
+        self._link = ReconnectingStream(
+            "epochlog-subscriber", BACKOFF, self._connect, self._handle_frame, self._handle_loss,
+            wanted=lambda: not self._ended_by_alter or self._requested_ack > self._acked,
+        )  # fmt: skip
+        self._changed = self._link.changed
         self._gate = StageGate(STAGES)
         self._end_marks: dict[str, int] = {}
         self._gate_deliveries = 0  # of the present gate
@@ -111,13 +115,9 @@ class Subscription(Closeable):
         self._position = FeedPosition()  # up to which all items were received
         self._epoch: int | None = None
         self._requested_ack = self._acked = -1
-        self._stream: ClientStream | None = None
-        self._last_message_s = monotonic_s()
-        self._disconnected_since_s: float | None = self._last_message_s  # None while connected
+        self._disconnected_since_s: float | None = monotonic_s()  # None while connected
         self._error: EpochlogError | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._read, name="epochlog-subscriber", daemon=True)
-        self._thread.start()
+        self._link.start()
         try:
             if not self._wait(lambda: self._welcome is not None, Deadline.after(timeout_s)):
                 raise ServerUnavailable(f"{location} did not answer the subscription in {timeout_s:g} s; try again")
@@ -184,10 +184,10 @@ class Subscription(Closeable):
         with self._changed:
             self._requested_ack = max(self._requested_ack, epoch)
             self._changed.notify_all()
-            stream = self._stream
+            stream = self._link.stream
         if stream is not None and self._acked < epoch:
             stream.send(encode(Answer("ack", epoch)))
-        done = self._wait(lambda: self._acked >= epoch or self._closed, deadline, acknowledging=True)
+        done = self._wait(lambda: self._acked >= epoch or self._link.closed, deadline, acknowledging=True)
         if not done or self._acked < epoch:
             raise ServerUnavailable(
                 f"{self._location} has not confirmed the acknowledgement of epoch {show_epoch(epoch)}; acknowledge it "
@@ -202,17 +202,10 @@ class Subscription(Closeable):
 
     def close(self) -> None:
         """End the subscription and the wait of any thread in it; a second call does nothing."""
-        with self._changed:
-            self._closed = True
-            stream = self._stream
-            self._changed.notify_all()
-        if stream is not None:
-            stream.abort()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(self._timeout_s)
+        self._link.close(self._timeout_s)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
+        state = "closed" if self._link.closed else "open"
         return f"<epochlog subscription to {self._request.table} at {self._location}, {state}, through {self._epoch}>"
 
     # ---- the user's threads --------------------------------------------------------------------------------------
@@ -220,8 +213,8 @@ class Subscription(Closeable):
     def _pop_item(self, deadline: Deadline | None) -> _Item | None:
         """Remove and return the next item; None after the deadline, the end or `close`."""
         with self._changed:
-            self._wait(lambda: self._queue or self._closed or self._gate.done, deadline)
-            if self._closed or not self._queue:
+            self._wait(lambda: self._queue or self._link.closed or self._gate.done, deadline)
+            if self._link.closed or not self._queue:
                 return None
             item = self._queue.popleft()
             self._queued_bytes -= item.size
@@ -233,7 +226,7 @@ class Subscription(Closeable):
     def _report_taken(self) -> None:
         """Report the bytes taken to the server, which then sends more."""
         with self._changed:
-            stream, taken_bytes = self._stream, self._unreported_bytes
+            stream, taken_bytes = self._link.stream, self._unreported_bytes
             if stream is None or self._welcome is None or not taken_bytes:
                 return
             self._unreported_bytes = 0
@@ -249,87 +242,52 @@ class Subscription(Closeable):
                     raise self._error
                 if deadline is not None and deadline.passed:
                     return False
-                wait_s = _POLL_S if self._stream is None else self._silence_left_s()
-                if self._stream is not None and wait_s <= 0:
-                    self._last_message_s, wait_s = monotonic_s(), _POLL_S
-                    self._stream.abort()
-                self._changed.wait(min(wait_s, wait_s if deadline is None else deadline.remaining_s))
+                limit_s = self._silence_limit_s()
+                self._link.abort_if_silent(limit_s)
+                wait_s = _POLL_S if self._link.stream is None else min(_POLL_S, limit_s)
+                self._changed.wait(wait_s if deadline is None else min(wait_s, deadline.remaining_s))
             return True
 
-    def _silence_left_s(self) -> float:
-        """Return the seconds until a silent connection counts as lost."""
+    def _silence_limit_s(self) -> float:
+        """Return the seconds after which a silent connection counts as lost."""
         if self._welcome is None:
-            limit_s = self._timeout_s
-        else:
-            limit_s = self._welcome.beat_s * MISSED_BEATS
-            if self._disconnected_since_s is not None:  # the server has not answered on this connection yet
-                limit_s = max(limit_s, OPEN_S)
-        return self._last_message_s + limit_s - monotonic_s()
+            return self._timeout_s
+        limit_s = self._welcome.beat_s * MISSED_BEATS
+        # on a new connection the server has not answered yet
+        return limit_s if self._disconnected_since_s is None else max(limit_s, OPEN_S)
 
     # ---- the reading thread --------------------------------------------------------------------------------------
 
-    def _read(self) -> None:
-        failures = 0
-        while True:
-            reason: EpochlogError
-            try:
-                reason = self._read_connection()
-            except EpochlogError as error:
-                reason = error
-            except Exception as error:  # noqa: BLE001 (a defect; the waiting caller must get it)
-                reason = EpochlogError(f"the subscription to {self._request.table!r} failed: {error!r}")
-                reason.__cause__ = error
-            with self._changed:
-                stream, self._stream = self._stream, None
-                if self._disconnected_since_s is None:
-                    failures, self._disconnected_since_s = 0, monotonic_s()
-                error = self._fatal_error(reason)
-                self._error = error or (self._error if self._ended_by_alter else None)
-                self._changed.notify_all()
-            if stream is not None:
-                stream.close()
-            failures += 1
-            with self._changed:
-                if self._ended_by_alter:  # the next connection is for an acknowledgement
-                    self._changed.wait_for(lambda: self._closed or self._requested_ack > self._acked)
-                if self._changed.wait_for(self._is_finished, BACKOFF.delay_s(failures)):
-                    return
+    def _connect(self) -> ClientStream:
+        return self._open_stream(SUBSCRIBE + b":" + encode(self._next_request()))
 
-    def _is_finished(self) -> bool:
+    def _handle_frame(self, stream: ClientStream, frame: Frame) -> bool:
+        with self._changed:
+            answers = self._handle_message(stream, decode_server_message(frame.message or b""), frame.rows)
+            self._changed.notify_all()
+        for answer in answers:
+            stream.send(encode(answer))
+        return self._disconnected_since_s is None
+
+    def _handle_loss(self, reason: EpochlogError) -> bool:
         """Return True if no further connection is needed. A consumer needs one after the end of the data, to
         acknowledge.
         """
+        if self._disconnected_since_s is None:
+            self._disconnected_since_s = monotonic_s()
+        self._error = self._fatal_error(reason) or (self._error if self._ended_by_alter else None)
         ended = self._gate.done and self._request.consumer is None
-        return self._closed or (self._error is not None and not self._ended_by_alter) or ended
+        return (self._error is not None and not self._ended_by_alter) or ended
 
     @property
     def _ended_by_alter(self) -> bool:
         """Return True if an alter has ended the feed of a consumer, which can still acknowledge what came before."""
         return isinstance(self._error, SchemaChanged) and self._request.consumer is not None
 
-    def _read_connection(self) -> EpochlogError:
-        """Read one connection until it ends; return the error that ended it."""
-        stream = self._open_stream(SUBSCRIBE + b":" + encode(self._next_request()))
-        with self._changed:
-            self._stream, self._last_message_s = stream, monotonic_s()
-            if self._closed:
-                stream.abort()
-        while (frame := stream.read_frame()) is not None:
-            with self._changed:
-                self._last_message_s = monotonic_s()
-                answers = self._handle_message(stream, decode_server_message(frame.message or b""), frame.rows)
-                self._changed.notify_all()
-            for answer in answers:
-                stream.send(encode(answer))
-        reason = stream.reason
-        return (
-            reason if isinstance(reason, EpochlogError) else ServerUnavailable(f"{self._location} ended the connection")
-        )
-
     def _fatal_error(self, reason: EpochlogError) -> EpochlogError | None:
         """Return the error that ends the subscription; None if it can resume over another connection."""
         assert self._disconnected_since_s is not None
-        if self._closed:
+        if self._link.closed:
             return None
         transient = isinstance(reason, TRANSIENT) or type(reason) is EpochlogError
         if not transient or self._welcome is None:

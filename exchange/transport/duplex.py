@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import flight
 
-from epochlog.errors import BadMessage, InsecureServer, InvalidInput
+from epochlog.errors import BadMessage, EpochlogError, InsecureServer, InvalidInput
 
 from .errors import CALL_ERRORS, as_epochlog_error
 
@@ -38,6 +38,12 @@ class Frame:
 
     rows: pa.RecordBatch | None
     message: bytes | None
+
+    def without_rows(self) -> bytes:
+        """Return the message of a stream that carries no rows. Raises BadMessage."""
+        if self.rows is not None or self.message is None:
+            raise BadMessage("this stream carries messages without rows, and the peer has sent rows")
+        return self.message
 
 
 class DuplexStream:
@@ -64,12 +70,8 @@ class DuplexStream:
 
     def read(self) -> bytes | None:
         """Return the next message; None when the peer has ended the stream, or it was aborted. Raises BadMessage."""
-        chunk = self._read_chunk()
-        if chunk is None:
-            return None
-        if chunk.data is not None or chunk.app_metadata is None:
-            raise BadMessage("this stream carries messages without rows, and the peer has sent rows")
-        return chunk.app_metadata.to_pybytes()
+        frame = self.read_frame()
+        return None if frame is None else frame.without_rows()
 
     def read_first(self) -> bytes | None:
         """Return the first message of the stream, as `read` does. Abort the stream after FIRST_MESSAGE_S without it."""
@@ -85,12 +87,6 @@ class DuplexStream:
         """Return the next message of a stream whose peer may send rows too; None at the end. The rows are neither
         checked nor aligned.
         """
-        chunk = self._read_chunk()
-        if chunk is None:
-            return None
-        return Frame(chunk.data, None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes())
-
-    def _read_chunk(self) -> Any:
         try:
             chunk = self._reader.read_chunk()
         except (StopIteration, *CALL_ERRORS):
@@ -99,7 +95,7 @@ class DuplexStream:
         size = 0 if chunk.app_metadata is None else chunk.app_metadata.size
         if size > self._limit:
             raise BadMessage(f"a message has {size} bytes; at most {self._limit} are accepted")
-        return chunk
+        return Frame(chunk.data, None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes())
 
     def begin(self, schema: pa.Schema) -> bool:
         """Announce the columns of the rows that this side will send; call it once, before the first rows."""
@@ -143,7 +139,7 @@ class ClientStream(DuplexStream):
         """Connect and open the stream. Raises AccessDenied, ServerUnavailable."""
         options = call_options(token)
         self._client = connect(location, tls_roots)
-        self.reason: Exception | None = None
+        self.reason: EpochlogError | None = None
         try:
             writer, reader = self._client.do_exchange(flight.FlightDescriptor.for_command(name), options)
         except CALL_ERRORS as error:

@@ -141,8 +141,8 @@ def test_a_killed_workers_part_goes_on_from_its_state(tmp_path: Path) -> None:
 def cut(worker: el.Worker) -> None:
     """As by the death of its process: nothing more is heard of it."""
     worker._closed.set()
-    assert worker._stream is not None
-    worker._stream.abort()
+    assert worker._link.stream is not None
+    worker._link.stream.abort()
 
 
 @pytest.mark.rule("5.32", "5.33")
@@ -328,14 +328,14 @@ def test_a_report_that_is_lost_or_whose_commit_is_not_heard(tmp_path: Path, deli
             if delivered:
                 return
             worker._queue.clear()
-            assert worker._stream is not None
-            worker._stream.abort()
+            assert worker._link.stream is not None
+            worker._link.stream.abort()
 
         once(worker, "Reported", lose)
         if delivered:
             wait_until(lambda: part._report is not None, part)
-            assert worker._stream is not None
-            worker._stream.abort()
+            assert worker._link.stream is not None
+            worker._link.stream.abort()
         wait_until(lambda: part.epoch, part)
         part.writer("clicks").upsert(rows(2))
         part.finish(timeout=WAIT_LIMIT_S)
@@ -434,9 +434,9 @@ def test_a_silent_coordinator_is_left(tmp_path: Path) -> None:
         part = attach(worker)
         with server.coordinator._executor.lock:
             (session,) = server.coordinator._connections
-        first = worker._stream
+        first = worker._link.stream
         session._stream.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
-        wait_until(lambda: worker._stream is not first and worker.connected)
+        wait_until(lambda: worker._link.stream is not first and worker.connected)
         part.writer("clicks").upsert(rows(1))
         wait_until(lambda: part.epoch, part)
 
@@ -450,14 +450,14 @@ def test_a_silent_worker_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
         def is_left() -> bool:
             """Keep the worker silent, also if it connects anew by itself, until the coordinator notices."""
-            stream = worker._stream
+            stream = worker._link.stream
             if worker.connected and stream is not None and not any(stream is known for known in muted):
                 stream.send = lambda message: True  # pyright: ignore[reportAttributeAccessIssue]
                 muted.append(stream)
             return any(record.getMessage().startswith("worker_silent ") for record in caplog.records)
 
         wait_until(is_left)
-        wait_until(lambda: worker._stream not in muted and worker.connected)
+        wait_until(lambda: worker._link.stream not in muted and worker.connected)
         with suppress(RolledBack):
             part.writer("clicks").upsert(rows(1))
 
@@ -469,9 +469,9 @@ def test_a_message_of_the_coordinator_that_is_none_ends_its_stream(tmp_path: Pat
         part = attach(worker)
         with server.coordinator._executor.lock:
             (session,) = server.coordinator._connections
-        first = worker._stream
+        first = worker._link.stream
         session._stream.send(b"no message")
-        wait_until(lambda: worker._stream is not first and worker.connected)
+        wait_until(lambda: worker._link.stream is not first and worker.connected)
         part.writer("clicks").upsert(rows(1))
         wait_until(lambda: part.epoch, part)
 

@@ -505,6 +505,18 @@ def test_a_server_that_falls_silent_is_left_for_a_new_connection(
             proxy.stop()
 
 
+@local
+def test_a_reader_with_a_defect_gives_up_and_tells_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: bytes) -> None:
+        raise ZeroDivisionError
+
+    with served(tmp_path) as (_, server), client(server, timeout=0.2) as ex:
+        ex.declare("join", {0: ["probe"]})
+        monkeypatch.setattr(messages, "decode_reader_message", broken)
+        with pytest.raises(el.EpochlogError, match="could not be handled: ZeroDivisionError"):
+            ex.consume("join", incarnation=1)
+
+
 def line_to(ex: ExchangeClient, number: int = 1, *, mail: str = "one", incarnation: int = 1) -> ClientStream:
     """A consumer's line, opened by hand."""
     opened = ClientStream(
