@@ -240,7 +240,7 @@ def test_a_machine_that_deletes_by_the_clock_of_the_server_alone_is_found(tmp_pa
         week.end()
 
 
-class Leases:
+class LeasedProcesses:
     """Processes of one store over a jump of its clock back: one that lives, one that is killed, and one that looks at
     their leases. On LMDB they share the machine whose clock jumps; on Redis its server's does.
     """
@@ -316,7 +316,7 @@ class Leases:
         self.dead.kill()
 
 
-def set_back(leases: Leases, back_ms: int) -> None:
+def set_back(leases: LeasedProcesses, back_ms: int) -> None:
     """Let the clock jump back and come right again after three hours, of an idle store and of one with commits."""
     try:
         for _ in range(3):
@@ -332,8 +332,8 @@ def set_back(leases: Leases, back_ms: int) -> None:
         leases.look(held)
         assert error_of(leases.other.ask("step", "k")) == "JobRunning", "nobody knows yet that it is dead"
         code, facts = leases.new.doctor()
-        told = [symptom for symptom in facts["symptoms"] if "'m'" in symptom["what"]]
-        assert code == 1 and told and "take_over" in told[0]["advice"], facts
+        symptoms = [symptom for symptom in facts["symptoms"] if "'m'" in symptom["what"]]
+        assert code == 1 and symptoms and "take_over" in symptoms[0]["advice"], facts
         assert error_of(leases.new.ask("take over", "m")) is None, "the advice of the doctor helps"
         for _ in range(3):
             leases.pass_time(4_000)
@@ -360,15 +360,15 @@ def set_back(leases: Leases, back_ms: int) -> None:
 @pytest.mark.parametrize("kind", ["lmdb", "redis"])
 def test_leases_over_a_clock_that_is_set_back(tmp_path: Path, kind: str, back_ms: int) -> None:
     """A live process keeps its leases, also when the clock comes right again. A dead one loses its job."""
-    set_back(Leases(tmp_path / "s", kind), back_ms)
+    set_back(LeasedProcesses(tmp_path / "s", kind), back_ms)
 
 
 @pytest.mark.local_only
 @pytest.mark.slow
 @pytest.mark.planted
 @pytest.mark.parametrize(
-    ("plant", "found"), [("unwatched", "a dead runner holds its job"), ("forgetful", "of a live process was")]
+    ("plant", "complaint"), [("unwatched", "a dead runner holds its job"), ("forgetful", "of a live process was")]
 )
-def test_a_lease_that_goes_by_the_wall_clock_alone_is_found(tmp_path: Path, plant: str, found: str) -> None:
-    with pytest.raises(AssertionError, match=found):
-        set_back(Leases(tmp_path / "s", "lmdb", plant), DAY_MS)
+def test_a_lease_that_goes_by_the_wall_clock_alone_is_found(tmp_path: Path, plant: str, complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        set_back(LeasedProcesses(tmp_path / "s", "lmdb", plant), DAY_MS)
