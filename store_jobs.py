@@ -175,7 +175,7 @@ class StoreJobs:
 def schema_planner(spark: SparkSession | None) -> SchemaPlanner:
     """Return the planner of views' schemas: DuckDB, or Spark with a session."""
     if spark is None:
-        from epochlog.views.local_engine import output_schema
+        from epochlog.views.duckdb_engine import output_schema
 
         return output_schema
     from epochlog.spark.view_engine import output_schema

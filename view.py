@@ -173,9 +173,9 @@ def refresh_view(ctx: RefreshContext[Any, Any, Any]) -> None:
 
     output, plan = plan_of(ctx)
     if isinstance(ctx, LocalRefreshContext):
-        from epochlog.views import local_engine
+        from epochlog.views import duckdb_engine
 
-        local_engine.refresh(ctx, output, plan)
+        duckdb_engine.refresh(ctx, output, plan)
         return
     from epochlog.spark import view_engine
     from epochlog.spark.refresh_context import SparkRefreshContext

@@ -9,8 +9,8 @@ from typing import Any
 from epochlog.batch.tags import Tag
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.consumer_info import ConsumerInfo
+from epochlog.store.compaction.task_record import Work
 from epochlog.store.compaction.trace import Trace
-from epochlog.store.compaction.work import Work
 from epochlog.store.maintenance.scheduler import MaintenanceFailure
 from epochlog.store.maintenance.vacuum import VacuumedFile, VacuumReport
 from epochlog.store.metadata.definitions import TableDef

@@ -15,7 +15,7 @@ from epochlog.store.catalog.keys import LOG_PREFIX, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.commit.loads import LoadRecord, all_loads, load_parts
 from epochlog.store.commit.table_ddl import table_bytes
-from epochlog.store.compaction.work import Work, read_work
+from epochlog.store.compaction.task_record import Work, read_work
 from epochlog.store.compaction.write_stall import pressure
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view, read_epochs_and_records, table_state
@@ -42,7 +42,7 @@ from epochlog.views.present_text import present_text
 
 from .holds import held_back, hold_facts, tag_facts, trouble_facts, work_facts, writers
 from .text import epoch_iso, iso
-from .wait_reasons import JobLook, wait_texts
+from .wait_texts import JobLook, wait_texts
 
 Facts = dict[str, Any]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from epochlog.facts.store import Facts, StoreLook
 from epochlog.facts.text import epoch_iso, iso, one_line
-from epochlog.facts.wait_reasons import JobLook
+from epochlog.facts.wait_texts import JobLook
 from epochlog.store.epochs.explain import blamed
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.types.epoch import show_span, to_unix_ms

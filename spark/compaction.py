@@ -18,7 +18,7 @@ from epochlog.store.catalog.keys import compact_key
 from epochlog.store.catalog.records import pack, unpack
 from epochlog.store.compaction.claim import CLAIM_MS
 from epochlog.store.compaction.subcompaction_rewriter import SubcompactionRewriter, rewrite_in_threads
-from epochlog.store.compaction.work import Parts, parts_from_record, parts_to_record
+from epochlog.store.compaction.task_record import Parts, parts_from_record, parts_to_record
 from epochlog.store.env.paths import RUN_ENDING, file_name
 from epochlog.store.maintenance.compact_request import compact_tables
 from epochlog.store.session.handle import Handle

@@ -32,9 +32,9 @@ from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import step
 from epochlog.views.derivation import Query, ViewPlan, render
+from epochlog.views.duckdb_engine import touched_keys
 from epochlog.views.engine import Row
 from epochlog.views.folding import FOLDED
-from epochlog.views.local_engine import touched_keys
 from epochlog.views.reads import OLD_IMAGES, Images, Reads
 from epochlog.views.restriction import TOUCHED
 from epochlog.views.table_names import EMPTY, IS_NEW, NOW, OLD, table_of

@@ -13,7 +13,7 @@ from epochlog.store.types.schema import TableSchema
 from . import syntax
 from .advice import ADVICE, written
 from .common_types import values_with_one_type
-from .local_functions import OF_MOMENTS
+from .duckdb_functions import OF_MOMENTS
 from .value_kinds import ValueKinds, kind_of_type
 
 _CLOCK = re.compile(r"\s*(now|today|yesterday|tomorrow)\b", re.IGNORECASE)

@@ -22,7 +22,7 @@ from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
-from . import local_engine
+from . import duckdb_engine
 from .derivation import ViewPlan, derive, tables_in
 from .expanded_size import require_expandable
 from .parsing import parse
@@ -42,7 +42,7 @@ def create_view(
     primary_key: Sequence[str],
     *,
     refresh: str = "auto",
-    schema_of: SchemaPlanner = local_engine.output_schema,
+    schema_of: SchemaPlanner = duckdb_engine.output_schema,
     interval: Interval | None = None,
     max_lag: MaxLag | None = None,
     options: TableOptions | None = None,
@@ -88,7 +88,7 @@ def change_views(
     queries: Mapping[str, str],
     *,
     refreshes: Mapping[str, str] = NO_REFRESHES,
-    schema_of: SchemaPlanner = local_engine.output_schema,
+    schema_of: SchemaPlanner = duckdb_engine.output_schema,
 ) -> int:
     """Replace the queries of several views in one transaction. See `Store.replace_views`.
 
@@ -126,7 +126,7 @@ def plan_view(
     sql: Any,
     primary_key: Any,
     refresh: Any,
-    schema_of: SchemaPlanner = local_engine.output_schema,
+    schema_of: SchemaPlanner = duckdb_engine.output_schema,
     new_tables: Mapping[str, TableSchema] = NO_TABLES,
 ) -> tuple[ViewPlan, pa.Schema, dict[str, int]]:
     """Derive the plan of a query over the store's tables. Return it with its schema, which the engine plans, and the

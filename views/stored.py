@@ -16,7 +16,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
 from .derivation import ViewPlan, derive, render
-from .local_functions import as_spark_computes, require_local
+from .duckdb_functions import as_spark_computes, require_local
 from .table_names import NOW
 from .value_kinds import ValueKinds
 

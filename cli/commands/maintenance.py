@@ -11,7 +11,7 @@ from epochlog.facts.text import iso
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.table_ddl import table_bytes
 from epochlog.store.compaction.executor import compact_table
-from epochlog.store.compaction.work import CompactionOutcome
+from epochlog.store.compaction.task_record import CompactionOutcome
 from epochlog.store.maintenance.vacuum import GRACE
 from epochlog.store.maintenance.vacuum import vacuum as vacuum_store
 from epochlog.store.metadata.definitions import TableDef

@@ -30,8 +30,8 @@ from epochlog.store.types.schema import TableSchema
 from epochlog.store_jobs import schema_planner
 from epochlog.views.definition import SchemaPlanner, change_views, naming, plan_view, require_same_columns
 from epochlog.views.derivation import ViewPlan, tables_of
-from epochlog.views.folder import Change, StoredView, ViewFile, plan_changes, read_folder
 from epochlog.views.present_text import has_query
+from epochlog.views.view_folder import Change, StoredView, ViewFile, plan_changes, read_folder
 
 LOOK_S = 0.5
 """Time between two looks of `run` at the store's views."""

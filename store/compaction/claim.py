@@ -20,7 +20,7 @@ from epochlog.store.types.key_codec import KeyCodec
 
 from .strategy import CompactionStrategy, past_task
 from .subcompactions import cut_task
-from .work import CompactionOutcome, Work, parts_to_record, read_entries, read_work
+from .task_record import CompactionOutcome, Work, parts_to_record, read_entries, read_work
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle

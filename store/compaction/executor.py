@@ -40,9 +40,9 @@ from .claim import CLAIM_MS, claim_work, may_take, record_subcompaction, release
 from .read_back import sampled_rows
 from .strategy import CompactionStrategy, CompactionTask
 from .subcompaction_rewriter import RewriteSubcompactions, SubcompactionRewriter, delete_parts, rewrite_in_threads
+from .task_record import CompactionOutcome, Parts, Work, delete_work, read_inputs
 from .trace import put_trace, trace_of
 from .universal import UniversalStrategy
-from .work import CompactionOutcome, Parts, Work, delete_work, read_inputs
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle

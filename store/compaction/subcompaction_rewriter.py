@@ -20,7 +20,7 @@ from epochlog.store.metadata.version import LogEntry, Runs
 from epochlog.store.sst.file_columns import compaction_schema
 
 from .rewriter import Rewriter
-from .work import Parts, Work
+from .task_record import Parts, Work
 
 if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle

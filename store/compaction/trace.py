@@ -11,7 +11,7 @@ from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.version import LogEntry
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
 
-from .work import Work
+from .task_record import Work
 
 KEPT_TRACES = 256
 """Traces that a table keeps, the newest."""

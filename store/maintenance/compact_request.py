@@ -7,7 +7,7 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.expiry import expire_rows
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.subcompaction_rewriter import RewriteSubcompactions, rewrite_in_threads
-from epochlog.store.compaction.work import CompactionOutcome
+from epochlog.store.compaction.task_record import CompactionOutcome
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import all_tables, find_table
 from epochlog.store.retention.retention import apply_retention

@@ -21,7 +21,7 @@ from epochlog.store.catalog.keys import TROUBLE_PREFIX, table_key, trouble_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.commit.expiry import expire_rows
 from epochlog.store.compaction.executor import compact_table
-from epochlog.store.compaction.work import CompactionOutcome
+from epochlog.store.compaction.task_record import CompactionOutcome
 from epochlog.store.env.log_events import DEFECT, MAINTENANCE_FAILED, RETRY
 from epochlog.store.env.metrics import MAINTENANCE_FAILURES
 from epochlog.store.metadata.definitions import TableDef

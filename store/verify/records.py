@@ -24,7 +24,7 @@ from epochlog.store.catalog.keys import (
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.commit.loads import all_loads, broken_load
-from epochlog.store.compaction.work import read_work
+from epochlog.store.compaction.task_record import read_work
 from epochlog.store.epochs.view_reader import EpochMemory, read_epoch_view
 from epochlog.store.metadata.consumer_record import broken_consumers
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef

@@ -14,8 +14,8 @@ import pytest
 
 import epochlog as el
 from epochlog.store.compaction import write_stall
+from epochlog.store.compaction.task_record import CompactionOutcome
 from epochlog.store.compaction.trace import read_traces
-from epochlog.store.compaction.work import CompactionOutcome
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_version
 from epochlog.store.session.handle import Handle

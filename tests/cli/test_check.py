@@ -121,7 +121,7 @@ def spoil(store: el.Store, view: str) -> None:
     store.table("orders").upsert(pa.table([[3], ["wed"], [100]], names=store.table("orders").schema.names))
     store.checkpoint()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("epochlog.views.local_engine.refresh", lambda ctx, output, plan: None)
+        patch.setattr("epochlog.views.duckdb_engine.refresh", lambda ctx, output, plan: None)
         assert store.view(view).step()
 
 

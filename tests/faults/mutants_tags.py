@@ -16,7 +16,7 @@ import epochlog as el
 from epochlog.store.compaction import executor, rewriter, strategy, subcompactions
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.subcompaction_rewriter import rewrite_in_threads
-from epochlog.store.compaction.work import CompactionOutcome
+from epochlog.store.compaction.task_record import CompactionOutcome
 from epochlog.store.metadata.lookups import find_table, get_runs
 from epochlog.store.metadata.version import TableVersion
 from epochlog.store.retention import retention

@@ -16,7 +16,7 @@ from epochlog import api
 from epochlog.store.commit import table_ddl
 from epochlog.store.compaction import subcompactions
 from epochlog.store.compaction.executor import compact_table
-from epochlog.store.compaction.work import CompactionOutcome
+from epochlog.store.compaction.task_record import CompactionOutcome
 from epochlog.store.env.local_folder import LocalFiles
 from epochlog.store.maintenance import vacuum, vacuum_plan
 from epochlog.store.metadata import reachable_files

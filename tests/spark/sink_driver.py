@@ -132,7 +132,7 @@ def moody_task(real: Any, notes: str, mood: str, *arguments: Any) -> Iterator[An
 def moody_rewrite(real: Any, notes: str, mood: str, rewriter: Any, target: Any, *rest: Any) -> Iterator[Any]:
     """Wrap the task that rewrites a piece of a compaction; it fails as the mood says."""
     from epochlog.store.catalog.records import unpack
-    from epochlog.store.compaction.work import parts_from_record
+    from epochlog.store.compaction.task_record import parts_from_record
 
     for batch in real(rewriter, target, *rest):
         live, history = parts_from_record(unpack(b"parts", batch.column(1)[0].as_py()))

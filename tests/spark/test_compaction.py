@@ -20,8 +20,8 @@ import lossy_writer
 from epochlog.spark import compaction
 from epochlog.store.compaction import rewriter, subcompactions
 from epochlog.store.compaction.claim import CLAIM_MS
+from epochlog.store.compaction.task_record import Work, read_work
 from epochlog.store.compaction.trace import read_traces
-from epochlog.store.compaction.work import Work, read_work
 from epochlog.store.metadata.lookups import find_table, get_runs
 from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.sst.sorted_run import SortedRun

@@ -31,9 +31,9 @@ from epochlog.store.compaction.claim import CLAIM_MS
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.strategy import CompactionTask, task_from
 from epochlog.store.compaction.subcompactions import Subcompaction, cut_task
+from epochlog.store.compaction.task_record import CompactionOutcome, Work, read_work
 from epochlog.store.compaction.trace import Trace, read_traces
 from epochlog.store.compaction.universal import UniversalStrategy
-from epochlog.store.compaction.work import CompactionOutcome, Work, read_work
 from epochlog.store.env.process_id import has_died, identity
 from epochlog.store.metadata.lookups import find_table, get_runs, get_version
 from epochlog.store.metadata.version import LabelGroup, LogEntry, Runs, TableVersion

@@ -15,8 +15,8 @@ import pytest
 
 import epochlog as el
 from epochlog.store.compaction import executor, rewriter, subcompactions
+from epochlog.store.compaction.task_record import CompactionOutcome, read_work
 from epochlog.store.compaction.trace import read_traces
-from epochlog.store.compaction.work import CompactionOutcome, read_work
 from epochlog.store.maintenance import scheduler
 from epochlog.store.maintenance.scheduler import LOOK_AGAIN_MS, VACUUM_EVERY_MS, Maintenance, all_troubles
 from lab import Lab

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
-from epochlog.views import local_engine
+from epochlog.views import duckdb_engine
 from epochlog.views.derivation import NOW, derive
 
 SCHEMA = pa.schema([
@@ -199,7 +199,7 @@ class Product:
     """Views over the table, as create_view and a refresh see them."""
 
     def __init__(self) -> None:
-        self._connected = local_engine._connected()
+        self._connected = duckdb_engine._connected()
         self._connection = self._connected.__enter__()
         self._connection.register(NOW + "x", ROWS)
 
@@ -207,11 +207,11 @@ class Product:
         """Return "refused", "taken", or "failed" if a view takes the expression and its refresh fails."""
         try:
             plan = derive(text_of([case]), TABLES, ["k"])
-            local_engine.output_schema(plan, TABLES)
+            duckdb_engine.output_schema(plan, TABLES)
         except InvalidInput:
             return "refused"
         try:
-            local_engine._run(self._connection, plan, plan.query())
+            duckdb_engine._run(self._connection, plan, plan.query())
         except InvalidInput:
             return "failed"
         return "taken"

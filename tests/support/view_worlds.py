@@ -21,7 +21,7 @@ import pyarrow as pa
 from corner_tables import typed
 from epochlog.errors import EpochlogError
 from epochlog.store.types.schema import TableSchema
-from epochlog.views import local_engine
+from epochlog.views import duckdb_engine
 from epochlog.views.derivation import derive
 from view_queries import TABLES, Queries
 from view_types import FAMILIES, TypedTexts, sql_type
@@ -92,7 +92,7 @@ def _rows_of_view(
     judge: Any, tables: Mapping[str, pa.Table], view: ViewText, schemas: Mapping[str, TableSchema]
 ) -> pa.Table:
     """Return the rows of a text that a view on DuckDB can have. Raises EpochlogError, duckdb.Error."""
-    schema = local_engine.output_schema(derive(view.sql, schemas, view.key), schemas)
+    schema = duckdb_engine.output_schema(derive(view.sql, schemas, view.key), schemas)
     return judge.rows(view.sql, tables).cast(schema)
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from confirmed import Reply, SparkAnswer, SparkRefusal, compare, kept
 from corner_tables import schemas_of_set, tables_of_set
-from epochlog.views import local_engine
+from epochlog.views import duckdb_engine
 from epochlog.views.derivation import NOW, derive
 from view_texts import Text
 
@@ -16,11 +16,11 @@ def rows_of_view(text: Text, reply: Reply) -> pa.Table:
     schemas, tables = schemas_of_set(text.tables), tables_of_set(text.tables)
     key = list(text.key) or [reply.columns[0][0] if isinstance(reply, SparkAnswer) else "id"]
     plan = derive(text.sql, schemas, key)
-    schema = local_engine.output_schema(plan, schemas)
-    with local_engine._connected() as connection:
+    schema = duckdb_engine.output_schema(plan, schemas)
+    with duckdb_engine._connected() as connection:
         for name in plan.tables:
             connection.register(NOW + name, tables[name])
-        return local_engine._run(connection, plan, plan.query()).cast(schema)
+        return duckdb_engine._run(connection, plan, plan.query()).cast(schema)
 
 
 def difference(text: Text) -> str:

@@ -13,7 +13,7 @@ import pytest
 from sqlglot import exp
 
 from epochlog.store.types.schema import TableSchema
-from epochlog.views import changed_keys, local_engine
+from epochlog.views import changed_keys, duckdb_engine
 from epochlog.views.derivation import ViewPlan, derive
 from view_cases import OF_AN_OUTER_JOIN, OF_KEYS, OF_OTHERS
 from view_world import SCHEMAS, Differs, DuckDBEngine, ViewWorld, play
@@ -104,7 +104,7 @@ def test_keys_of_changed_rows_are_the_touched_values_on_each_engine(engine: Duck
             if queries is None:
                 continue
             types = pa.schema([(name, pa.int32()) for name in scope])
-            keys = local_engine.touched_keys(plan, queries, image_tables(world, plan, queries), types)
+            keys = duckdb_engine.touched_keys(plan, queries, image_tables(world, plan, queries), types)
             assert keys is not None
             engine.load(world.contents())
             touched = engine.touched(plan.touched_query(of_plan, scope))
@@ -119,4 +119,4 @@ def test_keys_on_which_the_engines_differ_are_left_to_spark() -> None:
     queries = plan.key_queries({"t"}, ("id",))
     assert queries is not None
     images = {alias: SCHEMAS["t"].schema.empty_table() for alias in queries}
-    assert local_engine.touched_keys(plan, queries, images, pa.schema([("id", pa.int32())])) is None
+    assert duckdb_engine.touched_keys(plan, queries, images, pa.schema([("id", pa.int32())])) is None

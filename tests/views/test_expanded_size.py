@@ -13,8 +13,8 @@ from sqlglot import exp
 
 import epochlog as el
 from epochlog.store.types.schema import TableSchema
-from epochlog.views import derivation, expanded_size, local_engine, value_kinds
-from epochlog.views.local_functions import require_local
+from epochlog.views import derivation, duckdb_engine, expanded_size, value_kinds
+from epochlog.views.duckdb_functions import require_local
 from epochlog.views.normal_form import normal_form
 from epochlog.views.parsing import parse
 from epochlog.views.value_kinds import ValueKinds
@@ -186,15 +186,15 @@ def test_no_work_grows_faster_than_the_text(tmp_path: Path) -> None:
 
 @pytest.fixture
 def fresh_engine() -> Iterator[None]:
-    local_engine._database.cache_clear()
+    duckdb_engine._database.cache_clear()
     yield
-    local_engine._database.cache_clear()
+    duckdb_engine._database.cache_clear()
 
 
 @pytest.mark.medium
 def test_views_take_no_more_memory_than_they_may(lab: Lab, fresh_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """34 levels of s || s took 17 GiB."""
-    monkeypatch.setenv(local_engine.MEMORY, "100MB")
+    monkeypatch.setenv(duckdb_engine.MEMORY, "100MB")
     text = "SELECT k, s FROM t"
     for _ in range(27):
         text = f"SELECT k, s || s AS s FROM ({text}) q"
@@ -208,14 +208,14 @@ def test_views_take_no_more_memory_than_they_may(lab: Lab, fresh_engine: None, m
 
 
 def test_a_size_that_is_none_is_named(lab: Lab, fresh_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(local_engine.MEMORY, "much")
+    monkeypatch.setenv(duckdb_engine.MEMORY, "much")
     with pytest.raises(el.InvalidInput, match="EPOCHLOG_VIEWS_MEMORY is a size such as 8GB, not 'much'"):
         lab.store.create_view("v", "SELECT k, s FROM t", ["k"])
 
 
 def test_the_default_is_a_quarter_and_what_spills_is_of_this_user_alone(fresh_engine: None) -> None:
-    size = int(local_engine._memory_limit().removesuffix(" bytes"))
-    with local_engine._connected() as connection:
+    size = int(duckdb_engine._memory_limit().removesuffix(" bytes"))
+    with duckdb_engine._connected() as connection:
         ((folder,),) = connection.execute("SELECT current_setting('temp_directory')").fetchall()
     assert 1 << 27 <= size <= machine_bytes() // 4
     assert Path(folder).stat().st_mode & 0o77 == 0

@@ -11,8 +11,8 @@ import pytest
 
 import epochlog as el
 from epochlog.store.env.clock import FOR_EVER
-from epochlog.views import folder
-from epochlog.views.folder import Change, StoredView, ViewFile, parse_file, plan_changes, read_folder
+from epochlog.views import view_folder
+from epochlog.views.view_folder import Change, StoredView, ViewFile, parse_file, plan_changes, read_folder
 
 QUERY = "SELECT day, SUM(cents) AS cents\nFROM orders GROUP BY day"
 
@@ -137,7 +137,7 @@ def test_what_is_no_regular_file_is_named(kind: str, tmp_path: Path) -> None:
 @pytest.mark.planted
 @pytest.mark.parametrize("kind", ["pipe with a writer", "link to /dev/null"])
 def test_a_read_of_what_is_no_regular_file_is_found(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "_text_of", lambda path: path.read_text("utf-8-sig"))
+    monkeypatch.setattr(view_folder, "_text_of", lambda path: path.read_text("utf-8-sig"))
     with pytest.raises((pytest.fail.Exception, el.InvalidInput)):
         check_kind(kind, tmp_path)
 

@@ -11,9 +11,9 @@ from sqlglot import exp
 from corner_tables import SCHEMA
 from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
-from epochlog.views import local_engine
+from epochlog.views import duckdb_engine
 from epochlog.views.derivation import derive
-from epochlog.views.local_functions import LOCAL
+from epochlog.views.duckdb_functions import LOCAL
 from epochlog.views.parsing import parse
 from view_functions import AGGREGATES, AGREED, REFUSED, WHOLE
 
@@ -56,4 +56,4 @@ def test_duckdb_refuses_what_spark_computes_otherwise(text: str) -> None:
     schema = TableSchema("x", SCHEMA, ("id",))
     plan = derive(f"SELECT id AS k, {text} AS c FROM x", {"x": schema}, ["k"])
     with pytest.raises(InvalidInput, match="DuckDB and Spark differ"):
-        local_engine.output_schema(plan, {"x": schema})
+        duckdb_engine.output_schema(plan, {"x": schema})

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from confirmed import kept
-from epochlog.views import local_engine, local_functions
+from epochlog.views import duckdb_engine, duckdb_functions
 from kind_pairs import Case, Product, cases, expressions_of
 from view_texts import Text
 from views_of_texts import difference
@@ -66,10 +66,10 @@ def test_views_take_no_other_pair_of_kinds() -> None:
 def test_a_check_that_is_left_out_is_found(check: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place = "block" if text.startswith("SELECT") else "group" if text in ("BOOL_AND(f)", "SUM(NULL)") else "row"
     assert taken_otherwise([Case(place, text)]) == []
-    own = getattr(local_functions, check)
-    checks = [(types, (lambda *_: None) if call is own else call) for types, call in local_functions._CHECKS]
-    monkeypatch.setattr(local_functions, "_CHECKS", checks)
-    monkeypatch.setattr(local_functions, check, lambda *_: None)
+    own = getattr(duckdb_functions, check)
+    checks = [(types, (lambda *_: None) if call is own else call) for types, call in duckdb_functions._CHECKS]
+    monkeypatch.setattr(duckdb_functions, "_CHECKS", checks)
+    monkeypatch.setattr(duckdb_functions, check, lambda *_: None)
     assert taken_otherwise([Case(place, text)])
 
 
@@ -77,12 +77,12 @@ def test_a_check_that_is_left_out_is_found(check: str, text: str, monkeypatch: p
 def test_a_decimal_that_is_taken_for_a_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its type is that of a sum of integers in Arrow, before it is cast."""
     texts = [sql for sql in kept("pairs").replies if "\nMAX(wide) AS c" in sql]
-    run = local_engine._run
+    run = duckdb_engine._run
 
     def plant(*arguments: Any) -> pa.Table:
         rows = run(*arguments)
         wide, bigint = pa.decimal128(38, 0), pa.int64()
         return rows.cast(pa.schema([each.with_type(bigint) if each.type == wide else each for each in rows.schema]))
 
-    monkeypatch.setattr(local_engine, "_run", plant)
+    monkeypatch.setattr(duckdb_engine, "_run", plant)
     assert any(difference(Text(sql, ("k",), "pairs")) for sql in texts)

@@ -9,7 +9,7 @@ import pytest
 
 from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
-from epochlog.views import local_engine
+from epochlog.views import duckdb_engine
 from epochlog.views.advice import ADVICE, refusal
 from epochlog.views.derivation import derive
 
@@ -30,7 +30,7 @@ INTERNAL = re.compile(r"\bs\d+\b|\bc\d+\b|epochlog_|_q_|`")
 def message(text: str) -> str:
     sql = text if text.startswith(("SELECT", "WITH")) else f"SELECT id, {text} AS x FROM t"
     with pytest.raises(InvalidInput) as error:
-        local_engine.output_schema(derive(sql, TABLES, ["id"]), TABLES)
+        duckdb_engine.output_schema(derive(sql, TABLES, ["id"]), TABLES)
     refused = str(error.value)
     assert not INTERNAL.search(refused), refused
     return refused
@@ -115,6 +115,6 @@ def test_the_name_of_a_function_is_looked_up_as_it_is_written() -> None:
 ])  # fmt: skip
 def test_a_mistake_is_told_with_its_place_and_without_codes(sql: str, message: str) -> None:
     with pytest.raises(InvalidInput) as error:
-        local_engine.output_schema(derive(sql, TABLES, ["id"]), TABLES)
+        duckdb_engine.output_schema(derive(sql, TABLES, ["id"]), TABLES)
     refused = str(error.value)
     assert message in refused and "\x1b" not in refused and "ANY_VALUE" not in refused and "<class" not in refused

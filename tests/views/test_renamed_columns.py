@@ -16,7 +16,7 @@ from epochlog.errors import InvalidInput
 from epochlog.facts.store import RowCounter, describe_table, jobs_facts, look
 from epochlog.page.document import table_document
 from epochlog.store.types.schema import TableSchema
-from epochlog.views import local_engine, renamed_columns
+from epochlog.views import duckdb_engine, renamed_columns
 from epochlog.views.derivation import ViewPlan, derive
 from epochlog.views.renamed_columns import text_now
 from epochlog.views.table_names import NOW
@@ -182,10 +182,10 @@ def test_names_that_need_quotes_and_names_that_change_places() -> None:
 
 
 def rows(plan: ViewPlan, world: ViewWorld, tables: Mapping[str, TableSchema]) -> pa.Table:
-    with local_engine._connected() as connection:
+    with duckdb_engine._connected() as connection:
         for name in plan.tables:
             connection.register(NOW + name, table_of(world, tables[name]))
-        return local_engine._run(connection, plan, plan.query())
+        return duckdb_engine._run(connection, plan, plan.query())
 
 
 def texts_of(rows: pa.Table) -> list[str]:

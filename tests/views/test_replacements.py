@@ -12,7 +12,7 @@ import epochlog as el
 from epochlog.checkpoint.job import runner
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.store.types.epoch import to_unix_ms
-from epochlog.views import local_engine
+from epochlog.views import duckdb_engine
 from epochlog.views.derivation import ViewPlan
 from lab import KEY, Lab
 from raw_check import raw_check
@@ -98,7 +98,7 @@ def view(lab: Lab) -> el.View:
 
 def overtake(monkeypatch: pytest.MonkeyPatch, *events: Callable[[], object]) -> list[str]:
     """Let each refresh of a view be followed by the next event. Return the queries of the refreshes, filled later."""
-    refresh, pending, refreshed = local_engine.refresh, list(events), []
+    refresh, pending, refreshed = duckdb_engine.refresh, list(events), []
 
     def followed(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
         refreshed.append(plan.sql)
@@ -108,7 +108,7 @@ def overtake(monkeypatch: pytest.MonkeyPatch, *events: Callable[[], object]) -> 
             if pending:
                 pending.pop(0)()
 
-    monkeypatch.setattr(local_engine, "refresh", followed)
+    monkeypatch.setattr(duckdb_engine, "refresh", followed)
     return refreshed
 
 

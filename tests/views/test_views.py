@@ -16,7 +16,7 @@ import pytest
 import sqlglot
 
 import epochlog as el
-from epochlog.views import local_engine
+from epochlog.views import duckdb_engine
 from epochlog.views.derivation import ViewPlan
 from epochlog.views.refresh_choice import recomputes_all
 from logged_events import logged
@@ -303,23 +303,23 @@ def test_rows_of_two_groups_with_one_key_are_refused(shop: Shop) -> None:
 
 
 def test_refreshes_share_one_database_and_see_no_tables_of_each_other() -> None:
-    with local_engine._connected() as left, local_engine._connected() as right:
+    with duckdb_engine._connected() as left, duckdb_engine._connected() as right:
         left.register("t", pa.table({"k": [1]}))
         right.register("t", pa.table({"k": [2]}))
         assert [c.sql("FROM t").fetchall() for c in (left, right)] == [[(1,)], [(2,)]]
         assert left.sql("SELECT current_setting('TimeZone')").fetchall() == [("UTC",)]
         with pytest.raises(duckdb.PermissionException):
             left.sql("FROM read_csv('/etc/passwd')")
-    with local_engine._connected() as later, pytest.raises(duckdb.CatalogException):
+    with duckdb_engine._connected() as later, pytest.raises(duckdb.CatalogException):
         later.sql("FROM t")
-    assert local_engine._database.cache_info().currsize == 1
+    assert duckdb_engine._database.cache_info().currsize == 1
 
 
 @pytest.mark.logs("engine_reset")
 @pytest.mark.medium
 def test_views_go_on_after_an_internal_error_of_duckdb(shop: Shop) -> None:
     """It ends the database, which the views of a process share."""
-    with local_engine._connected() as connection:
+    with duckdb_engine._connected() as connection:
         connection.register("t", pa.table({"a": pa.array([], pa.int64())}))
         unlucky = """
             SELECT 1 FROM (SELECT COUNT(*) AS n) ANTI JOIN t s ON (SELECT COUNT(*) FROM t u) > 0

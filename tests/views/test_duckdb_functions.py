@@ -7,7 +7,7 @@ import pytest
 
 from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
-from epochlog.views import local_engine, local_functions
+from epochlog.views import duckdb_engine, duckdb_functions
 from epochlog.views.derivation import NOW, derive
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64()), ("f", pa.float64())])
@@ -16,10 +16,10 @@ TABLE = TableSchema("x", SCHEMA, ("id",))
 
 def answer(sql: str, rows: pa.Table) -> list[dict[str, object]]:
     plan = derive(sql, {"x": TABLE}, ["k"])
-    wanted = local_engine.output_schema(plan, {"x": TABLE})
-    with local_engine._connected() as connection:
+    wanted = duckdb_engine.output_schema(plan, {"x": TABLE})
+    with duckdb_engine._connected() as connection:
         connection.register(NOW + "x", rows)
-        return local_engine._run(connection, plan, plan.query()).cast(wanted).to_pylist()
+        return duckdb_engine._run(connection, plan, plan.query()).cast(wanted).to_pylist()
 
 
 def test_an_average_of_bigint_sums_doubles() -> None:
@@ -74,7 +74,7 @@ CORNERS = pa.schema([
 
 def planned(sql: str) -> pa.Schema:
     table = TableSchema("x", CORNERS, ("id",))
-    return local_engine.output_schema(derive(sql, {"x": table}, ["k"]), {"x": table})
+    return duckdb_engine.output_schema(derive(sql, {"x": table}, ["k"]), {"x": table})
 
 
 @pytest.mark.parametrize("value", [
@@ -165,7 +165,7 @@ def test_a_sum_beyond_bigint_is_an_error_in_each_clause(sql: str) -> None:
 
 @pytest.mark.planted
 def test_sums_that_stay_wide_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_functions, "_replace_total", lambda total: None)
+    monkeypatch.setattr(duckdb_functions, "_replace_total", lambda total: None)
     with pytest.raises(pytest.fail.Exception):
         test_a_sum_beyond_bigint_is_an_error_wherever_it_stands("SUM(n) > 0")
 
@@ -189,7 +189,7 @@ def test_an_overflow_in_a_comparison_is_an_error(sql: str, condition: str) -> No
     """DuckDB solves i + 1 = 8 for i, so a view had rows of a query that fails in Spark."""
     table = TableSchema("x", INTS, ("id",))
     plan = derive(sql.format(condition), {"x": table}, ["k"])
-    with local_engine._connected() as connection:
+    with duckdb_engine._connected() as connection:
         connection.register(NOW + "x", LARGEST)
         with pytest.raises(InvalidInput, match=r"Out of Range|[Oo]verflow"):
-            local_engine._run(connection, plan, plan.query())
+            duckdb_engine._run(connection, plan, plan.query())

@@ -22,8 +22,8 @@ from epochlog.store.types.schema import TableSchema
 
 from . import step
 from .derivation import Query, ViewPlan, render
+from .duckdb_functions import as_spark_computes, require_local
 from .engine import Row
-from .local_functions import as_spark_computes, require_local
 from .reads import Reads
 from .table_names import CHANGED, NOW
 from .value_kinds import ValueKinds
