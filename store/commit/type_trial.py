@@ -61,7 +61,7 @@ def unreturned(fields: Iterable[pa.Field]) -> Iterator[tuple[str, str]]:
         what = f"type {kinds.pop(name)} has a size of 0, so it holds no values, and DuckDB and polars fail at it"
         yield name, f"{what}. Write a list, or a size of 1 or more"
     shapes = {name: shape_of(kind) for name, kind in kinds.items()}
-    ways = {path for shape in set(shapes.values()) for path in paths_of(shape)}
+    ways = {path for shape in set(shapes.values()) - _returned for path in paths_of(shape)}
     untried = {path for path in ways if not is_key_type(path) and path not in _returned}
     if not untried:
         return
@@ -71,7 +71,11 @@ def unreturned(fields: Iterable[pa.Field]) -> Iterator[tuple[str, str]]:
         _returned.update(untried)
         return
     for name, shape in shapes.items():  # each by itself
-        if not untried.isdisjoint(paths_of(shape)) and (reason := _reason([shape])) is not None:
+        if shape in _returned or untried.isdisjoint(paths_of(shape)):
+            continue
+        if (reason := _reason([shape])) is None:
+            _returned.add(shape)
+        else:
             what = f"rows of type {kinds[name]} do not come back as they were ({reason})"
             yield name, f"{what}. Write its fields nullable and its lists of any size, or its parts as columns"
 

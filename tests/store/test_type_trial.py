@@ -67,6 +67,28 @@ def test_verify_names_the_columns_of_tables_that_have_such_types(
     assert problem.what.startswith("column 'v': rows of type struct")
 
 
+def test_types_that_pass_each_by_itself_are_tried_once(store: el.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial of all of them together that fails was repeated by each later table."""
+    trials, reason_of = [], type_trial._reason
+
+    def reason(kinds: list[pa.DataType]) -> str | None:
+        trials.append(kinds)
+        return "together they are too many" if len(kinds) > 1 else reason_of(kinds)
+
+    monkeypatch.setattr(type_trial, "_returned", set())
+    monkeypatch.setattr(type_trial, "_reason", reason)
+    fields = [ID, pa.field("a", pa.list_(pa.int8())), pa.field("b", pa.struct([("x", pa.list_(pa.string()))]))]
+    store.create_table("t", pa.schema(fields), ["id"])
+    assert [len(kinds) for kinds in trials] == [2, 1, 1]
+    trials.clear()
+    store.create_table("u", pa.schema(fields[:2]), ["id"])
+    store.create_table("v", pa.schema(fields), ["id"])
+    assert not trials
+    wider = pa.field("c", pa.struct([("x", pa.list_(pa.string())), ("y", pa.list_(pa.int16()))]))
+    store.create_table("w", pa.schema([*fields, wider]), ["id"])
+    assert trials == [[pa.struct([("f0", pa.list_(pa.int16()))])]], "the part that no other type has"
+
+
 def _without_first(rows: Rows) -> Rows:
     return Rows(rows.keys.slice(1), rows.data.slice(1), rows.deleted)
 
