@@ -257,13 +257,14 @@ def test_the_first_rows_of_a_new_process_load_what_they_use(tmp_path: Path) -> N
         store.compact("run", full=True)
     for name in keys:
         unused = UNUSED if name in ("run", "over") else UNUSED | OF_FAR_STORES
-        pairs = name == "pairs"
-        single, both, named = (("a", 1), [("a", 1), ("b", 2)], {"v": "b", "id": 2}) if pairs else (1, [1, 2], {"id": 2})
+        key, key_list, row = 1, [1, 2], {"id": 2}
+        if name == "pairs":
+            key, key_list, row = ("a", 1), [("a", 1), ("b", 2)], {"v": "b", "id": 2}
         program = (
             f"import sys, epochlog\nstore = epochlog.open({str(tmp_path)!r})\ntable = store.table({name!r})\n"
             "assert table.to_arrow()['id'].to_pylist() == [1, 2] and table.scan().read_all().num_rows == 2\n"
             "with store.snapshot() as moment: assert table.count() == moment[table.name].count() == 2\n"
-            f"assert [table.get(keys).num_rows for keys in ({single!r}, {both!r}, [{named!r}], [])] == [1, 2, 1, 0]\n"
+            f"assert [table.get(keys).num_rows for keys in ({key!r}, {key_list!r}, [{row!r}], [])] == [1, 2, 1, 0]\n"
             "for mode in ('epochs', 'net'):\n"
             "    for images in (False, True):\n"
             "        rows = table.changes(0, mode=mode, pre_images=images).read_all()\n"

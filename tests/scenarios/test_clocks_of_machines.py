@@ -240,7 +240,7 @@ def test_a_machine_that_deletes_by_the_clock_of_the_server_alone_is_found(tmp_pa
         week.end()
 
 
-class LeasedProcesses:
+class SetBack:
     """Processes of one store over a jump of its clock back: one that lives, one that is killed, and one that looks at
     their leases. On LMDB they share the machine whose clock jumps; on Redis its server's does.
     """
@@ -316,7 +316,7 @@ class LeasedProcesses:
         self.dead.kill()
 
 
-def set_back(leases: LeasedProcesses, back_ms: int) -> None:
+def set_back(leases: SetBack, back_ms: int) -> None:
     """Let the clock jump back and come right again after three hours, of an idle store and of one with commits."""
     try:
         for _ in range(3):
@@ -360,15 +360,17 @@ def set_back(leases: LeasedProcesses, back_ms: int) -> None:
 @pytest.mark.parametrize("kind", ["lmdb", "redis"])
 def test_leases_over_a_clock_that_is_set_back(tmp_path: Path, kind: str, back_ms: int) -> None:
     """A live process keeps its leases, also when the clock comes right again. A dead one loses its job."""
-    set_back(LeasedProcesses(tmp_path / "s", kind), back_ms)
+    set_back(SetBack(tmp_path / "s", kind), back_ms)
 
 
 @pytest.mark.local_only
 @pytest.mark.slow
 @pytest.mark.planted
 @pytest.mark.parametrize(
-    ("plant", "complaint"), [("unwatched", "a dead runner holds its job"), ("forgetful", "of a live process was")]
+    ("plant", "message"),
+    [("unwatched", "a dead runner holds its job"), ("forgetful", "of a live process was")],
+    ids=["unwatched", "forgetful"],
 )
-def test_a_lease_that_goes_by_the_wall_clock_alone_is_found(tmp_path: Path, plant: str, complaint: str) -> None:
-    with pytest.raises(AssertionError, match=complaint):
-        set_back(LeasedProcesses(tmp_path / "s", "lmdb", plant), DAY_MS)
+def test_a_lease_that_goes_by_the_wall_clock_alone_is_found(tmp_path: Path, plant: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        set_back(SetBack(tmp_path / "s", "lmdb", plant), DAY_MS)
