@@ -3,16 +3,14 @@ each.
 
 Before a call reads, it acquires the bytes of memory that one split of its reading takes; it releases them when its
 reading ends. Each lane has byte and call limits of its own: reads by the read token, reads by the token that may write,
-and puts. So readers cannot use up the memory of writers. The controller aborts the connection of a client that moves
-too little, because gRPC has no way to end a call that waits for its client.
+and puts. So readers cannot use up the memory of writers. `slow_clients.py` aborts the connection of a client that moves
+too little.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -26,6 +24,7 @@ from epochlog.store.env.clock import monotonic_s
 from epochlog.store.types.row_size import bounded_slices
 
 from .services import Call
+from .slow_clients import Clock, SlowClientWatchdog, WatchedCall
 
 MESSAGE_BYTES = 8 << 20
 MESSAGE_ROWS = 1 << 16
@@ -74,14 +73,13 @@ class _LaneState:
 class AdmissionController:
     """Controller of all calls that move rows now. `clock` returns monotonic seconds."""
 
-    def __init__(self, limits: AdmissionLimits, clock: Callable[[], float] = monotonic_s) -> None:
+    def __init__(self, limits: AdmissionLimits, clock: Clock = monotonic_s) -> None:
         self.limits = limits
         self._clock = clock
-        self._changed = threading.Condition()
+        self._watchdog = SlowClientWatchdog(self._all_slots, clock, min(limits.stall_s / 4, limits.call_s))
+        self._changed = self._watchdog.changed
         self._lanes = {lane: _LaneState() for lane in Lane}
         self._ending = False
-        self._closed = False
-        self._watchdog: threading.Thread | None = None
 
     @property
     def calls(self) -> int:
@@ -99,7 +97,7 @@ class AdmissionController:
         lasting: the call has no time limit.
         """
         chosen = lane or (Lane.OWNERS if call.may_write else Lane.READERS)
-        return CallSlot(self, call, chosen, float("inf") if lasting else self._clock() + self.limits.call_s)
+        return CallSlot(self, call, self._clock, chosen, lasting=lasting)
 
     def end(self) -> None:
         """End every call at its next check, and abort those that wait for their clients."""
@@ -113,12 +111,7 @@ class AdmissionController:
     def close(self) -> None:
         """End every call, and the watchdog thread."""
         self.end()
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            watchdog = self._watchdog
-        if watchdog is not None:
-            watchdog.join()
+        self._watchdog.close()
 
     # ---- for slots -----------------------------------------------------------------------------------------------
 
@@ -131,11 +124,7 @@ class AdmissionController:
                     f"this server has {len(slots)} calls of {slot.lane.value} under way; end some, or try later"
                 )
             slots.add(slot)
-            if self._watchdog is None and not self._closed:
-                self._watchdog = threading.Thread(
-                    target=self._abort_stalled_calls, name="epochlog-admission", daemon=True
-                )
-                self._watchdog.start()
+            self._watchdog.start()
             self._changed.notify_all()
 
     def remove(self, slot: CallSlot) -> None:
@@ -203,39 +192,17 @@ class AdmissionController:
     def _all_slots(self) -> list[CallSlot]:
         return [slot for lane in self._lanes.values() for slot in lane.slots]
 
-    # ---- slow clients --------------------------------------------------------------------------------------------
 
-    def _abort_stalled_calls(self) -> None:
-        """Abort each call at its stall deadline, until the controller is closed."""
-        while True:
-            with self._changed:
-                if self._closed:
-                    return
-                now = self._clock()
-                deadlines = [(slot, slot.stall_deadline_s) for slot in self._all_slots()]
-                stalled = [slot for slot, deadline in deadlines if deadline <= now]
-                if not stalled:
-                    next_s = min((deadline for _, deadline in deadlines), default=None)
-                    poll_s = min(self.limits.stall_s / 4, self.limits.call_s)  # a call may begin to wait meanwhile
-                    self._changed.wait(None if next_s is None else min(next_s - now, poll_s))
-            for slot in stalled:
-                slot.abort()
-
-    def now_s(self) -> float:
-        return self._clock()
-
-
-class CallSlot:
+class CallSlot(WatchedCall):
     """Slot of one call in its lane, with the bytes that the call has acquired."""
 
-    def __init__(self, admission: AdmissionController, call: Call, lane: Lane, ends_s: float) -> None:
+    def __init__(self, admission: AdmissionController, call: Call, clock: Clock, lane: Lane, *, lasting: bool) -> None:
+        limits = admission.limits
+        ends_s = float("inf") if lasting else clock() + limits.call_s
+        super().__init__(call, clock, ends_s, limits.stall_s, limits.least_bytes)
         self._admission = admission
         self._acquired_bytes = 0
-        self._waited_s, self._moved_bytes = 0.0, 0  # since the client last completed least_bytes
-        self.call = call
         self.lane = lane
-        self.ends_s = ends_s
-        self.waiting_since_s: float | None = None
         self.is_polling = False  # in check or on_poll, so unable to take memory
 
     def __enter__(self) -> Self:
@@ -247,14 +214,6 @@ class CallSlot:
     ) -> None:
         self.release()
         self._admission.remove(self)
-
-    @property
-    def stall_deadline_s(self) -> float:
-        """Return the time until which the call may wait for its client; infinity if it does not wait."""
-        since_s = self.waiting_since_s
-        if since_s is None:
-            return float("inf")
-        return min(since_s + self._admission.limits.stall_s - self._waited_s, self.ends_s)
 
     def check(self) -> None:
         """Raise ServerUnavailable or CallTimedOut if the call must end."""
@@ -289,29 +248,6 @@ class CallSlot:
         """
         self._admission.release(self, self._acquired_bytes - size)
         self._acquired_bytes = size
-
-    def abort(self) -> None:
-        """Abort the connection of a client that has kept the call waiting for too long."""
-        self.waiting_since_s, self._waited_s = self._admission.now_s(), 0.0  # aborts again if the call stays
-        self.call.abort_connection()
-
-    @contextmanager
-    def waiting_for_client(self) -> Iterator[None]:
-        """Count the time inside of the block as waiting for the client; report the bytes with `record_transfer`
-        afterwards.
-        """
-        since_s = self.waiting_since_s = self._admission.now_s()
-        try:
-            yield
-        finally:
-            self.waiting_since_s = None
-            self._waited_s += self._admission.now_s() - since_s
-
-    def record_transfer(self, size: int) -> None:
-        """Record that the client took or gave `size` bytes; every least_bytes restart its waiting time."""
-        self._moved_bytes += size
-        if self._moved_bytes >= self._admission.limits.least_bytes:
-            self._waited_s, self._moved_bytes = 0.0, 0
 
     def stream_batches(self, batches: Iterator[pa.RecordBatch], footprint: Footprint) -> Iterator[pa.RecordBatch]:
         """Yield the batches for the client, in messages of bounded size; read the next batch after the client has taken
