@@ -423,7 +423,7 @@ def test_a_barrier_below_the_mark_of_a_log_that_lost_no_change_is_read(lab: Lab)
     lab.store.table("q").truncate_log(lab.put({}, "q"))  # the mark lies above the barrier of the other table
     lab.tick()
     items = read(lab, ["r", "q"], after=at)
-    assert [row[:2] + row[3:4] for row in shown(items) if len(row) == 5] == [("r", items[0].epoch, 2)]
+    assert [(row[0], row[3]) for row in shown(items) if len(row) == 5] == [("r", 2)]
     assert barriers(items)[0][0] == at and barriers(items)[0][1] < lab.store.table("q").info.log_start_epoch
 
 
