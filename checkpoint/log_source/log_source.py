@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from heapq import merge
-from typing import Protocol, Self
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -27,7 +27,7 @@ from epochlog.store.changelog.log_reader import LogHold, plan_unread, read_slice
 from epochlog.store.commit.boundaries import seal
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline
-from epochlog.store.env.closeable import Closeable
+from epochlog.store.env.closeable import PollIterator
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.metadata.definitions import JobRecord, TableDef
 from epochlog.store.metadata.job_columns import job_columns
@@ -71,7 +71,7 @@ class _Round:
     plans: tuple[LogPlan, ...]
 
 
-class UpstreamLog(OneProcess, Closeable):
+class UpstreamLog(OneProcess, PollIterator[Chunk | Barrier | EndOfData]):
     """Iterator of the `Chunk`s and `Barrier`s of these tables, with one `EndOfData` at the end. It waits for changes.
 
     Barrier(prev, curr, kind) follows exactly the changes of all these tables in (prev, curr]. A reader that has made
@@ -156,15 +156,6 @@ class UpstreamLog(OneProcess, Closeable):
     def position(self) -> int:
         """Return the epoch of the newest returned barrier; before the first one, `after`."""
         return self._position
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Chunk | Barrier | EndOfData:
-        item = self.poll(None)
-        if item is None:
-            raise StopIteration
-        return item
 
     def poll(self, timeout: float | timedelta | None = 0) -> Chunk | Barrier | EndOfData | None:
         """Return the next item; None after the timeout, EndOfData or `close`.

@@ -122,30 +122,21 @@ class FlightPlanner:
 
     def _scan_part(self, part_plan: ScanPlan | LogPlan, columns: Sequence[str] | None, keys: KeyRange) -> FlightPart:
         assert isinstance(part_plan, ScanPlan)
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            return part_plan.batches(self.handle.files, ReadOptions(columns, None, keys), split_bytes=SPLIT_BYTES)
-
-        return FlightPart(
-            lambda: translate_stale_reads(self.handle, batches()), of_scan(part_plan, columns, SPLIT_BYTES)
-        )
+        options = ReadOptions(columns, None, keys)
+        batches = partial(part_plan.batches, self.handle.files, options, split_bytes=SPLIT_BYTES)
+        return self._part(batches, of_scan(part_plan, columns, SPLIT_BYTES))
 
     def _replay_part(self, part_plan: LogPlan, columns: Sequence[str] | None) -> FlightPart:
         batches = partial(replay, part_plan, self.handle.files, columns)
-        return FlightPart(lambda: translate_stale_reads(self.handle, batches()), of_replay(part_plan, columns))
+        return self._part(batches, of_replay(part_plan, columns))
 
     def _feed_part(self, part_plan: ScanPlan | LogPlan, command: ChangesCommand, keys: KeyRange) -> FlightPart:
         assert isinstance(part_plan, LogPlan)
+        images, options = command.pre_images, ReadOptions(command.columns, None, keys)
+        batches = partial(part_plan.batches, self.handle.files, command.mode, pre_images=images, options=options)
+        return self._part(batches, of_feed(part_plan, command.columns, images=images))
 
-        def batches() -> Iterator[pa.RecordBatch]:
-            return part_plan.batches(
-                self.handle.files,
-                command.mode,
-                pre_images=command.pre_images,
-                options=ReadOptions(command.columns, None, keys),
-            )
-
-        footprint = of_feed(part_plan, command.columns, images=command.pre_images)
+    def _part(self, batches: Callable[[], Iterator[pa.RecordBatch]], footprint: Footprint) -> FlightPart:
         return FlightPart(lambda: translate_stale_reads(self.handle, batches()), footprint)
 
 

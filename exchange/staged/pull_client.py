@@ -12,7 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,7 +21,7 @@ from epochlog.exchange.stage_gate import StageGate
 from epochlog.exchange.transport.duplex import ClientStream, Frame
 from epochlog.exchange.transport.reconnecting_stream import ReconnectingStream
 from epochlog.store.env.clock import Deadline
-from epochlog.store.env.closeable import Closeable
+from epochlog.store.env.closeable import PollIterator
 from epochlog.store.env.os_refusals import undecodable
 
 from . import messages
@@ -36,7 +36,7 @@ WINDOW = 64 << 20
 Delivery = tuple[str, int, pa.RecordBatch]
 
 
-class StageReader(Closeable):
+class StageReader(PollIterator[Delivery]):
     """Iterator of (channel, sequence, RecordBatch). It returns each batch once, and all batches of a lower stage before
     any of a higher one. It waits for the next batch, and ends after the last channel's end.
 
@@ -77,15 +77,6 @@ class StageReader(Closeable):
                 self._changed.wait(0.2)
 
     # ---- for users -----------------------------------------------------------------------------------------------
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Delivery:
-        delivery = self.poll(None)
-        if delivery is None:
-            raise StopIteration
-        return delivery
 
     def poll(self, timeout: float | timedelta | None = 0) -> Delivery | None:
         """Return the next delivery; None after the timeout, or after the end of all channels.

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Self
 
 import pyarrow as pa
 
@@ -28,7 +27,7 @@ from epochlog.exchange.transport.duplex import ClientStream, Frame
 from epochlog.exchange.transport.reconnecting_stream import ReconnectingStream
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline, monotonic_s
-from epochlog.store.env.closeable import Closeable
+from epochlog.store.env.closeable import PollIterator
 from epochlog.store.types.epoch import as_epoch, show_epoch
 from epochlog.store.types.time_zones import batch_in_common_zones
 
@@ -75,7 +74,7 @@ class _Item:
     """Bytes."""
 
 
-class Subscription(Closeable):
+class Subscription(PollIterator[pa.RecordBatch]):
     """Iterator of a table's record batches: its columns, then `_change_type`, `_commit_version` and
     `_commit_timestamp`.
 
@@ -131,15 +130,6 @@ class Subscription(Closeable):
         until all of the table's rows were returned.
         """
         return self._epoch
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> pa.RecordBatch:
-        batch = self.poll(None)
-        if batch is None:
-            raise StopIteration
-        return batch
 
     def poll(self, timeout: float | timedelta | None = 0) -> pa.RecordBatch | None:
         """Return the next batch; None if none arrives in time, or after the end or `close`.
