@@ -141,8 +141,8 @@ def measure(store: el.Store, pipe: el.Pipeline, rate: float, seconds: float) -> 
     began = time.monotonic()
     writer.start()
     ages = list[tuple[float, float]]()
-    while (passed := time.monotonic() - began) < seconds:
-        writer.join(min(SAMPLE_S, seconds - passed))
+    while (passed := time.monotonic() - began) < seconds or len(ages) < 2:  # quartiles take two
+        writer.join(max(0.0, min(SAMPLE_S, seconds - passed)))
         if not writer.is_alive():
             break  # `stop` raises its error
         with store.snapshot(list(VIEWS), consistency=el.Aligned()) as moment:

@@ -89,7 +89,7 @@ def main(root: str, role: str, seconds: float, name: str) -> None:
         while not rounds or time.monotonic() < end:
             ROLES[role](store, table, rounds, name)
             rounds += 1
-        print(f"done {rounds}")
+    print(f"done {rounds}")  # the store is closed: a process that is killed before leaves a write intent
 
 
 if __name__ == "__main__":

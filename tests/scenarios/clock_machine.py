@@ -38,7 +38,7 @@ def serve(root: str, catalog: str, plant: str = "") -> None:
     if plant == "forgetful":
         ClockGuard._put_forward_ms = lambda self, now: 0  # type: ignore[method-assign]
     SystemClock.__call__ = lambda self: STATE["wall_ms"]  # type: ignore[method-assign]
-    process_id._machine = lambda: STATE["boot"]  # type: ignore[assignment]
+    process_id._read_machine = lambda: STATE["boot"]  # type: ignore[assignment]
     SystemClock.boot_time = lambda self: BootTime(STATE["boot"], STATE["boot_ms"])  # type: ignore[method-assign]
     store: el.Store | None = None
     for line in sys.stdin:
@@ -92,7 +92,7 @@ def act(store: el.Store, command: str, *arguments: Any) -> Any:
         return None
     if command == "running":
         claims, lease = RUN
-        claims.check(claims.record(), lease)
+        claims.require_lease(claims.record(), lease)
         return claims.holds(lease)
     if command == "hold":
         for snapshot in HELD:
