@@ -37,7 +37,7 @@ lint: setup  ## `make check` without its tests
 check: setup  ## format, lint, types, tidy and fast tests: four minutes on two cores
 	@$(PASSES) check
 
-test: setup  ## all tests, with Spark; some of stores also on S3 and Redis: 17 minutes on two cores
+test: setup  ## all tests, with Spark; some of stores also on S3 and Redis: 19 minutes on two cores
 	@$(PASSES) test
 
 test-one: setup  ## one test: make test-one T=tests/store/test_sorted_run.py::test_name, or a file, a folder, T="PATH -k WORD"
