@@ -47,7 +47,7 @@ test-one: setup  ## one test: make test-one T=tests/store/test_sorted_run.py::te
 long: setup pypaimon  ## the tests of `make test` on a larger scale, with random kills; types of tests and bench too: half an hour
 	@$(PASSES) long
 
-redis: setup  ## the tests that use Redis, with each redis-server that this machine can have but that of `make test`
+redis: setup  ## the tests of `make test` that use Redis, with each redis-server that this machine can have but that of `make test`
 	@$(PASSES) redis
 
 campaign: setup  ## the longest tests: each failpoint every time it is reached, random power cuts, races for minutes, thousands of seeds
