@@ -35,9 +35,9 @@ class Slice:
     data: pa.RecordBatch | None = None
     """None: the notice."""
     last: bool = True
-    """No more rows of the epoch follow."""
+    """True if no more rows of the epoch follow."""
     snapshot: bool = False
-    """They are the table's rows at the epoch, not changes."""
+    """True for the table's rows at the epoch, False for changes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,7 @@ from .duplex import ClientStream, Frame
 
 
 class ReconnectingStream:
-    """Thread that opens a stream, reads it to its end, and opens the next one, until `close` or a final loss.
-
-    `changed` is the lock of its state, which the client may share. `stream` is the open stream, or None. `heard_s` is
-    the time of the last message, or of the opening.
-    """
+    """Thread that opens a stream, reads it to its end, and opens the next one, until `close` or a final loss."""
 
     def __init__(
         self,
@@ -40,8 +36,11 @@ class ReconnectingStream:
         opened, which waits until it returns True.
         """
         self.changed = threading.Condition()
+        """Lock of the state, which the client may share."""
         self.stream: ClientStream | None = None
+        """The open stream."""
         self.heard_s = monotonic_s()
+        """Time of the last message, or of the opening."""
         self.closed = False
         self._backoff = backoff
         self._connect, self._handle, self._lost, self._wanted = connect, handle, lost, wanted

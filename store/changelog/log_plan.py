@@ -23,7 +23,7 @@ from epochlog.store.metadata.lookups import get_version
 from epochlog.store.metadata.schema_change import extended, first_unreadable
 from epochlog.store.metadata.version import LabelGroup, LogEntry
 from epochlog.store.scan.key_ranges import key_splits
-from epochlog.store.scan.pruning import check_filter, passed
+from epochlog.store.scan.pruning import UNFIT, bind, check_filter, passed
 from epochlog.store.scan.scan_plan import READ_BYTES, ScanFiles, ScanPlan, plan_scan, read_files
 from epochlog.store.types.epoch import MAX_EPOCH, as_epoch, show_epoch
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
@@ -119,8 +119,8 @@ class LogPlan:
             check_filter(filter)
             keys = pa.schema([self.table.schema.field(name) for name in self.table.primary_key])
             try:
-                keys.empty_table().filter(filter)
-            except (pa.ArrowException, TypeError, KeyError) as error:
+                bind(keys, filter)
+            except UNFIT as error:
                 raise InvalidInput(
                     f"table {self.table.name!r}: a filter of changes can name key columns only "
                     f"({list(self.table.primary_key)}): {error}"

@@ -26,7 +26,7 @@ from epochlog.store.types.schema import TableSchema
 
 Stats = Mapping[str, tuple[Any, Any]]
 _FAN = 32
-_UNFIT = (pa.ArrowException, KeyError, TypeError)
+UNFIT = (pa.ArrowException, KeyError, TypeError)
 
 
 def filter_columns(table: TableSchema, columns: Sequence[str], filter: pc.Expression | None) -> list[str]:
@@ -43,8 +43,8 @@ def needed_columns(table: str, schema: pa.Schema, columns: Sequence[str], filter
     if binds(pa.schema([schema.field(name) for name in wanted]), filter):
         return wanted
     try:
-        _bind(schema, filter)
-    except _UNFIT as error:
+        bind(schema, filter)
+    except UNFIT as error:
         raise InvalidInput(f"the filter does not fit table {table!r}: {error}") from error
     given = set(wanted)
     return wanted + _needed(schema, [name for name in schema.names if name not in given], filter)
@@ -101,14 +101,14 @@ def _described(filter: pc.Expression) -> str:
 def binds(schema: pa.Schema, filter: pc.Expression) -> bool:
     """Return True if these columns are enough to evaluate the filter."""
     try:
-        _bind(schema, filter)
-    except _UNFIT:
+        bind(schema, filter)
+    except UNFIT:
         return False
     return True
 
 
-def _bind(schema: pa.Schema, filter: pc.Expression) -> None:
-    """Raise one of `_UNFIT` for a filter that these columns are not enough to evaluate."""
+def bind(schema: pa.Schema, filter: pc.Expression) -> None:
+    """Raise one of UNFIT for a filter that these columns are not enough to evaluate."""
     pa.Table.from_batches([], schema).filter(filter)
 
 

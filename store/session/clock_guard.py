@@ -17,6 +17,7 @@ from epochlog.store.types.epoch import show_span, show_time
 from .leases import LEASE_MS
 
 _MOST_WATCHED = 1000
+"""Leases of other processes, above which all are forgotten and watched anew."""
 
 
 class ClockGuard:

@@ -24,7 +24,7 @@ NEVER_S = 1e5
 
 
 class Line:
-    """A stream whose server says what the test puts in; None ends it."""
+    """Stream whose server says what the test puts in; None ends it."""
 
     def __init__(self, *said: bytes | None) -> None:
         self.peer, self.reason = "grpc://nowhere:1", None
