@@ -6,13 +6,15 @@ used, and also if the policy refuses the read. A policy with a timeout is asked 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from epochlog.errors import EpochExpired, EpochlogError, TableDropped
+from epochlog.errors import EpochExpired, EpochlogError, NoConsistentEpoch, TableDropped
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.lag_marks import mark_late
+from epochlog.store.env.clock import Deadline, monotonic_s
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import TableRecords, read_epochs_and_records
 from epochlog.store.metadata.lookups import find_table_id
@@ -20,8 +22,7 @@ from epochlog.store.metadata.read_default import read_default
 from epochlog.store.session.handle import Handle
 
 from .default_policy import default_policy
-from .policy import Global, Policy, asks_of_named
-from .waiting import until_chosen
+from .policy import Global, Policy, asks_of_named, timeout_of
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -29,6 +30,14 @@ U = TypeVar("U")
 CHOICES = 3
 """Choices outside of a transaction that retention may overtake; the next one is made inside the transaction that pins
 it.
+"""
+ASK_ANYWAY_S = 1.0
+"""Time after which a policy is asked again without a change of the catalog, because it may depend on the clock."""
+CHECK_S = 0.1
+"""Time between two calls of the check of a wait."""
+PAUSE_RATIO = 4
+"""Ratio of the pause after a choice to its duration, so that waiting takes at most a fifth of a core under many
+commits.
 """
 
 
@@ -122,3 +131,40 @@ def _ask(handle: Handle, policy: Policy | None, answer: Callable[[ChoiceRead], T
     if asked is not None:
         asked.mark_late()
     return answered
+
+
+def until_chosen(
+    handle: Handle, policy: Policy | None, choose: Callable[[], T], check: Callable[[], None] | None = None
+) -> T:
+    """Return the result of `choose`. While it raises NoConsistentEpoch, call it again after each change of the catalog.
+
+    This ends with the policy's `timeout` (seconds of monotonic time; no timeout: no waiting), which raises the last
+    error. check: called every CHECK_S of the wait; it raises an error to end the wait.
+    """
+    deadline = Deadline.after(timeout_of(policy))
+    try:
+        return choose()
+    except NoConsistentEpoch:
+        if deadline.passed:
+            raise
+    pause = threading.Event()  # never set
+    with handle.watcher.listen() as event:
+        while True:
+            _wait(event.wait, min(deadline.remaining_s, ASK_ANYWAY_S), check)
+            began_s = monotonic_s()
+            try:
+                return choose()
+            except NoConsistentEpoch:
+                if deadline.passed:
+                    raise
+            _wait(pause.wait, min(deadline.remaining_s, PAUSE_RATIO * (monotonic_s() - began_s)), check)
+
+
+def _wait(wait: Callable[[float], bool], timeout_s: float, check: Callable[[], None] | None) -> None:
+    """Call `wait` until it returns True or the timeout has passed, with a check before each CHECK_S."""
+    deadline = Deadline.after(timeout_s)
+    while True:
+        if check is not None:
+            check()
+        if wait(deadline.remaining_s if check is None else min(deadline.remaining_s, CHECK_S)) or deadline.passed:
+            return

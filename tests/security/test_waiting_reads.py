@@ -22,7 +22,7 @@ import epochlog as el
 import wait_until as wait_until_module
 from endpoints import ERRORS, READ_TOKEN, ROWS, TOKEN, bearer
 from epochlog import serving
-from epochlog.batch import choice, waiting
+from epochlog.batch import choice
 from epochlog.errors import InvalidInput, LimitExceeded
 from epochlog.exchange.flight.leases import Caller, FlightLeases, FlightPart, LeasedFlight
 from epochlog.exchange.flight.service import FlightDesk
@@ -445,7 +445,7 @@ def waits_without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     def until_chosen(handle: Any, policy: Any, choose: Callable[[], Any], check: Any = None) -> Any:
         return plainly(handle, policy, choose)
 
-    plainly = waiting.until_chosen
+    plainly = choice.until_chosen
     monkeypatch.setattr(choice, "until_chosen", until_chosen)
 
 
