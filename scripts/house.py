@@ -155,7 +155,7 @@ def ways(shop: Shop, package: str) -> dict[str, list[str]]:
 
 def reads_of_a_step(shop: Shop) -> dict[str, int]:
     """Count the catalog reads of one step, its transactions, and what they decode."""
-    from epochlog.store.catalog import records
+    from epochlog.store.catalog import protocol, records
     from epochlog.store.catalog.lmdb import catalog
     from epochlog.store.metadata.version import LogEntry
 
@@ -168,9 +168,11 @@ def reads_of_a_step(shop: Shop) -> dict[str, int]:
 
         return call
 
+    plainly = records.unpack
+
     def unpack(key: bytes, value: bytes) -> records.Record:
         counts.update({"records": 1, "bytes": len(value)})
-        return records.unpack(key, value)
+        return plainly(key, value)
 
     shop.upsert()
     shop.checkpoint()
@@ -178,7 +180,8 @@ def reads_of_a_step(shop: Shop) -> dict[str, int]:
     with (
         patch.object(kind, "read", counted(kind.read, "catalog reads")),
         patch.object(kind, "transact", counted(kind.transact, "transactions")),
-        patch.object(catalog, "unpack", unpack),
+        patch.object(records, "unpack", unpack),
+        patch.object(protocol if hasattr(protocol, "unpack") else catalog, "unpack", unpack),
         patch.object(LogEntry, "__init__", counted(LogEntry.__init__, "log entries")),
     ):
         shop.step()

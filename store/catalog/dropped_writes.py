@@ -27,6 +27,12 @@ class DroppedWrites:
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
         return self._view.scan(start, stop, reverse=reverse)
 
+    def get_packed(self, key: bytes) -> bytes | None:
+        return self._view.get_packed(key)
+
+    def scan_packed(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        return self._view.scan_packed(start, stop, reverse=reverse)
+
     def put(self, key: bytes, record: Record) -> None:
         pass
 

@@ -6,12 +6,13 @@ through a transaction. A body runs again after a conflict, so it may have effect
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from .keys import after_prefix
-from .records import Record
+from .records import Record, unpack
 
 T = TypeVar("T")
 
@@ -26,9 +27,34 @@ class ReadTxn(Protocol):
 
     def get(self, key: bytes) -> Record | None: ...
 
+    def get_packed(self, key: bytes) -> bytes | None:
+        """Return a record as it is stored, for `records.decode`."""
+        ...
+
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
         """Yield the records with start <= key < stop, in key order (or in reverse)."""
         ...
+
+    def scan_packed(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the records of `scan` as they are stored, for `records.decode`."""
+        ...
+
+
+class PackedReads(ABC):
+    """ReadTxn whose records are unpacked from stored bytes."""
+
+    @abstractmethod
+    def get_packed(self, key: bytes) -> bytes | None: ...
+
+    @abstractmethod
+    def scan_packed(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]: ...
+
+    def get(self, key: bytes) -> Record | None:
+        value = self.get_packed(key)
+        return None if value is None else unpack(key, value)
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
+        return ((key, unpack(key, value)) for key, value in self.scan_packed(start, stop, reverse=reverse))
 
 
 def scan_prefix(view: ReadTxn, prefix: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:

@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, wraps
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Protocol, Self, TypeVar, get_args, get_type_hints
 
 import msgpack
 
@@ -23,15 +23,26 @@ _PLAIN = {int, float, str, bytes, bool, NoneType}
 
 T = TypeVar("T")
 
+
+class _FromRecord(Protocol):
+    """Class of values that are decoded from records."""
+
+    @classmethod
+    def from_record(cls, record: Record, /) -> Self: ...
+
+
+Decodable = TypeVar("Decodable", bound=_FromRecord)
+
 DECODED_BYTES = 32 << 20
 """Bound of the values that are kept decoded, for all stores of the process."""
 DECODED: LRUCache[tuple[Any, int]] = LRUCache(DECODED_BYTES, lambda entry: 512 + 8 * entry[1])
-"""Values of records, with their packed bytes, by class and packed record."""
+"""Values of records, with the size of their packed bytes, by class, key and packed record."""
 
 
 class UnpackedRecord(Record):
     """Record that came from a catalog, with the bytes that it was unpacked from: they identify its content and key."""
 
+    key: bytes = b""
     packed: bytes = b""
 
 
@@ -77,8 +88,14 @@ def unpack(key: bytes, value: bytes) -> Record:
     if not isinstance(record, dict):
         raise Corrupt(record_name, "it is not a map")
     unpacked = UnpackedRecord(record)
-    unpacked.packed = value
+    unpacked.key, unpacked.packed = key, value
     return unpacked
+
+
+def decode(kind: type[Decodable], key: bytes, value: bytes) -> Decodable:
+    """Return the value of a packed record. One that was decoded before from equal bytes is not unpacked again."""
+    known = DECODED.get((kind, key, value))
+    return kind.from_record(unpack(key, value)) if known is None else known[0]
 
 
 def checked(make: Callable[[type[T], Record], T]) -> Callable[[type[T], Record], T]:
@@ -91,8 +108,8 @@ def checked(make: Callable[[type[T], Record], T]) -> Callable[[type[T], Record],
 
     @wraps(make)
     def from_record(cls: type[T], record: Record) -> T:
-        packed = record.packed if isinstance(record, UnpackedRecord) else b""
-        if packed and (known := DECODED.get((cls, packed))) is not None:
+        identity = (cls, record.key, record.packed) if isinstance(record, UnpackedRecord) else None
+        if identity is not None and (known := DECODED.get(identity)) is not None:
             return known[0]
         try:
             instance = make(cls, record)
@@ -102,8 +119,8 @@ def checked(make: Callable[[type[T], Record], T]) -> Callable[[type[T], Record],
             value = getattr(instance, name)
             if type(value) not in kinds:
                 raise Corrupt(f"a catalog record of {cls.__name__}", f"its {name} is {value!r:.100}")
-        if packed:
-            DECODED.put((cls, packed), (instance, len(packed)))
+        if identity is not None:
+            DECODED.put(identity, (instance, len(identity[2])))
         return instance
 
     return from_record

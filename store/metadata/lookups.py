@@ -11,6 +11,7 @@ from epochlog.store.catalog.keys import (
     SCHEMA_PREFIX,
     STORE,
     TABLE_PREFIX,
+    after_prefix,
     head_key,
     job_key,
     job_name_key,
@@ -21,7 +22,7 @@ from epochlog.store.catalog.keys import (
     table_prefix,
 )
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
-from epochlog.store.catalog.records import Record
+from epochlog.store.catalog.records import Record, decode
 from epochlog.store.types.schema import is_name
 
 from .definitions import JobRecord, StoreRecord, TableDef, decoded_schema
@@ -54,10 +55,11 @@ def find_table(view: ReadTxn, name: str) -> TableDef:
 
 def get_table(view: ReadTxn, table_id: int, name: str) -> TableDef:
     """Return the table of that id. Raise TableDropped if it was dropped, also if a new table has its name."""
-    record = view.get(table_key(table_id))
-    if record is None:
+    key = table_key(table_id)
+    value = view.get_packed(key)
+    if value is None:
         raise _missing_table_error(view, table_id, name)
-    return _with_lineage(view, TableDef.from_record(record))
+    return _with_lineage(view, decode(TableDef, key, value))
 
 
 def _with_lineage(view: ReadTxn, table: TableDef) -> TableDef:
@@ -96,8 +98,8 @@ def require_runs(name: str, version: TableVersion, runs: Runs) -> None:
 
 def get_entries(view: ReadTxn, table_id: int, after: int, until: int) -> list[LogEntry]:
     """Return the log entries with epochs in (after, until], oldest first."""
-    records = view.scan(log_key(table_id, after + 1), log_key(table_id, until + 1))
-    return [LogEntry.from_record(record) for _, record in records]
+    records = view.scan_packed(log_key(table_id, after + 1), log_key(table_id, until + 1))
+    return [decode(LogEntry, key, value) for key, value in records]
 
 
 def _missing_table_error(view: ReadTxn, table_id: int, name: str) -> EpochlogError:
@@ -111,8 +113,8 @@ def _missing_table_error(view: ReadTxn, table_id: int, name: str) -> EpochlogErr
 
 
 def all_tables(view: ReadTxn) -> Iterator[TableDef]:
-    for _, record in scan_prefix(view, TABLE_PREFIX):
-        yield _with_lineage(view, TableDef.from_record(record))
+    for key, value in view.scan_packed(TABLE_PREFIX, after_prefix(TABLE_PREFIX)):
+        yield _with_lineage(view, decode(TableDef, key, value))
 
 
 def find_job(view: ReadTxn, name: str) -> JobRecord:
@@ -126,12 +128,13 @@ def find_job(view: ReadTxn, name: str) -> JobRecord:
 
 
 def get_job(view: ReadTxn, job_id: int, name: str) -> JobRecord:
-    record = view.get(job_key(job_id))
-    if record is None:
+    key = job_key(job_id)
+    value = view.get_packed(key)
+    if value is None:
         raise JobNotFound(
             f"job {name!r} was dropped or cancelled, or its tables were adopted; store.jobs() lists the present jobs"
         )
-    return JobRecord.from_record(record)
+    return decode(JobRecord, key, value)
 
 
 def jobs_of(view: ReadTxn, table_id: int) -> tuple[JobRecord, ...]:
@@ -144,5 +147,5 @@ def jobs_of(view: ReadTxn, table_id: int) -> tuple[JobRecord, ...]:
 
 
 def all_jobs(view: ReadTxn) -> Iterator[JobRecord]:
-    for _, record in scan_prefix(view, JOB_PREFIX):
-        yield JobRecord.from_record(record)
+    for key, value in view.scan_packed(JOB_PREFIX, after_prefix(JOB_PREFIX)):
+        yield decode(JobRecord, key, value)

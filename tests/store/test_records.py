@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import epochlog as el
 from epochlog.errors import Corrupt, InvalidInput
-from epochlog.store.catalog.records import Record, as_record, pack, unpack
+from epochlog.store.catalog import records
+from epochlog.store.catalog.records import Record, as_record, decode, pack, unpack
 from epochlog.store.commit.loads import LoadRecord
 from epochlog.store.compaction.strategy import CompactionTask
 from epochlog.store.metadata.definitions import Cursor, JobRecord, Runner, TableDef
@@ -193,6 +194,21 @@ def test_a_record_that_was_decoded_before_is_the_same_value() -> None:
 def test_a_record_without_its_bytes_is_decoded_each_time() -> None:
     record = StepTimes("local", (3, 4)).to_record()
     assert StepTimes.from_record(record) is not StepTimes.from_record(record)
+
+
+def test_a_record_of_equal_bytes_is_not_unpacked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = pack(b"pace/1", StepTimes("local", (4, 4)).to_record())
+    first = decode(StepTimes, b"pace/1", packed)
+    monkeypatch.setattr(records, "unpack", None)
+    assert decode(StepTimes, b"pace/1", bytes(bytearray(packed))) is first
+
+
+def test_a_record_that_was_moved_to_another_key_is_found() -> None:
+    """Its bytes are known, but the checksum covers the key."""
+    packed = pack(b"pace/1", StepTimes("local", (4, 5)).to_record())
+    decode(StepTimes, b"pace/1", packed)
+    with pytest.raises(Corrupt, match="checksum"):
+        decode(StepTimes, b"pace/2", packed)
 
 
 @pytest.mark.parametrize("place", range(4))

@@ -17,7 +17,8 @@ import epochlog as el
 from epochlog.exchange import StageGate
 from epochlog.exchange.staged import state, transactions
 from epochlog.store.catalog.keys import intent_key
-from epochlog.store.catalog.records import pack, unpack
+from epochlog.store.catalog.protocol import PackedReads
+from epochlog.store.catalog.records import pack
 from gate_model import Plan
 
 QUERY = "q"
@@ -28,19 +29,18 @@ PLENTY = 1 << 20
 MOST = 4
 
 
-class MemoryRecords:
+class MemoryRecords(PackedReads):
     """The records of a world: a ReadTxn and a Txn. What fails leaves nothing behind."""
 
     def __init__(self, records: Mapping[bytes, bytes]) -> None:
         self.records = dict(records)
 
-    def get(self, key: bytes) -> dict[str, Any] | None:
-        record = self.records.get(key)
-        return None if record is None else unpack(key, record)
+    def get_packed(self, key: bytes) -> bytes | None:
+        return self.records.get(key)
 
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    def scan_packed(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         for key in sorted((key for key in self.records if start <= key < stop), reverse=reverse):
-            yield key, unpack(key, self.records[key])
+            yield key, self.records[key]
 
     def put(self, key: bytes, record: dict[str, Any]) -> None:
         self.records[key] = pack(key, record)

@@ -28,8 +28,8 @@ from epochlog.errors import (
     StoreClosed,
     WriteFailed,
 )
-from epochlog.store.catalog.protocol import ReadTxn, Txn
-from epochlog.store.catalog.records import Record, pack, unpack
+from epochlog.store.catalog.protocol import PackedReads, ReadTxn, Txn
+from epochlog.store.catalog.records import Record, pack
 from epochlog.store.env.local_folder import make_private_dir, sync_dir
 from epochlog.store.env.paths import LMDB_DATA, LMDB_LOCK
 from epochlog.store.env.read_only import cannot_write
@@ -49,7 +49,7 @@ PAGES_CHECKED_AT_OPEN = 512
 """Number of pages that opening checks, in a few ms whatever the size of the history. `verify` checks all."""
 
 
-class LmdbView:
+class LmdbView(PackedReads):
     """ReadTxn and Txn of one LMDB transaction."""
 
     def __init__(self, txn: lmdb.Transaction) -> None:
@@ -63,25 +63,24 @@ class LmdbView:
     def version(self) -> int:
         return self._txn.id()
 
-    def get(self, key: bytes) -> Record | None:
-        value = cast("bytes | None", self._txn.get(key))  # without `buffers` LMDB returns bytes
-        return None if value is None else unpack(key, value)
+    def get_packed(self, key: bytes) -> bytes | None:
+        return cast("bytes | None", self._txn.get(key))  # without `buffers` LMDB returns bytes
 
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
+    def scan_packed(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         with self._txn.cursor() as cursor:
             if reverse:
                 positioned = cursor.set_range(stop)
                 if not (cursor.prev() if positioned else cursor.last()):
                     return
-                for key, value in cast("Items", cursor.iterprev()):
-                    if key < start:
+                for item in cast("Items", cursor.iterprev()):
+                    if item[0] < start:
                         return
-                    yield key, unpack(key, value)
+                    yield item
             elif cursor.set_range(start):
-                for key, value in cast("Items", cursor.iternext()):
-                    if key >= stop:
+                for item in cast("Items", cursor.iternext()):
+                    if item[0] >= stop:
                         return
-                    yield key, unpack(key, value)
+                    yield item
 
     def put(self, key: bytes, record: Record) -> None:
         self._txn.put(key, pack(key, record))

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from epochlog.errors import CatalogLost, CatalogUnavailable, Corrupt, StoreClosed
-from epochlog.store.catalog.protocol import ReadTxn, Txn
-from epochlog.store.catalog.records import Record, unpack
+from epochlog.store.catalog.protocol import PackedReads, ReadTxn, Txn
 from epochlog.store.env.clock import Deadline
 from epochlog.store.env.paths import LMDB_DATA
 from epochlog.store.env.read_only import refuse_write
@@ -22,7 +21,7 @@ PATIENCE_S = 10.0
 """Longest time for which a read begins again because commits have overtaken it."""
 
 
-class _View:
+class _View(PackedReads):
     """ReadTxn of one state."""
 
     def __init__(self, pages: PageReader) -> None:
@@ -32,13 +31,11 @@ class _View:
     def version(self) -> int:
         return self._pages.version
 
-    def get(self, key: bytes) -> Record | None:
-        value = self._pages.get(key)
-        return None if value is None else unpack(key, value)
+    def get_packed(self, key: bytes) -> bytes | None:
+        return self._pages.get(key)
 
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
-        for key, value in self._pages.scan(start, stop, reverse=reverse):
-            yield key, unpack(key, value)
+    def scan_packed(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        return self._pages.scan(start, stop, reverse=reverse)
 
 
 class LmdbReader:

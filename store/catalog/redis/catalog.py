@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from epochlog.errors import CatalogInUse, CatalogLost, CatalogRolledBack, CatalogUnavailable, OutcomeUnknown
 from epochlog.store.catalog.keys import CLOCKS
 from epochlog.store.catalog.protocol import ReadTxn, RecordChanges, Txn
+from epochlog.store.catalog.records import unpack
 from epochlog.store.env.clock import Clock, monotonic_s
 from epochlog.store.env.paths import is_store_id
 from epochlog.store.env.read_only import refuse_write
@@ -57,7 +58,7 @@ from .scripts import (
     TOO_BIG,
     Script,
 )
-from .transaction import RangeRequest, ReadSet, RedisView, Reply, RestartTransaction, decode
+from .transaction import RangeRequest, ReadSet, RedisView, Reply, RestartTransaction
 
 T = TypeVar("T")
 _REMEMBERED_BODIES, _REMEMBERED_KEYS, _REMEMBERED_ROWS = 256, 2_000, 64
@@ -208,7 +209,7 @@ class RedisCatalog:
         changes = self.changes_since(0, without_deletions=True)
         for key, value in changes.records.items() if changes else ():
             if value is not None:
-                decode(key, value)
+                unpack(key, value)
 
     def close(self) -> None:
         self._server.close()

@@ -14,7 +14,8 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from epochlog.errors import Corrupt, LimitExceeded
-from epochlog.store.catalog.records import Record, pack, unpack
+from epochlog.store.catalog.protocol import PackedReads
+from epochlog.store.catalog.records import Record, pack
 from epochlog.store.env.clock import monotonic_s
 
 from .client import Argument
@@ -253,15 +254,7 @@ def _damaged(damage: str) -> Corrupt:
     return Corrupt("the catalog server", damage)
 
 
-def decode(key: bytes, value: bytes) -> Record:
-    """Decode a record from the server. Its bytes are not trusted."""
-    try:
-        return unpack(key, value)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise Corrupt(f"catalog record {key!r}", f"it cannot be decoded: {error}") from error
-
-
-class RedisView:
+class RedisView(PackedReads):
     """ReadTxn and Txn of one run of a body: its read set with its own writes."""
 
     def __init__(self, read_set: ReadSet) -> None:
@@ -272,11 +265,10 @@ class RedisView:
     def version(self) -> int:
         return self._read_set.head().version
 
-    def get(self, key: bytes) -> Record | None:
-        value = self.writes[key] if key in self.writes else self._read_set.get(key)
-        return None if value is None else decode(key, value)
+    def get_packed(self, key: bytes) -> bytes | None:
+        return self.writes[key] if key in self.writes else self._read_set.get(key)
 
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
+    def scan_packed(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         written_keys = sorted((key for key in self.writes if start <= key < stop), reverse=reverse)
         position = 0
         for key, value in self._read_set.rows(start, stop, reverse):
@@ -290,7 +282,7 @@ class RedisView:
             if key in self.writes:
                 yield from self._written(key)
             else:
-                yield key, decode(key, value)
+                yield key, value
         for key in written_keys[position:]:
             yield from self._written(key)
 
@@ -303,7 +295,7 @@ class RedisView:
     def delete(self, key: bytes) -> None:
         self.writes[key] = None
 
-    def _written(self, key: bytes) -> Iterator[tuple[bytes, Record]]:
+    def _written(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
         value = self.writes[key]
         if value is not None:
-            yield key, decode(key, value)
+            yield key, value
