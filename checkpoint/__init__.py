@@ -12,6 +12,7 @@ from epochlog.lazy import lazily
 if TYPE_CHECKING:  # repeats the names of _HOMES for type checkers
     from .manager.checkpoint_plan import CheckpointPlan, Edge, TaskState, Vertex, check_restore, plan_checkpoint
     from .manager.commands import CheckpointStatus, JobSettings, Report
+    from .manager.job_graph import JobGraph, JobPlan, JobVertex
     from .manager.manager import CheckpointManager
     from .manager.unacked_reports import Outbox
 
@@ -19,6 +20,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "manager.manager": ("CheckpointManager",),
     "manager.unacked_reports": ("Outbox",),
     "manager.commands": ("JobSettings", "CheckpointStatus", "Report"),
+    "manager.job_graph": ("JobGraph", "JobPlan", "JobVertex"),
     "manager.checkpoint_plan": ("CheckpointPlan", "Edge", "TaskState", "Vertex", "check_restore", "plan_checkpoint"),
 }
 
@@ -28,6 +30,9 @@ __all__ = [
     "CheckpointStatus",
     "Report",
     "Outbox",
+    "JobGraph",
+    "JobPlan",
+    "JobVertex",
     "CheckpointPlan",
     "Edge",
     "TaskState",

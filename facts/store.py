@@ -10,6 +10,7 @@ from typing import Any
 from epochlog.batch.tags import Tag
 from epochlog.checkpoint.job.job_ddl import RunnerInfo, job_info, runner_of
 from epochlog.checkpoint.job.wait_reasons import read_waits
+from epochlog.checkpoint.manager.job_graph import JobGraph, vertex_of
 from epochlog.errors import Corrupt
 from epochlog.store.catalog.keys import LOG_PREFIX, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
@@ -101,6 +102,8 @@ def look_within(view: ReadTxn, handle: Handle, *, counts_rows: bool = True) -> S
         for table, _, version in records.values()
     ]
     waits = read_waits(view, handle, epochs, jobs)
+    components = JobGraph(map(vertex_of, jobs)).components()
+    component_of = {job: number for number, members in enumerate(components, 1) for job in members}
     return StoreLook(
         Counters.read(view).last_epoch,
         now_ms,
@@ -108,7 +111,11 @@ def look_within(view: ReadTxn, handle: Handle, *, counts_rows: bool = True) -> S
         sorted(tables, key=lambda table_look: table_look.table.name),
         [
             JobLook(
-                job_info(view, handle, job, epochs, present_text), job, waits[job.name], _rows_of_upstreams(view, job)
+                job_info(view, handle, job, epochs, present_text),
+                job,
+                waits[job.name],
+                component_of[job.id],
+                _rows_of_upstreams(view, job),
             )
             for job in sorted(jobs, key=lambda job: job.name)
         ],
@@ -240,7 +247,8 @@ def job_facts(job: JobLook, look: StoreLook, waits_for: str) -> Facts:
         "failed_since": None if record.failed_ms is None else iso(record.failed_ms),
         "barrier": _barrier_facts(record, look.now_ms),
         "snapshot": None if job.rows_above is None else {"rows": info.snapshot_rows, "of_at_most": job.rows_above},
-        "waits_for": {**asdict(job.wait), "text": waits_for},
+        "component": job.component,
+        "waits_for": {**asdict(job.wait), "jobs": list(job.wait.jobs), "text": waits_for},
     }
 
 

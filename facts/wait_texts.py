@@ -20,6 +20,8 @@ class JobLook:
     info: JobInfo
     record: JobRecord
     wait: Wait
+    component: int
+    """Number of its component in the graph of jobs, from 1: no job waits for one of another component."""
     rows_above: int | None = None
     """Upper bound of the rows of a chunked backfill; None without one."""
 

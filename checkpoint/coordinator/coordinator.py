@@ -290,8 +290,8 @@ class Coordinator:
                     key, vertices, incarnation=incarnation, settings=settings, finished=finished
                 )
             )
-            if managed_job.edges is not None:
-                self._looker.add(key, managed_job.edges)
+            if managed_job.looked_at is not None:
+                self._looker.add(key, managed_job.looked_at)
 
     def _idle(self, key: str) -> bool:
         """Return True if no worker owns a part of this load or job, so that the number of parts may change."""

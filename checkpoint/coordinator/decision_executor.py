@@ -7,7 +7,7 @@ threads, one call at a time for each load or job, because the manager waits for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -17,8 +17,9 @@ from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.control_messages import PartName
 from epochlog.checkpoint.job.next_step import ENDINGS
 from epochlog.checkpoint.manager import commands
+from epochlog.checkpoint.manager.job_graph import JobGraph
 from epochlog.checkpoint.manager.manager import CheckpointManager
-from epochlog.errors import EpochlogError, JobNotFound, OutcomeUnknown, by_name
+from epochlog.errors import EpochlogError, JobNotFound, JobParked, OutcomeUnknown, by_name
 from epochlog.exchange.transport.errors import encode_error
 from epochlog.exchange.transport.message_fields import MAX_TEXT
 from epochlog.store.commit.failures import DEFINITE_FAILURES
@@ -54,8 +55,10 @@ class DecisionExecutor:
         self.metrics = Metrics(handle.barrier_phases)
         self.running: dict[str, Running] = {}
         self.owners: dict[PartName, Owner] = {}
-        self.on_commit: Callable[[Running], None] = lambda running: None
-        """Called under the lock when a commit has landed."""
+        self.graph = JobGraph()
+        """Jobs that were opened here, as of their newest looks."""
+        self.on_commit: Callable[[Running, Collection[str]], None] = lambda running, readers: None
+        """Called under the lock when a commit has landed, with the keys of the jobs that read its tables."""
 
     def close(self) -> None:
         """Wait for the threads. The caller has set `closed`."""
@@ -136,12 +139,20 @@ class DecisionExecutor:
             with self.lock:
                 running.unresolved = 0
                 self.execute(self.manager.committed(key, barrier_id, epoch))
-                self.on_commit(running)
+                self.on_commit(running, self._note_commit(running, finished=finished))
                 if finished:
                     self._finish_job(key, running, epoch)
             return
         with self.lock:
             self.execute(answer())
+
+    def _note_commit(self, running: Running, *, finished: bool) -> list[str]:
+        """Tell the graph of a commit; return the keys of the jobs that it triggers."""
+        if running.looked_at is None:
+            return []
+        job = running.looked_at.vertex.id
+        readers = self.graph.finished(job) if finished else self.graph.committed(job)
+        return [f"job:{self.graph.vertex(reader).name}" for reader in readers]
 
     def _resolve(self, resolve: commands.Resolve, running: Running) -> None:
         self.submit(self._try_resolve, resolve, running)
@@ -277,6 +288,9 @@ class DecisionExecutor:
             self._stop_parts(running, f"{name}: {text}")
         self.execute(self.manager.unregister(key))
         self.running.pop(key, None)
+        if running.looked_at is not None:
+            job = running.looked_at.vertex.id
+            self.graph.parked(job) if isinstance(error, JobParked) else self.graph.dropped(job)
         self.submit(running.managed_job.leave)
 
     def note_part_left(self, part: PartName, running: Running) -> None:

@@ -6,13 +6,16 @@ that read what another job has just committed are looked at immediately.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from epochlog.checkpoint.job.job_looks import CatalogState, WorkLook, look_at, next_look_ms
 from epochlog.errors import EpochlogError
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.session.handle import Handle
 
 from .decision_executor import DecisionExecutor
-from .managed_jobs import JobEdges
+from .managed_jobs import LookedAt
 from .state import Running
 
 
@@ -25,17 +28,15 @@ class JobLooker:
     def __init__(self, handle: Handle, executor: DecisionExecutor) -> None:
         self._handle = handle
         self._executor = executor
-        self._readers: dict[int, set[str]] = {}  # keys of jobs by the tables that they read
         self._soon: set[str] = set()  # jobs to look at immediately
         self._due_ms = 0  # monotonic time of the next look at all jobs
         self._looking = False
         self._idle_at: dict[int, CatalogState] = {}  # by job id: the state at which the job had no work
         executor.on_commit = self._note_commit
 
-    def add(self, key: str, edges: JobEdges) -> None:
+    def add(self, key: str, job: LookedAt) -> None:
         """Note a job that has been opened here."""
-        for table in edges.upstreams:
-            self._readers.setdefault(table, set()).add(key)
+        self._executor.graph.created(job.vertex)
         self.look_soon(key)
 
     def look_soon(self, key: str) -> None:
@@ -45,7 +46,7 @@ class JobLooker:
 
     def due_in_ms(self) -> int | None:
         """Return the time until the next look; None without a job, or while a look runs."""
-        if self._looking or not any(running.edges is not None for running in self._executor.running.values()):
+        if self._looking or not any(running.looked_at is not None for running in self._executor.running.values()):
             return None
         return 0 if self._soon else max(0, self._due_ms - _now_ms())
 
@@ -62,23 +63,21 @@ class JobLooker:
     def _idle(self, key: str) -> Running | None:
         """Return the running job of that key if it waits for its next checkpoint."""
         running = self._executor.running.get(key)
-        if running is None or running.edges is None or not self._executor.manager.idle(key):
+        if running is None or running.looked_at is None or not self._executor.manager.idle(key):
             return None
         return running
 
-    def _note_commit(self, running: Running) -> None:
+    def _note_commit(self, running: Running, readers: Collection[str]) -> None:
         """Look at the readers of the job's outputs immediately; at the job too, as it may have more to take in."""
-        if running.edges is not None:
-            for table in running.edges.outputs:
-                self._soon |= self._readers.get(table, set())
-            self._soon.add(running.key)
+        if running.looked_at is not None:
+            self._soon |= {running.key, *readers}
 
     def _look(self, jobs: dict[str, Running], every: bool) -> None:
         """Look at these jobs, without the lock. every: they are all idle jobs."""
         began_ms, boundary_ms = _now_ms(), None
         looks: dict[int, WorkLook] = {}
         try:
-            requests = [running.edges.request for running in jobs.values() if running.edges is not None]
+            requests = [running.looked_at.request for running in jobs.values() if running.looked_at is not None]
             seen = look_at(self._handle, requests, None, self._idle_at)
             looks, boundary_ms = dict(seen.by_job), began_ms + seen.boundary_in_ms
         except EpochlogError:  # the next look tries again
@@ -94,11 +93,13 @@ class JobLooker:
 
     def _apply(self, key: str, running: Running, looks: dict[int, WorkLook]) -> None:
         """Force a checkpoint of a job with work, if it still waits for one."""
-        assert running.edges is not None
-        job_id = running.edges.request.job_id
+        assert running.looked_at is not None
+        job_id = running.looked_at.request.job_id
         look = looks.get(job_id)
         if look is None or self._idle(key) is not running:
             return
+        if look.vertex is not None:
+            self._executor.graph.created(replace(look.vertex, parts=running.parts))
         if look.state is None:
             self._idle_at.pop(job_id, None)
         else:

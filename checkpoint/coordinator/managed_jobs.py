@@ -17,6 +17,7 @@ from epochlog.checkpoint.job.next_step import ENDINGS
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.manager.commands import CommitBarrier, JobSettings
+from epochlog.checkpoint.manager.job_graph import JobVertex, vertex_of
 from epochlog.errors import (
     Cancelled,
     EpochlogError,
@@ -76,12 +77,11 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class JobEdges:
-    """Request to look at a job, with the ids of the tables that the job reads and writes."""
+class LookedAt:
+    """Job whose barriers looks at the catalog trigger: the request to look at it, and its vertex in the graph."""
 
     request: LookRequest
-    upstreams: frozenset[int]
-    outputs: frozenset[int]
+    vertex: JobVertex
 
 
 class ManagedJob(Protocol):
@@ -98,8 +98,8 @@ class ManagedJob(Protocol):
         ...
 
     @property
-    def edges(self) -> JobEdges | None:
-        """Return the job's edges to tables; None for a load."""
+    def looked_at(self) -> LookedAt | None:
+        """Return how to look at the job; None for a load, whose parts say what they have."""
         ...
 
     def require_match(self, request: Attach) -> None:
@@ -154,7 +154,7 @@ class LoadTask:
     """Load under a coordinator: its barriers are checkpoint numbers, and it commits by root commits."""
 
     endings = (*UNWRITABLE, LoadNotFound)
-    edges: JobEdges | None = None
+    looked_at: LookedAt | None = None
 
     def __init__(self, handle: Handle, request: Attach, settings: JobSettings) -> None:
         self._handle = handle
@@ -284,7 +284,7 @@ class JobTask:
         self._run: Run | None = None
         self._barrier: Barrier | None = None  # of the newest attempt
         request_to_look = LookRequest(record.id, record.name, self._lease)
-        self.edges: JobEdges | None = JobEdges(request_to_look, frozenset(record.upstreams), frozenset(record.outputs))
+        self.looked_at: LookedAt | None = LookedAt(request_to_look, replace(vertex_of(record), parts=self._parts))
         self.tables: Collection[str] = handle.catalog.read(
             lambda view: tuple(get_table(view, table, f"output of {record.name}").name for table in record.outputs)
         )

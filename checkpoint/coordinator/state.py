@@ -12,7 +12,7 @@ from epochlog.checkpoint.manager import commands
 from epochlog.errors import InvalidInput
 from epochlog.store.env.log_events import DEFECT
 
-from .managed_jobs import JobEdges, ManagedJob
+from .managed_jobs import LookedAt, ManagedJob
 from .worker_connection import WorkerConnection
 
 
@@ -75,9 +75,9 @@ class Running:
         return f"{self.kind}:{self.name}"
 
     @property
-    def edges(self) -> JobEdges | None:
-        """Return the job's edges; None for a load."""
-        return self.managed_job.edges
+    def looked_at(self) -> LookedAt | None:
+        """Return how to look at the job; None for a load."""
+        return self.managed_job.looked_at
 
     def part(self, actor: commands.Actor) -> PartName:
         return PartName(self.kind, self.name, actor[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from epochlog.checkpoint.manager.job_graph import JobVertex, vertex_of
 from epochlog.errors import Corrupt, JobNotFound, UnsupportedFormat
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view import EpochView
@@ -63,6 +64,8 @@ class WorkLook:
 
     has_work: bool
     """True if a step would commit, change the job's record, or raise."""
+    vertex: JobVertex | None = None
+    """Job in the graph of jobs; None if it was dropped, or cannot be read."""
     finished: bool = False
     """True if the data of the job has ended."""
     blocked: bool = False
@@ -162,6 +165,7 @@ def _look(
             state = CatalogState(view.version, sealable if depends_on_time(epochs, job) else None)
         looks[job.id] = WorkLook(
             has_work=has_work,
+            vertex=vertex_of(job),
             finished=job.state == "finished" and not has_work,
             blocked=blocked,
             creating=job.state == "creating",

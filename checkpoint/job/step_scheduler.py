@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from epochlog.checkpoint.manager.job_graph import JobGraph
 from epochlog.errors import AccessDenied, Cancelled, SparkLost, StoreClosed
 from epochlog.store.env.backoff import Backoff
 
@@ -101,23 +102,15 @@ def backoff_ms(failures: int) -> int:
     return round(1000 * BACKOFF.delay_s(failures))
 
 
-def quiescent(jobs: Mapping[int, JobStep]) -> bool:
+def quiescent(graph: JobGraph, jobs: Mapping[int, JobStep]) -> bool:
     """Return True if no job (by id) can come closer to the target epoch.
 
-    Then each job has reached it, has ended, or waits for a job that will not reach it.
+    Then each job has reached it, has ended, or waits for a job that will not reach it. graph: has all of these jobs.
     """
     unsettled = {job_id: step for job_id, step in jobs.items() if not step.settled}
     if any(not step.ended and (step.state != "idle" or not step.missing) for step in unsettled.values()):
         return False
-    readers: dict[int, list[int]] = {}  # idle jobs by the jobs that they miss
-    for job_id, step in unsettled.items():
-        for up in () if step.ended else step.missing:
-            readers.setdefault(up, []).append(job_id)
-    stuck = {job_id for job_id, step in unsettled.items() if step.ended}
-    stack = [*stuck, *(up for up in readers if up not in jobs)]
-    while stack:
-        for reader in readers.pop(stack.pop(), ()):
-            if reader not in stuck:
-                stuck.add(reader)
-                stack.append(reader)
-    return len(stuck) == len(unsettled)
+    waiting = graph.plan(unsettled).waiting
+    # Of the jobs that wait for no unsettled one, each has ended or misses one that is run elsewhere. Else its next look
+    # finds that those that it missed have reached the target.
+    return all(step.ended or job_id in waiting or not step.missing <= jobs.keys() for job_id, step in unsettled.items())

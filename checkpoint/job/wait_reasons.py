@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from epochlog.checkpoint.manager.job_graph import JobGraph, vertex_of
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.lag import oldest_unreflected
 from epochlog.store.epochs.view import EpochView
@@ -50,24 +51,30 @@ class Wait:
     through: int | None = None
     cause: str | None = None
     since_ms: int | None = None
+    jobs: tuple[str, ...] = ()
+    """All jobs that it reads and that have something to commit before it, by name."""
 
 
 def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork) -> dict[str, Wait]:
     """Return the reason for which each job waits, by the job's name."""
     sealed_view, clockwork = after_sealing(view, clockwork)
-    writer = {output: job for job in jobs for output in job.outputs}
-    waits: dict[str, Wait] = {}
-    for table in sealed_view.closure(
-        sealed_view.tables
-    ):  # in the order of the lineage, so that the upstreams' causes are known
-        job = writer.get(table.table_id)
-        if job is not None and job.name not in waits:
-            wait = _wait(seen_by_runner(view, sealed_view, job, clockwork), job, clockwork)
-            if wait.kind == "upstream":
-                upstream_job = writer[sealed_view.ids[str(wait.upstream)]].name
-                wait = replace(wait, writer=upstream_job, cause=waits[upstream_job].cause or upstream_job)
-            waits[job.name] = wait
-    return waits
+    graph = JobGraph(map(vertex_of, jobs))
+    waits = {job.id: _wait(seen_by_runner(view, sealed_view, job, clockwork), job, clockwork) for job in jobs}
+    writers = {
+        job: writer.id
+        for job, wait in waits.items()
+        if wait.upstream is not None and (writer := graph.writer(sealed_view.ids[wait.upstream])) is not None
+    }
+    plan = graph.plan([job for job, wait in waits.items() if wait.kind not in ("nothing", "over")])
+    for job, ups in plan.waiting.items():
+        waits[job] = replace(waits[job], jobs=tuple(sorted(graph.vertex(up).name for up in ups)))
+    for job, writer in writers.items():
+        cause, passed = writer, {job}
+        while cause in writers and cause not in passed:
+            passed.add(cause)
+            cause = writers[cause]
+        waits[job] = replace(waits[job], writer=graph.vertex(writer).name, cause=graph.vertex(cause).name)
+    return {graph.vertex(job).name: wait for job, wait in waits.items()}
 
 
 def read_waits(view: ReadTxn, handle: Handle, epochs: EpochView, jobs: Sequence[JobRecord]) -> dict[str, Wait]:

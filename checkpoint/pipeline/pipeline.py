@@ -23,6 +23,7 @@ from epochlog.checkpoint.job.refresh_adapter import LocalRefreshAdapter, Refresh
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.running_queries import live
 from epochlog.checkpoint.job.step_scheduler import TRIES, JobStep, notified, quiescent, started, succeeded, waiting
+from epochlog.checkpoint.manager.job_graph import JobGraph, vertex_of
 from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, StoreClosed
 from epochlog.store.commit.boundaries import force_boundary
 from epochlog.store.compaction.write_stall import compact_outputs
@@ -72,7 +73,7 @@ class PipelineRunner(OneProcess):
         self._pauses: Pauses = pauses or RealPauses()
         self._lock = threading.Lock()
         self._members: dict[int, Member] = {}
-        self._readers: dict[int, set[int]] = {}  # jobs by the tables that they read
+        self._graph = JobGraph()  # of the members, as of their newest looks
         self._running = False
         self._stopping = False
         self._target: int | None = None  # the epoch that a run until idle waits for
@@ -92,9 +93,8 @@ class PipelineRunner(OneProcess):
             raise InvalidInput(f"job {runner.name!r} belongs to another store than this pipeline")
         runner.check_refresh(refresh)
         record = runner.record()
-        upstreams, outputs = frozenset(record.upstreams), frozenset(record.outputs)
         driver = JobDriver(runner, refresh, "pipeline", take_over=take_over)
-        member = Member(driver, upstreams, outputs, self._wake.set)
+        member = Member(driver, frozenset(record.outputs), self._wake.set)
         member.committed_epoch = record.position
         member.left.set()
         with self._lock:
@@ -104,8 +104,7 @@ class PipelineRunner(OneProcess):
             if self._running and not self._stopping:
                 self._start(member)
             self._members[runner.job_id] = member
-            for upstream in upstreams:
-                self._readers.setdefault(upstream, set()).add(runner.job_id)
+            self._graph.created(vertex_of(record))
         self._wake.set()
 
     def run(self, until: Literal["idle"] | None = None) -> None:
@@ -272,7 +271,7 @@ class PipelineRunner(OneProcess):
     def _is_done(self) -> bool:
         """Return True if the run is over. Call under the lock."""
         jobs = {job_id: member.step for job_id, member in self._members.items()}
-        idle = self._target is not None and quiescent(jobs)
+        idle = self._target is not None and quiescent(self._graph, jobs)
         return self._stopping or idle or all(step.ended for step in jobs.values())
 
     def _take_halted(self) -> list[Member]:
@@ -358,6 +357,8 @@ class PipelineRunner(OneProcess):
     def _apply_look(self, member: Member) -> bool:
         """Queue the job's step, or leave it idle; return True for a job that has finished. Call under the lock."""
         look, driver = member.look, member.driver
+        if look.vertex is not None:
+            self._graph.created(look.vertex)
         led = driver.led
         holds = led or driver.holds
         member.idle_at = look.state if holds else None
@@ -383,6 +384,7 @@ class PipelineRunner(OneProcess):
             for member in members:
                 step = succeeded(member.step, None, self._pauses.now_ms(), finished=True)
                 member.step = replace(step, settled=step.settled or member.look.reached)
+                self._notify(self._graph.finished(member.runner.job_id))
 
     def _idle(self, member: Member) -> None:
         """Leave a job without work idle until the next look. Call under the lock."""
@@ -440,9 +442,7 @@ class PipelineRunner(OneProcess):
             member.step = replace(succeeded(member.step, epoch, now_ms, finished=False), settled=settled)
             if epoch:
                 member.committed_epoch = epoch
-                for job_id in {reader for output in member.outputs for reader in self._readers.get(output, ())}:
-                    other = self._members[job_id]
-                    other.notified, other.step = True, notified(other.step, now_ms)
+                self._notify(self._graph.committed(member.runner.job_id))
         if epoch:
             self._wake.set()  # the jobs that read the outputs do not wait for the compaction
             compact_outputs(self._handle, member.outputs)
@@ -458,6 +458,16 @@ class PipelineRunner(OneProcess):
                 settled = member.step.settled or look.settled(idle=False)
                 after = replace(after, settled=settled, missing=look.missing)
             member.step = after
+            if after.state == "parked":
+                self._graph.parked(member.runner.job_id)
+            elif after.state == "dropped":
+                self._graph.dropped(member.runner.job_id)
+
+    def _notify(self, jobs: Collection[int]) -> None:
+        """Let these jobs be due, because an upstream has committed or finished. Call under the lock."""
+        for job_id in jobs:
+            member = self._members[job_id]
+            member.notified, member.step = True, notified(member.step, self._pauses.now_ms())
 
     def _begin_step(self, runner: JobRunner) -> RefreshAdapter:
         """Prepare this thread for a step of the job, and return the adapter of its refresh."""

@@ -268,8 +268,10 @@ def _jobs(commands: argparse._SubParsersAction) -> None:
         "and of_at_most, the upper bound of all, or null without one; waits_for: text, and kind: nothing, boundary (at "
         "epoch), runner (for a barrier at epoch, due since_ms), failed, rebuild, over (its data has ended) or upstream "
         "(upstream, its job writer, the epoch through which it is complete, the epoch of the next commit, and cause, "
-        "the job at the head of the chain). outside: the reason why global leaves its tables out, or null. loads: the "
-        "groups of workers that write root tables. Later versions may add kinds and fields.",
+        "the job at the head of the chain), and jobs, all of those that it reads and that commit before it. component: "
+        "number of its component; no job waits for one of another component. outside: the reason why global leaves its "
+        "tables out, or null. loads: the groups of workers that write root tables. Later versions may add kinds and "
+        "fields.",
     )
 
 

@@ -101,7 +101,7 @@ def status_page(facts: Facts) -> list[Table | str]:
     head = f"{facts['root']} at {facts['at']}, last epoch {epoch_text(facts['last_epoch'])}{leads}"
     parts: list[Table | str] = [f"{head}\n{settings_text(facts)}", grid(headers, rows), *_maintenance(facts["tables"])]
     if facts["jobs"]:
-        headers = ("job", "state", "committed epoch", ">lag", "waits for")
+        headers = ("job", "state", "committed epoch", ">lag", ">component", "waits for")
         parts.append(grid(headers, ((job["name"], *_progress_cells(job)) for job in facts["jobs"])))
         parts.extend(_outside_reasons(facts["jobs"]))
     return [*parts, *_views_table(facts["jobs"]), *loads_table(facts["loads"]), *tags_table(facts["tags"])]
@@ -154,10 +154,10 @@ def jobs_page(jobs: Sequence[Facts]) -> list[Table | str]:
     """Build the page of `jobs`: the graph of tables and jobs, then details of each job."""
     by_name = {job["name"]: job for job in jobs}
     drawn = (
-        (line.text, *_progress_cells(by_name[line.name])) if line.kind == "job" else (line.text, "", "", "", "")
+        (line.text, *_progress_cells(by_name[line.name])) if line.kind == "job" else (line.text, "", "", "", "", "")
         for line in graph(jobs)
     )
-    headers = ("graph", "state", "committed epoch", ">lag", "waits for")
+    headers = ("graph", "state", "committed epoch", ">lag", ">component", "waits for")
     each = ("job", "reads", "writes", ">every", ">incarnation", "barrier", "last error")
     running = [job for job in jobs if job["runner"]]
     runners = [grid(("job", "run by", "process", "on", "since"), map(_runner_row, running))] if running else []
@@ -185,7 +185,7 @@ def _is_outside(job: Facts) -> bool:
 
 
 def _progress_cells(job: Facts) -> tuple[Text | str, ...]:
-    """Return the cells of a job's state, position and lag, and the reason why it waits."""
+    """Return the cells of a job's state, position, lag and component, and the reason why it waits."""
     job_state = state(job["state"])
     if job["snapshot"]:
         job_state.append(
@@ -199,7 +199,7 @@ def _progress_cells(job: Facts) -> tuple[Text | str, ...]:
         job_state.append(", outside", "yellow")
     failed = job["waits_for"]["kind"] == "failed"
     waits = Text(safe(job["waits_for"]["text"]), "red" if failed else "")
-    return job_state, epoch_text(job["committed_epoch"]), lag_text(job["lag_ms"]), waits
+    return job_state, epoch_text(job["committed_epoch"]), lag_text(job["lag_ms"]), str(job["component"]), waits
 
 
 def _job_row(job: Facts) -> tuple[Text | str, ...]:

@@ -18,8 +18,8 @@ export function renderLists() {
   fillParts(byId("lists-body"), [
     part("Errors", d.counts.errors, d.errors.length, rows(["of", "kind", "type", "text", "since"],
       d.errors.map((error) => [error.of, error.kind, error.type, element("span", { class: "error" }, error.text), error.since ? dateTime(error.since) : ""]))),
-    part("Jobs that wait", waiting.length, Math.min(waiting.length, 50), rows(["job", "cause", "waits for"],
-      waiting.slice(0, 50).map((job) => [job.name, CAUSES[job.waits_for.kind], element("span", { class: "long" }, job.waits_for.text)]))),
+    part("Jobs that wait", waiting.length, Math.min(waiting.length, 50), rows(["job", "component", "cause", "waits for"],
+      waiting.slice(0, 50).map((job) => [job.name, job.component, CAUSES[job.waits_for.kind], element("span", { class: "long" }, job.waits_for.text)]))),
     part("Consumers", d.counts.consumers, d.consumers.length, rows(["name", "tables", "state", "lag", "commits behind", "acknowledged"],
       d.consumers.map((c) => [c.name, c.tables.join(", "), c.state, c.lag_ms === null ? "" : lag(c.lag_ms), c.lag_commits ?? "", c.acked ? dateTime(c.acked) : "never"]))),
     part("Held snapshots and reads", d.counts.held, d.held.length, rows(["kind", "tables", "epoch", "age", "expires"],

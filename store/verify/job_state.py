@@ -7,7 +7,9 @@ continued from it would lose or double changes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from epochlog.checkpoint.manager.job_graph import JobGraph, vertex_of
 from epochlog.errors import RestoreRejected
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.view import EpochView
@@ -55,11 +57,14 @@ def upstream_findings(view: ReadTxn, job: JobRecord, epochs: EpochView) -> Itera
                 f"it continues from {show_epoch(held)}, but the log of its upstream {table.name} begins after "
                 f"{show_epoch(version.log_start)}"
             )
-        if job.state == "finished" and job.drain is None and version.end_epoch is None:
-            yield (
-                f"it is finished at {show_epoch(job.position)}, but its upstream {table.name} is not (it is complete "
-                f"through {show_epoch(through)})"
-            )
+    vertex = replace(vertex_of(job), reads=frozenset(job.rows_from))
+    ended = [up for up in job.rows_from if get_version(view, up, epochs.table(up).name).end_epoch is not None]
+    for _, up in JobGraph([vertex], ended=ended).check_restore():
+        through = show_epoch(epochs.complete_through(up))
+        yield (
+            f"it is finished at {show_epoch(job.position)}, but its upstream {epochs.table(up).name} is not (it is "
+            f"complete through {through})"
+        )
     for table in _tables(view, job.outputs):
         end = get_version(view, table.id, table.name).end_epoch
         if (end is not None) != (job.state == "finished"):

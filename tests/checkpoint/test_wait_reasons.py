@@ -90,8 +90,8 @@ def test_a_failed_job_holds_back_the_chain_behind_it(lab: Lab) -> None:
         jobs[0].step_local(fail)
     assert waits(lab.store) == {
         "j0": Wait("failed", next_boundary(at)),
-        "j1": Wait("upstream", None, "j0_out", "j0", at - 1, "j0"),
-        "j2": Wait("upstream", None, "j1_out", "j1", at - 1, "j0"),
+        "j1": Wait("upstream", None, "j0_out", "j0", at - 1, "j0", jobs=("j0",)),
+        "j2": Wait("upstream", None, "j1_out", "j1", at - 1, "j0", jobs=("j1",)),
     }
     assert jobs[0].step_local(mirror("r", "j0_out")) is not None
     waits_by_job = waits(lab.store)
@@ -110,7 +110,9 @@ def test_a_job_waits_for_the_upstream_that_is_least_complete(lab: Lab) -> None:
     at = lab.put({1: (1, 1)})
     lab.tick()
     fast.step_local(mirror("r", "fast_out"))
-    assert waits(lab.store)["both"] == Wait("upstream", next_boundary(at), "slow_out", "slow", at - 1, "slow")
+    assert waits(lab.store)["both"] == Wait(
+        "upstream", next_boundary(at), "slow_out", "slow", at - 1, "slow", jobs=("slow",)
+    )
 
 
 def test_a_finished_job_waits_for_nothing_more(lab: Lab) -> None:

@@ -68,24 +68,24 @@ def text(*parts: Any) -> str:
 
 
 GRAPH = """\
-graph                          state      committed epoch                           lag   waits for
+graph                          state      committed epoch                           lag   component   waits for
 lines
-├─ job slow                    running    409599999 (2025-01-01T00:01:39.999Z)   200 ms   its next boundary, 450559999 (2025-01-01T00:01:49.999Z), in 3.9 s
+├─ job slow                    running    409599999 (2025-01-01T00:01:39.999Z)   200 ms           3   its next boundary, 450559999 (2025-01-01T00:01:49.999Z), in 3.9 s
 │  └─ slow_out
 └─ job top, below revenue
 orders
-├─ job broken                  failed     -                                       6.1 s   a runner to try again, failing for 60 ms with LookupError: no such day
+├─ job broken                  failed     -                                       6.1 s           2   a runner to try again, failing for 60 ms with LookupError: no such day
 │  └─ broken_out
-│     └─ job best              creating   -                                       6.1 s   the first commit of broken_out: job broken is failing
+│     └─ job best              creating   -                                       6.1 s           2   the first commit of broken_out: job broken is failing
 │        └─ best_out
-├─ job daily                   running    409599999 (2025-01-01T00:01:39.999Z)    1.1 s   a runner to begin its barrier at 434175999 (2025-01-01T00:01:45.999Z), due 101 ms ago
+├─ job daily                   running    409599999 (2025-01-01T00:01:39.999Z)    1.1 s           1   a runner to begin its barrier at 434175999 (2025-01-01T00:01:45.999Z), due 101 ms ago
 │  ├─ revenue
-│  │  └─ job top               running    409599999 (2025-01-01T00:01:39.999Z)    1.1 s   revenue, complete through 430079999 (2025-01-01T00:01:44.999Z): job daily has a barrier to run
+│  │  └─ job top               running    409599999 (2025-01-01T00:01:39.999Z)    1.1 s           1   revenue, complete through 430079999 (2025-01-01T00:01:44.999Z): job daily has a barrier to run
 │  │     └─ top_out
-│  │        └─ job weekly      creating   -                                       6.1 s   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due 6.1 s ago
+│  │        └─ job weekly      creating   -                                       6.1 s           1   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due 6.1 s ago
 │  │           └─ weekly_out
 │  └─ visits
-│     └─ job late              creating   -                                       6.1 s   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due 6.1 s ago
+│     └─ job late              creating   -                                       6.1 s           1   a runner to begin its barrier at 430079999 (2025-01-01T00:01:44.999Z), due 6.1 s ago
 │        └─ late_out
 └─ job late, below visits
 job      reads            writes                           every   incarnation   barrier                         last error
@@ -109,7 +109,7 @@ def test_a_drain_and_an_end_are_told(lab: Lab) -> None:
     assert re.search(r"job slow +running, draining .* a runner to begin its barrier at", page)
     lab.store.job("slow").step_local(mirror("lines", "slow_out"))
     page = text(*pages.jobs_page(list(facts_of(lab).values())))
-    assert re.search(r"job slow +finished .* none +nothing more: its data has ended", page)
+    assert re.search(r"job slow +finished .* none +3 +nothing more: its data has ended", page)
 
 
 def test_a_barrier_that_is_decided_waits_for_its_runner(lab: Lab) -> None:
@@ -173,6 +173,7 @@ def test_json_tells_what_the_page_tells(run: Any, lab: Lab) -> None:
         "name", "upstreams", "outputs", "state", "committed_epoch", "lag_ms", "incarnation", "last_error", "draining",
         "lost", "snapshot_rows", "rebuilding", "committed_at", "interval", "interval_ms", "max_lag", "max_lag_ms",
         "failed_since", "barrier", "snapshot", "waits_for", "outside", "runner", "sql",
+        "component",
     }  # fmt: skip
     lab.store.close()
     for command in ("jobs", "status"):
@@ -187,6 +188,7 @@ def test_json_tells_what_the_page_tells(run: Any, lab: Lab) -> None:
             "through": 0,
             "cause": "broken",
             "since_ms": None,
+            "jobs": ["broken"],
             "text": "the first commit of broken_out: job broken is failing",
         }
     assert run("status", lab.root).out.count("the first commit of broken_out: job broken is failing") == 1

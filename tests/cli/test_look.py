@@ -20,7 +20,7 @@ TABLE_KEYS = {
 JOB_KEYS = {
     "name", "upstreams", "outputs", "state", "committed_epoch", "committed_at", "lag_ms", "incarnation", "last_error",
     "draining", "lost", "snapshot_rows", "rebuilding", "interval", "interval_ms", "max_lag", "max_lag_ms",
-    "failed_since", "barrier", "snapshot", "waits_for", "runner", "outside", "sql",
+    "failed_since", "barrier", "snapshot", "waits_for", "runner", "outside", "sql", "component",
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ LAYERS = (
     "store/catalog",
     "store/sst",
     "store/metadata",
+    "checkpoint/manager/job_graph",
     "store/epochs",
     "store/session",
     "store/retention",
