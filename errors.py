@@ -376,14 +376,6 @@ class SnapshotExpired(EpochlogError):
 # ---- checkpoints -------------------------------------------------------------------------------------------------
 
 
-class CheckpointRejected(EpochlogError):
-    """No checkpoint can be planned for these tasks now; `reason` has the cause."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 class RestoreRejected(EpochlogError):
     """The recorded states cannot be restored together."""
 

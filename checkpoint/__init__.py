@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from epochlog.lazy import lazily
 
 if TYPE_CHECKING:  # repeats the names of _HOMES for type checkers
-    from .manager.checkpoint_plan import CheckpointPlan, Edge, TaskState, Vertex, check_restore, plan_checkpoint
     from .manager.commands import CheckpointStatus, JobSettings, Report
     from .manager.job_graph import JobGraph, JobPlan, JobVertex
     from .manager.manager import CheckpointManager
+    from .manager.task_registry import TaskState
     from .manager.unacked_reports import Outbox
 
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -21,7 +21,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "manager.unacked_reports": ("Outbox",),
     "manager.commands": ("JobSettings", "CheckpointStatus", "Report"),
     "manager.job_graph": ("JobGraph", "JobPlan", "JobVertex"),
-    "manager.checkpoint_plan": ("CheckpointPlan", "Edge", "TaskState", "Vertex", "check_restore", "plan_checkpoint"),
+    "manager.task_registry": ("TaskState",),
 }
 
 __all__ = [
@@ -33,12 +33,7 @@ __all__ = [
     "JobGraph",
     "JobPlan",
     "JobVertex",
-    "CheckpointPlan",
-    "Edge",
     "TaskState",
-    "Vertex",
-    "check_restore",
-    "plan_checkpoint",
 ]
 
 __getattr__, __dir__ = lazily(globals(), _HOMES)

@@ -23,7 +23,7 @@ class Attempt:
     phase: Phase = "deciding"
     barrier: Barrier | None = None
     waits: dict[Actor, int] = field(default_factory=dict)
-    finished_before: frozenset[Actor] = frozenset()  # actors that had finished when it was planned
+    finished_before: frozenset[Actor] = frozenset()  # actors that had finished when it was injected
     reports: dict[Actor, Report] = field(default_factory=dict)
 
     @property

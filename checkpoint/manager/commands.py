@@ -85,17 +85,15 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class Inject:
-    """Barrier for these actors. Each actor that it reaches, directly or through edges, answers with a `Report`."""
+    """Barrier for all actors that have not finished. Each answers with a `Report`."""
 
     job: str
     barrier_id: int
     barrier: Barrier
     targets: Mapping[Actor, int]
-    """Incarnation for each triggered actor."""
-    waits: frozenset[Actor]
-    """All actors that must report."""
+    """Incarnation for each actor that must report."""
     taken: Mapping[Actor, int]
-    """For each actor of `waits`, the newest barrier id whose report was accepted, 0 for none; the actor does not send
+    """For each actor of `targets`, the newest barrier id whose report was accepted, 0 for none; the actor does not send
     the segments of an accepted report again (`Outbox.report`).
     """
     drain: bool = False
@@ -117,8 +115,6 @@ class CommitBarrier:
     """Newest states of the actors' reports, by actor."""
     finished: frozenset[Actor] = frozenset()
     """All actors that have finished after this commit, including those recorded before. The catalog records them."""
-    finished_vertices: frozenset[str] = frozenset()
-    """Vertices whose actors are all finished. The catalog records them too."""
     final: bool = False
     """True if the job and its outputs end with this commit."""
 
@@ -167,25 +163,19 @@ class Restart:
 
     job: str
     actors: Mapping[Actor, int]
-    """Actor -> the newest incarnation that has ended, 0 for none. An actor with a newer incarnation has attached since,
-    and is not fenced.
-    """
+    """Actor -> its incarnation that has ended."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Permission for an actor to begin from its state in the catalog. No commit in flight can change that state.
-
-    Actors that are connected by edges start together: `peers` has their incarnations, including this actor's.
-    """
+    """Permission for an actor to begin from its state in the catalog. No commit in flight can change that state."""
 
     job: str
     actor: Actor
     incarnation: int
     finished: bool = False
-    """True if the actor had finished before the job was restored; it only passes on its end of data."""
-    peers: Mapping[Actor, int] = field(default_factory=dict)
+    """True if a commit has recorded the actor as finished: it has nothing left to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +187,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Notice that the job has failed: it takes no checkpoints until `recover`, and its actors are fenced."""
+    """Notice that the job has failed: its actors are fenced. It continues when it is unregistered and registered again
+    under an incarnation that was claimed since.
+    """
 
     job: str
     reason: str

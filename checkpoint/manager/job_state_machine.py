@@ -8,13 +8,12 @@ the catalog while a commit is in flight. Rules: docs/SEMANTICS.md, 5.22 to 5.29.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.errors import Fenced, SchemaChanged, SegmentUnknown
 
 from .attempt import Attempt, merge_segments, next_multiple
-from .checkpoint_plan import Edge, TaskState
 from .commands import (
     Abort,
     Actor,
@@ -34,7 +33,7 @@ from .commands import (
     Resolve,
     Restart,
 )
-from .task_registry import TaskRegistry
+from .task_registry import TaskRegistry, TaskState
 
 RETRY_MS = 1_000
 """Longest time until a forced checkpoint is tried again after a failure, or after a Decide without a barrier."""
@@ -44,15 +43,13 @@ NEVER = 1 << 62
 class JobProtocol:
     """State machine of one registered job. Each event returns decisions about this job, in order of execution."""
 
-    def __init__(
-        self, job: str, vertices: Mapping[str, int], edges: Sequence[Edge], settings: JobSettings, now: int
-    ) -> None:
-        self.job = job
+    def __init__(self, registry: TaskRegistry, settings: JobSettings, now: int) -> None:
+        self.job = registry.job
         self.settings = settings
-        self._registry = TaskRegistry(job, vertices, edges, allow_finished=settings.allow_finished)
+        self._registry = registry
         self._state: JobState = "running"
         self._attempt: Attempt | None = None
-        self._attempts = 0  # in this incarnation
+        self._attempts = 0
         self._carried: list[Report] = []
         self._forced_requests = self._forced_served = 0  # numbers of forced checkpoints
         self._draining = self._stopping = False
@@ -63,24 +60,19 @@ class JobProtocol:
 
     # ---- the life of the job -------------------------------------------------------------------------------------
 
-    def begin(self, now: int, incarnation: int, finished: Collection[Actor]) -> list[Decision]:
-        """Begin or recover the job from the catalog; keep only the forced checkpoints."""
-        reason = "the job recovers"
-        fenced = self._registry.renew(incarnation, finished)
-        decisions = self._discard_uncommitted(reason)
-        self._state, self._attempts, self._failures, self._stopping, self._reason = "running", 0, 0, False, None
-        self._not_before_ms = now
-        return [*decisions, *self._restart(fenced, reason), *self._finish_if_over()]
+    def begin(self) -> list[Decision]:
+        """Begin the job from the catalog: one whose actors have all finished has finished."""
+        return self._finish_if_over()
 
     def end(self) -> list[Decision]:
         """Drop the job's uncommitted work, because the job is unregistered."""
         return self._discard_uncommitted("the job is unregistered")
 
     def stop(self, now: int, drain: bool) -> list[Decision]:
-        if self._state == "finished":
+        if self._state in ("finished", "stopped"):
             return []
         self._draining = drain
-        if drain or self._state == "stopped":  # a stopped job drains once it has recovered
+        if drain:
             return self._advance(now)
         self._stopping = self._attempt is not None and self._attempt.at_catalog
         return [] if self._stopping else self._stop_job()
@@ -101,7 +93,7 @@ class JobProtocol:
         attempt = self._attempt
         if attempt is not None:
             return None if attempt.at_catalog else attempt.deadline_ms
-        if self._state != "running" or self._registry.rejection_reason() is not None:
+        if self._state != "running" or self._rejection_reason() is not None:
             return None
         if self._forced:
             return self._not_before_ms
@@ -110,10 +102,8 @@ class JobProtocol:
     # ---- actors --------------------------------------------------------------------------------------------------
 
     def attach(self, now: int, actor: Actor) -> tuple[int, list[Decision]]:
-        task = self._registry.require(actor)
-        decisions = (
-            self._roll_back(now, {actor}, "another attached in its place", except_actor=actor) if task.at_work else []
-        )
+        self._registry.require(actor)
+        decisions = self._roll_back(now, [actor], "another attached in its place", except_actor=actor)
         incarnation = self._registry.attach(actor)
         return incarnation, [*decisions, *self._list_starts(), *self._advance(now)]
 
@@ -138,7 +128,7 @@ class JobProtocol:
         attempt = self._attempt
         if attempt is None or not attempt.owes(barrier_id, actor, incarnation):
             return self._ignore()  # a repeated report that was accepted the first time
-        return self._roll_back(now, {actor}, reason)
+        return self._roll_back(now, [actor], reason)
 
     def ended(self, now: int, actor: Actor, incarnation: int) -> list[Decision]:
         task = self._registry.current(actor, incarnation)
@@ -147,22 +137,11 @@ class JobProtocol:
         task.state = TaskState.ENDING
         return self.force(now) if self.settings.interval_ms is None else []
 
-    def finished(self, now: int, actor: Actor, incarnation: int) -> list[Decision]:
-        task = self._registry.current(actor, incarnation)
-        if task is None or task.state not in (TaskState.RUNNING, TaskState.ENDING):
-            return self._ignore()
-        task.state = TaskState.FINISHED
-        attempt, decisions = self._attempt, []
-        if attempt is not None and actor in attempt.missing:
-            decisions = self._abort(now, attempt, f"{actor[0]}[{actor[1]}] has finished", due_at_once=True)
-        self._forced_requests += self.settings.interval_ms is None
-        return [*decisions, *self._advance(now)]
-
     def fail(self, now: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
         task = self._registry.current(actor, incarnation)
-        if task is None or task.finish_committed:
+        if task is None or task.state is TaskState.FINISHED:
             return self._ignore()
-        return self._roll_back(now, {actor}, reason)
+        return self._roll_back(now, [actor], reason)
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
@@ -186,21 +165,16 @@ class JobProtocol:
             return []
         dropped = self._drop_carried("their barrier was replaced") if renewed else []
         attempt.drain = attempt.drain and last
-        self._reason = self._registry.rejection_reason()
+        self._reason = self._rejection_reason()
         if self._reason is not None:
             self._attempt = None
             self._restore_trigger(now)
             return dropped
-        trigger, waits = self._registry.plan()
-        tasks = self._registry.tasks
+        tasks, attempt.finished_before = self._registry.tasks, self._registry.in_state(TaskState.FINISHED)
         attempt.phase, attempt.barrier, attempt.deadline_ms = "collecting", barrier, now + self.settings.timeout_ms
-        attempt.waits = {actor: tasks[actor].incarnation for actor in sorted(waits)}
-        attempt.finished_before = self._registry.in_state(TaskState.FINISHED)
-        if not waits:
-            return [*dropped, self._commit(attempt)]
-        targets = {actor: tasks[actor].incarnation for actor in sorted(trigger)}
+        attempt.waits = {actor: tasks[actor].incarnation for actor in sorted(tasks.keys() - attempt.finished_before)}
         taken = {actor: tasks[actor].taken for actor in attempt.waits}
-        return [*dropped, Inject(self.job, barrier_id, barrier, targets, frozenset(waits), taken, attempt.drain)]
+        return [*dropped, Inject(self.job, barrier_id, barrier, attempt.waits, taken, attempt.drain)]
 
     def committed(self, now: int, barrier_id: int, epoch: int) -> list[Decision]:
         attempt = self._at_catalog(barrier_id)
@@ -267,7 +241,7 @@ class JobProtocol:
             return []
         if not self._forced and now < self._due_ms:
             return []
-        rejection_reason = self._registry.rejection_reason()
+        rejection_reason = self._rejection_reason()
         if rejection_reason is not None:
             self._reason = rejection_reason
             return []
@@ -292,25 +266,18 @@ class JobProtocol:
             merge_segments(reports),
             {report.actor: report.state for report in reports},
             attempt.finished,
-            self._registry.whole_vertices(attempt.finished),
             final=len(attempt.finished) == len(self._registry.tasks),
         )
 
     def _abort(self, now: int, attempt: Attempt, reason: str, *, due_at_once: bool = False) -> list[Decision]:
-        """Abort the attempt and carry its reports over. again: the next attempt is due at once."""
+        """Abort the attempt and carry its reports over. due_at_once: the next attempt is due at once."""
         self._attempt = None
         self._aborts += 1
         self._not_before_ms = now + self.settings.min_pause_ms
         if due_at_once:
             self._restore_trigger(now)
         self._carried += [report for report in attempt.reports.values() if any(report.segments.values())]
-        finished = self._registry.in_state(TaskState.FINISHED)
-        actors = {
-            actor: number
-            for actor, number in self._registry.live_incarnations(attempt.waits).items()
-            if actor not in finished
-        }
-        return [Abort(self.job, attempt.barrier_id, reason, actors)]
+        return [Abort(self.job, attempt.barrier_id, reason, self._registry.live_incarnations(attempt.waits))]
 
     def _fail_attempt(self, now: int, attempt: Attempt, reason: str) -> list[Decision]:
         """Abort the attempt and count a failure."""
@@ -335,9 +302,9 @@ class JobProtocol:
     # ---- rolling back and ending ---------------------------------------------------------------------------------
 
     def _roll_back(
-        self, now: int, lost: Collection[Actor], reason: str, *, except_actor: Actor | None = None
+        self, now: int, lost: Iterable[Actor], reason: str, *, except_actor: Actor | None = None
     ) -> list[Decision]:
-        """Fence these actors and all running actors connected to them; send no Restart to `except_actor`.
+        """Fence those of these actors that are attached and have not finished; send no Restart to `except_actor`.
 
         Abort an attempt that waits for one of them, without counting a failure. Keep an attempt at the catalog: it has
         all its reports.
@@ -348,13 +315,8 @@ class JobProtocol:
         if attempt is not None and attempt.phase == "collecting" and not attempt.waits.keys().isdisjoint(ended):
             decisions += self._abort(now, attempt, reason, due_at_once=True)
         decisions += self._drop_stale(reason)
-        return [
-            *decisions,
-            *self._restart({actor: number for actor, number in ended.items() if actor != except_actor}, reason),
-        ]
-
-    def _restart(self, actors: Mapping[Actor, int], reason: str) -> list[Decision]:
-        return [Restart(self.job, actors, reason)] if actors else []
+        actors = {actor: number for actor, number in ended.items() if actor != except_actor}
+        return [*decisions, Restart(self.job, actors, reason)] if actors else decisions
 
     def _list_starts(self) -> Sequence[Decision]:
         """List a Start for each attached actor that may start; none while a commit is in flight."""
@@ -419,7 +381,10 @@ class JobProtocol:
     def idle(self) -> bool:
         """Return True if a forced checkpoint could begin: the job runs, and none is in flight or waits."""
         free = self._state == "running" and self._attempt is None and not self._forced
-        return free and self._registry.rejection_reason() is None
+        return free and self._rejection_reason() is None
+
+    def _rejection_reason(self) -> str | None:
+        return self._registry.rejection_reason(allow_finished=self.settings.allow_finished)
 
     @property
     def _forced(self) -> bool:

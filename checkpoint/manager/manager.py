@@ -6,14 +6,14 @@ equal decisions. Jobs are independent: an event of one job never causes a decisi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.errors import InvalidInput, JobExists, JobNotFound
 
-from .checkpoint_plan import Edge
 from .commands import Actor, CheckpointStatus, Decision, JobSettings, Report
 from .job_state_machine import JobProtocol
+from .task_registry import TaskRegistry
 
 
 class CheckpointManager:
@@ -21,7 +21,7 @@ class CheckpointManager:
 
     Not thread-safe: the adapter calls it from one thread, or under one lock, executes the decisions of each call in
     order, and calls `tick` at `next_due`. Calls that name an unknown job raise JobNotFound. Messages from a network
-    (`collect`, `decline`, `reject`, `ended`, `finished`, `fail`) and answers to decisions (`decided`, `committed`,
+    (`collect`, `decline`, `reject`, `ended`, `fail`) and answers to decisions (`decided`, `committed`,
     `refused`, `unknown`, `resolved`) never raise: a stale, repeated, unknown or late one has no effect.
     """
 
@@ -39,29 +39,26 @@ class CheckpointManager:
         self,
         job: str,
         vertices: Mapping[str, int],
-        edges: Sequence[Edge] = (),
         *,
         incarnation: int,
         settings: JobSettings | None = None,
         finished: Collection[Actor] = (),
-        forced: bool = False,
     ) -> list[Decision]:
         """Register a job with its state in the catalog.
 
-        vertices: name -> number of subtasks. edges: `Edge`s between them. incarnation: the one that the caller has
-        claimed in the catalog. finished: the actors recorded as finished; if they are all actors, the job has finished.
-        forced: a requested checkpoint has not been served. Raises JobExists, InvalidInput, and RestoreRejected if a
-        finished actor reads from one that has not finished.
+        vertices: name -> number of subtasks. incarnation: the one that the caller has claimed in the catalog. finished:
+        the actors recorded as finished; if they are all actors, the job has finished. To continue a failed or stopped
+        job, unregister it and claim a new incarnation first. Raises JobExists, InvalidInput.
         """
         if job in self._jobs:
-            raise JobExists(f"job {job!r} is registered already; recover or unregister it")
+            raise JobExists(f"job {job!r} is registered already; unregister it first")
         if not vertices or not all(isinstance(count, int) and count > 0 for count in vertices.values()):
             raise InvalidInput(f"job {job!r}: vertices is a dict {{name: number of subtasks >= 1}}, not {vertices!r}")
-        now = self._now()
-        machine = JobProtocol(job, vertices, edges, settings or JobSettings(), now)
-        decisions = machine.begin(now, incarnation, finished)
+        machine = JobProtocol(
+            TaskRegistry(job, vertices, incarnation, finished), settings or JobSettings(), self._now()
+        )
         self._jobs[job] = machine
-        return self._reschedule(job, [*decisions, *(machine.force(now) if forced else [])])
+        return self._reschedule(job, machine.begin())
 
     def unregister(self, job: str) -> list[Decision]:
         """Unregister a job and drop its uncommitted segments. Raises JobNotFound."""
@@ -69,14 +66,6 @@ class CheckpointManager:
         del self._jobs[job]
         self._due.pop(job, None)
         return decisions
-
-    def recover(self, job: str, *, incarnation: int, finished: Collection[Actor] = ()) -> list[Decision]:
-        """Roll the job back to its last commit, from any state: all its actors are fenced and start again.
-
-        incarnation: newly claimed in the catalog, which fences commits of the earlier one. A forced checkpoint that was
-        not served stays forced. Raises JobNotFound, InvalidInput, RestoreRejected.
-        """
-        return self._reschedule(job, self._require_job(job).begin(self._now(), incarnation, finished))
 
     def stop(self, job: str, *, drain: bool) -> list[Decision]:
         """Stop the job. drain: its actors end their data, and the commit of that ends the job (`Finished`).
@@ -119,7 +108,6 @@ class CheckpointManager:
     def attach(self, job: str, actor: Actor) -> tuple[int, list[Decision]]:
         """Attach a new incarnation of the actor, which fences the one before; it begins with the decision `Start`.
 
-        When the one before was at work, it and all actors connected to it by edges roll back (`Restart` for those).
         Raises JobNotFound, InvalidInput for an actor that the job does not have.
         """
         incarnation, decisions = self._require_job(job).attach(self._now(), actor)
@@ -134,19 +122,15 @@ class CheckpointManager:
         return self._dispatch(job, lambda machine, now: machine.decline(now, barrier_id, actor, incarnation, reason))
 
     def reject(self, job: str, barrier_id: int, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
-        """Roll back an actor whose report names invalid segments, and all actors connected to it."""
+        """Roll back an actor whose report names invalid segments."""
         return self._dispatch(job, lambda machine, now: machine.reject(now, barrier_id, actor, incarnation, reason))
 
     def ended(self, job: str, actor: Actor, incarnation: int) -> list[Decision]:
         """Note that the actor's data has ended; it still reports for the next commit (TaskState.ENDING)."""
         return self._dispatch(job, lambda machine, now: machine.ended(now, actor, incarnation))
 
-    def finished(self, job: str, actor: Actor, incarnation: int) -> list[Decision]:
-        """Note that the actor has exited with nothing left to report; abort an attempt that waits for it, uncounted."""
-        return self._dispatch(job, lambda machine, now: machine.finished(now, actor, incarnation))
-
     def fail(self, job: str, actor: Actor, incarnation: int, reason: str) -> list[Decision]:
-        """Roll back a lost actor, and all actors connected to it, to the last commit."""
+        """Roll back a lost actor to the last commit."""
         return self._dispatch(job, lambda machine, now: machine.fail(now, actor, incarnation, reason))
 
     # ---- answers -------------------------------------------------------------------------------------------------

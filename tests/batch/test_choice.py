@@ -10,7 +10,7 @@ import pytest
 
 import epochlog as el
 from default_doors import BOUND_MS, DefaultWorld
-from epochlog.batch import choice, default_policy, waiting
+from epochlog.batch import choice, default_policy
 from epochlog.batch.policy import Global
 from epochlog.errors import CatalogUnavailable, EpochExpired, NoConsistentEpoch, TableNotReadable
 from epochlog.serving import StoreServer
@@ -102,7 +102,7 @@ def test_a_job_that_becomes_late_during_the_wait_is_marked(
         assert not marked(world)
         world.store.alter(global_max_lag=LAG_MS / 2_000)
 
-    monkeypatch.setattr(waiting, "_wait", lower_the_bound)
+    monkeypatch.setattr(choice, "_wait", lower_the_bound)
     for module in (batch_source, default_policy):
         monkeypatch.setattr(module, "resolve_policy", lambda name, **_: Patient())
     door(world, "patient" if door in (load_of_spark, flight) else Patient(), "orders")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 import epochlog as el
-from epochlog.batch import waiting
+from epochlog.batch import choice
 from epochlog.store.catalog.keys import HEAD
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.session import watcher
@@ -88,7 +88,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 @pytest.fixture
 def only_news(monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies are asked again because something has changed, for no other reason."""
-    monkeypatch.setattr(waiting, "ASK_ANYWAY_S", NEVER_S)
+    monkeypatch.setattr(choice, "ASK_ANYWAY_S", NEVER_S)
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def test_what_the_same_store_commits_wakes_at_once(lab: Lab, monkeypatch: pytest
 def test_a_policy_that_looks_at_the_clock_is_asked_though_nothing_changes(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "ASK_ANYWAY_S", 0.01)
+    monkeypatch.setattr(choice, "ASK_ANYWAY_S", 0.01)
     wanted_ms, calls = lab.now_ms + 5_000, Counter[str]()
 
     class NotBefore:

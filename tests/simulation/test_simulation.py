@@ -12,7 +12,7 @@ import pytest
 from epochlog.checkpoint import CheckpointManager
 from seeds import seeds
 from simulator.runs import check
-from simulator.shapes import KINDS, Violation, draw_plan
+from simulator.shapes import KINDS, JobShape, SimulationPlan, Violation, draw_plan
 from simulator.world import World
 
 pytestmark = pytest.mark.local_only
@@ -61,9 +61,39 @@ def test_the_seeds_have_what_they_are_to_show() -> None:
     seen |= {"coordinator" for plan in plans if plan.coordinator_crashes}
     assert seen == set(KINDS)
     assert {shape.settings.interval_ms for shape in shapes} == {None, 700, 1_000, 2_000}
-    assert {shape.edges[0].pattern if shape.edges else None for shape in shapes} == {None, "all", "pointwise"}
-    assert any(shape.leaves for shape in shapes) and any(shape.settings.tolerable_failures == 1 for shape in shapes)
+    assert {shape.parts for shape in shapes} == {1, 2, 3}
+    assert any(shape.settings.tolerable_failures == 1 for shape in shapes)
     assert any(len(plan.descendants(plan.jobs[0].name)) < len(plan.jobs) for plan in plans)
+    assert {len(plan.jobs) for plan in plans} == set(range(2, 10))
+
+
+def upstream_jobs(plan: SimulationPlan, shape: JobShape) -> list[JobShape]:
+    return [other for other in plan.jobs if other.table in shape.upstreams]
+
+
+def depth(plan: SimulationPlan, shape: JobShape) -> int:
+    """Number of jobs in the longest chain that ends with this one; a load is at 0."""
+    return max((1 + depth(plan, up) for up in upstream_jobs(plan, shape)), default=0)
+
+
+def is_diamond(plan: SimulationPlan, shape: JobShape) -> bool:
+    """Return True if the job reads two others that read a common table."""
+    ups = [set(up.upstreams) for up in upstream_jobs(plan, shape)]
+    return len(ups) == 2 and bool(ups[0] & ups[1])
+
+
+def test_the_graphs_have_chains_diamonds_and_isolated_components() -> None:
+    plans = [draw_plan(seed) for seed in range(200)]
+    assert {depth(plan, shape) for plan in plans for shape in plan.jobs} >= {0, 1, 2, 3, 4}
+    assert sum(any(is_diamond(plan, shape) for shape in plan.jobs) for plan in plans) >= 10
+    components = [{frozenset(plan.component(shape.name)) for shape in plan.jobs} for plan in plans]
+    assert {len(parts) for parts in components} == {1, 2, 3}
+    for plan, parts in zip(plans, components, strict=True):
+        assert sorted(name for names in parts for name in names) == sorted(shape.name for shape in plan.jobs)
+        for shape in plan.jobs:
+            assert plan.descendants(shape.name) <= plan.component(shape.name)
+    with_jobs = [sum(any("job" in name for name in names) for names in parts) for parts in components]
+    assert sum(number >= 2 for number in with_jobs) >= 20
 
 
 class Stands(CheckpointManager):

@@ -43,24 +43,25 @@ class ManagerDriver:
         self,
         name: str,
         vertices: dict[str, int] | None = None,
-        edges: Any = (),
         *,
+        incarnation: int = 1,
         finished: Any = (),
-        forced: bool = False,
         **settings: Any,
     ) -> list[Actor]:
         """Registers a job and attaches all its actors; returns those."""
         shape = vertices or {"v": 1}
         made = JobSettings(**settings)
-        self.do(
-            self.manager.register(
-                name, shape, edges, incarnation=1, settings=made, finished=finished, forced=forced
-            )
-        )  # fmt: skip
+        self.do(self.manager.register(name, shape, incarnation=incarnation, settings=made, finished=finished))
         actors = [(vertex, index) for vertex, count in shape.items() for index in range(count)]
         for actor in actors:
             self.attach(name, actor)
         return actors
+
+    def again(self, name: str, vertices: dict[str, int] | None = None, **options: Any) -> list[Actor]:
+        """Registers the job again under a new incarnation, as its coordinator does, and attaches its actors."""
+        incarnation = self.manager.status(name).incarnation + 1
+        self.do(self.manager.unregister(name))
+        return self.job(name, vertices, incarnation=incarnation, **options)
 
     def attach(self, job: str, actor: Actor) -> int:
         incarnation, decisions = self.manager.attach(job, actor)
@@ -123,7 +124,7 @@ class ManagerDriver:
         """From now on every actor of the job reports each barrier at once, with one row that names it."""
 
         def answer(inject: Inject) -> None:
-            for actor in sorted(inject.waits):
+            for actor in inject.targets:
                 self.report(job, actor, (actor, inject.barrier_id))
 
         self.on_inject[job] = answer

@@ -238,7 +238,6 @@ DECISION_HOMES = {
     "failed": ("checkpoint/job/driver.py",),
     "JobCommit": ("checkpoint/job/runner.py",),
     "JobProtocol": ("checkpoint/manager/manager.py",),
-    "plan_checkpoint": ("checkpoint/__init__.py", "checkpoint/manager/task_registry.py"),
     "CheckpointManager": (
         "checkpoint/__init__.py",
         "checkpoint/coordinator/decision_executor.py",

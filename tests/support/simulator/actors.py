@@ -1,9 +1,8 @@
-"""Actor of the simulation: it makes or forwards rows, works at barriers, reports, and may die and become a zombie."""
+"""Actor of the simulation: it makes rows or answers, works at barriers, reports, and may die and become a zombie."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from epochlog.checkpoint import CheckpointManager, Outbox, Report
@@ -13,16 +12,6 @@ from .catalog import DataPiece, SimulatedCatalog
 from .shapes import QUIET_MS, START_MS, JobShape
 
 REPEAT_MS = 1_000
-
-
-@dataclass(frozen=True)
-class ChannelBatch:
-    """Message of one actor to another for a barrier: the rows before it. inject None: the sender has left."""
-
-    barrier_id: int
-    rows: dict[Any, int]
-    ended: bool
-    inject: Inject | None
 
 
 class Surroundings(Protocol):
@@ -37,8 +26,6 @@ class Surroundings(Protocol):
     def send_report(self, shape: JobShape, report: Report) -> None: ...
     def work_ms(self, shape: JobShape) -> int: ...
     def declines(self, shape: JobShape) -> bool: ...
-    def along_channel(self, sender: Process, consumer: Actor, passed: ChannelBatch) -> None: ...
-    def leaves(self, process: Process) -> None: ...
     def piece(
         self, shape: JobShape, actor: Actor, incarnation: int, changes: Mapping[Any, int | None]
     ) -> DataPiece: ...
@@ -50,9 +37,8 @@ class Process:
     def __init__(self, world: Surroundings, shape: JobShape, actor: Actor) -> None:
         self.world, self.shape, self.actor = world, shape, actor
         self.incarnation = 0
-        self.started = self.finished = self.has_left = False
+        self.started = self.finished = False
         self.alive_until = 1 << 62
-        self.peers: dict[Actor, int] = {}
         self.outbox = Outbox()
         self.offset = 0
         self.limit: int | None = None
@@ -60,41 +46,31 @@ class Process:
         self.position = 0
         self.seen = self.reported = 0
         self.last: Report | None = None
-        self.injects: dict[int, Inject] = {}
-        self.passed: dict[Actor, list[ChannelBatch]] = {}
-        self.undelivered: list[tuple[Actor, ChannelBatch]] = []
 
     @property
     def lives(self) -> bool:
         return self.world.now < self.alive_until
-
-    @property
-    def makes_rows(self) -> bool:
-        return self.actor in self.shape.sources
 
     # ---- start ---------------------------------------------------------------------------------------------------
 
     def start(self, start: Start, state: bytes) -> None:
         if not self.lives or self.started or start.incarnation != self.incarnation:
             return
-        self.started, self.finished, self.peers = True, start.finished, dict(start.peers)
+        self.started, self.finished = True, start.finished
         self.offset = int(state or b"0")
-        self.passed = {producer: [] for producer in self.shape.producers(self.actor) if producer in self.peers}
         if self.shape.derived:
             table = self.world.catalog.tables[self.shape.table]
             self.position = self.world.catalog.records[self.shape.name].position
             self.written = self._share(table.at(self.position))
-        if self.makes_rows and not self.finished:
+        elif not self.finished:
             self.limit = self.shape.rows[self.actor[1]]
             if self.limit is not None:
                 ends = START_MS + -(-self.limit * 1_000 // self.shape.per_second)
                 self.world.at(max(ends, self.world.now + 1), self.report_end)
-        for producer, passed in self.undelivered:
-            self.receive(producer, passed)
 
     def report_end(self) -> None:
         """Report the end of data to the coordinator, repeatedly, because messages get lost."""
-        if self.lives and not self.finished and not self.has_left and self.world.now < self.world.until:
+        if self.lives and not self.finished and self.world.now < self.world.until:
             self.world.to_core(self.shape, lambda core: core.ended(self.shape.name, self.actor, self.incarnation))
             self.world.at(self.world.now + REPEAT_MS, self.report_end)
 
@@ -109,11 +85,10 @@ class Process:
         if inject.barrier_id <= self.seen:
             return
         self.seen = inject.barrier_id
-        self.injects[inject.barrier_id] = inject
         self.world.at(self.world.now + self.world.work_ms(self.shape), lambda: self.work(inject))
 
     def work(self, inject: Inject) -> None:
-        if not self.lives or self.seen != inject.barrier_id or self.has_left:
+        if not self.lives or self.seen != inject.barrier_id:
             return
         if self.world.declines(self.shape):
             self.world.to_core(
@@ -121,76 +96,8 @@ class Process:
                 lambda core: core.decline(self.shape.name, inject.barrier_id, self.actor, self.incarnation, "full"),
             )
             return
-        if self.passed or (self.actor[0] == "w" and self.shape.edges):
-            self.align()
-            return
-        rows = self._make_rows() if self.makes_rows else {}
-        ended = self._ended(inject)
-        if self.shape.edges:
-            self.forward(inject, rows, ended)
-            if not self.has_left:
-                self.report(inject, {}, ended)
-        else:
-            self.report(inject, self._changes(inject, rows), ended)
-
-    def forward(self, inject: Inject, rows: dict[Any, int], ended: bool) -> None:
-        self.has_left = self.shape.leaves and ended and not inject.drain
-        consumers = [consumer for consumer in self.shape.consumers(self.actor) if consumer in self.peers]
-        for number, consumer in enumerate(consumers):
-            part = {key: value for key, value in rows.items() if key[1] % len(consumers) == number}
-            passed = ChannelBatch(inject.barrier_id, part, ended, None if self.has_left else inject)
-            self.world.along_channel(self, consumer, passed)
-        if self.has_left:
-            self.world.leaves(self)
-            self.report_leaving()
-
-    def report_leaving(self) -> None:
-        if self.lives and not self.finished and self.world.now < self.world.until:
-            self.world.to_core(self.shape, lambda core: core.finished(self.shape.name, self.actor, self.incarnation))
-            self.world.at(self.world.now + REPEAT_MS, self.report_leaving)
-
-    def receive(self, producer: Actor, passed: ChannelBatch) -> None:
-        """Take a message of a channel. Messages come in order and once; before the start they are kept."""
-        if not self.lives:
-            return
-        if not self.started:
-            self.undelivered.append((producer, passed))
-            return
-        self.passed[producer].append(passed)
-        if passed.inject is not None and passed.barrier_id > self.seen:
-            self.seen = passed.barrier_id
-            self.injects[passed.barrier_id] = passed.inject
-        self.align()
-
-    def align(self) -> None:
-        """Report the newest barrier once it has arrived on every open channel."""
-        if self.seen <= self.reported or self.seen not in self.injects:
-            return
-        inject = self.injects[self.seen]
-        for producer, queue in self.passed.items():
-            arrived = any(passed.barrier_id == self.seen for passed in queue)
-            closed = any(passed.ended for passed in queue) and producer not in inject.waits
-            if not arrived and not closed:
-                return
-        rows = {
-            key: value
-            for queue in self.passed.values()
-            for passed in queue
-            if passed.barrier_id <= self.seen
-            for key, value in passed.rows.items()
-        }
-        ended = self._ended(inject) if self.shape.derived else all(
-            any(passed.ended for passed in queue) for queue in self.passed.values()
-        )  # fmt: skip
-        for producer, queue in self.passed.items():  # drop sealed rows, but keep the end of each channel
-            self.passed[producer] = [
-                ChannelBatch(
-                    passed.barrier_id, {} if passed.barrier_id <= self.seen else passed.rows, passed.ended, None
-                )
-                for passed in queue
-                if passed.ended or passed.barrier_id > self.seen
-            ]
-        self.report(inject, self._changes(inject, rows), ended)
+        rows = {} if self.shape.derived else self._make_rows()
+        self.report(inject, self._changes(inject, rows), self._ended(inject))
 
     def report(self, inject: Inject, changes: dict[Any, int | None], ended: bool) -> None:
         self.reported = inject.barrier_id
@@ -199,7 +106,7 @@ class Process:
             piece = self.world.piece(self.shape, self.actor, self.incarnation, changes)
             sealed = {self.shape.table: [piece]}
         segments = self.outbox.report(inject.barrier_id, inject.taken[self.actor], sealed)
-        state = str(self.offset).encode() if self.makes_rows else b""
+        state = b"" if self.shape.derived else str(self.offset).encode()
         self.last = Report(self.shape.name, inject.barrier_id, self.actor, self.incarnation, segments, state, ended)
         self.world.send_report(self.shape, self.last)
 
@@ -232,7 +139,4 @@ class Process:
         return out
 
     def _share(self, state: dict[Any, int]) -> dict[Any, int]:
-        if self.actor[0] != "w":
-            return {}
-        count = self.shape.vertices["w"]
-        return {key: value for key, value in state.items() if ord(key[-1]) % count == self.actor[1]}
+        return {key: value for key, value in state.items() if ord(key[-1]) % self.shape.parts == self.actor[1]}

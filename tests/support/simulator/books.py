@@ -33,18 +33,21 @@ class Books:
     def __init__(self, shape: JobShape, seed: int) -> None:
         self.shape = shape
         self.rng = random.Random(f"{seed} {shape.name}")
-        self.current: dict[Actor, int] = {}  # incarnations that have not ended
-        self.started: dict[Actor, int] = {}  # incarnations that have started
-        self.leaving: set[Actor] = set()  # reported that they leave
-        self.finished: frozenset[Actor] = frozenset()  # as of commits with a known outcome
         self.newest = 0  # the newest decided barrier
-        self.in_flight: Inject | None = None
-        self.at_catalog: CommitBarrier | None = None
         self.sent: dict[tuple[int, Actor, int], Report] = {}  # by barrier, actor, incarnation
         self.dropped: set[int] = set()
+        self.drains = False
+        self.begin(frozenset())
+
+    def begin(self, finished: frozenset[Actor]) -> None:
+        """Begin a registration of the job at a manager, which knows nothing of the one before."""
+        self.current: dict[Actor, int] = {}  # incarnations that have not ended
+        self.started: dict[Actor, int] = {}  # incarnations that have started
+        self.finished = finished  # as of commits with a known outcome
+        self.in_flight: Inject | None = None
+        self.at_catalog: CommitBarrier | None = None
         self.pending_forced = 0  # forced checkpoints not served
         self.pending_at: dict[int, int] = {}  # `pending_forced` when that barrier was decided
-        self.drains = False
         self.state = "running"
         self.failures = 0  # counted failures in a row
         self.fenced = False  # its coordinator has been told
@@ -65,17 +68,14 @@ def one_barrier_at_a_time(books: Books, catalog: SimulatedCatalog, decision: Dec
 
 
 def inject_is_planned(books: Books, catalog: SimulatedCatalog, decision: Inject) -> None:
-    """Check that a barrier waits for all actors that have not finished, and triggers only started ones."""
+    """Check that a barrier goes to all actors that have not finished, under the incarnations that have started."""
     name = decision.job
     if books.at_catalog is not None or books.in_flight is not None:
         raise Violation(f"{name}: two barriers are in flight")
     if books.state != "running" or books.failures > books.tolerates or books.fenced:
         raise Violation(f"{name}: a barrier of a job that is {books.state}, after {books.failures} failures")
-    actors, finished = set(books.shape.actors), books.finished
-    if not actors - finished - books.leaving <= decision.waits <= actors - finished:
-        raise Violation(f"{name}: waits for {sorted(decision.waits)}, finished are {sorted(finished)}")
-    if not decision.targets.keys() <= decision.waits or not decision.targets:
-        raise Violation(f"{name}: triggers {sorted(decision.targets)} of {sorted(decision.waits)}")
+    if not decision.targets or decision.targets.keys() != set(books.shape.actors) - books.finished:
+        raise Violation(f"{name}: triggers {sorted(decision.targets)}, finished are {sorted(books.finished)}")
     for actor, incarnation in decision.targets.items():
         if books.started.get(actor) != incarnation:
             raise Violation(f"{name}: {actor} is triggered as {incarnation}, but it is {books.started.get(actor)}")
@@ -85,12 +85,11 @@ def commit_is_due(books: Books, catalog: SimulatedCatalog, decision: CommitBarri
     """Check that a commit has all reports of its attempt, and each piece of a live incarnation once."""
     name, number = decision.job, decision.barrier_id
     inject, finished = books.in_flight, books.finished
-    all_leaving = set(books.shape.actors) - finished <= books.leaving
-    if books.at_catalog is not None or (inject is None and not all_leaving):
+    if books.at_catalog is not None or inject is None:
         raise Violation(f"{name}: a commit of {number} out of turn")
-    if inject is not None and inject.barrier_id != number:
+    if inject.barrier_id != number:
         raise Violation(f"{name}: a commit of {number} while {inject.barrier_id} is in flight")
-    for actor in inject.waits if inject is not None else ():
+    for actor in inject.targets:
         report = books.sent.get((number, actor, books.current.get(actor, 0)))
         if report is None:
             raise Violation(f"{name}: a commit of {number} without a report of {actor}")
@@ -98,7 +97,7 @@ def commit_is_due(books: Books, catalog: SimulatedCatalog, decision: CommitBarri
             raise Violation(f"{name}: the state of {actor} differs from its report")
     sent = (books.sent.get((number, actor, incarnation)) for actor, incarnation in books.current.items())
     ended = {report.actor for report in sent if report is not None and report.ended}
-    if not decision.finished <= finished | books.leaving | ended:
+    if not decision.finished <= finished | ended:
         raise Violation(f"{name}: {sorted(decision.finished)} have not all finished")
     numbers: set[int] = set()
     for piece in pieces_of(decision.segments):

@@ -32,12 +32,15 @@ def check_apart(seed: int, world: World, **options: Any) -> None:
     """Run a seed without the faults of one job: jobs that do not descend from it must take identical steps."""
     troubled = random.Random(seed).choice([shape.name for shape in world.plan.jobs])
     calm = World(seed, calm=[troubled], **options).run()
-    descendants = world.plan.descendants(troubled)
+    descendants, component = world.plan.descendants(troubled), world.plan.component(troubled)
     for name in world.books.keys() - descendants:
         steps, other_steps = world.trace_of(name), calm.trace_of(name)
         for step, other_step in zip(steps, other_steps, strict=False):
             if step != other_step:
-                raise Violation(f"{name} does {step} with the faults of {troubled}, but {other_step} without them")
+                where = "" if name in component else f", of another component than {sorted(component)},"
+                raise Violation(
+                    f"{name}{where} does {step} with the faults of {troubled}, but {other_step} without them"
+                )
 
 
 def failure_report(seed: int, error: Exception, world: World, **options: Any) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from epochlog.checkpoint import Edge, JobSettings
-from epochlog.checkpoint.manager.checkpoint_plan import Pattern
+from epochlog.checkpoint import JobSettings
 from epochlog.checkpoint.manager.commands import Actor
 
 INTERVAL_MS = 1_000
@@ -33,30 +32,25 @@ KINDS = (
 )
 
 
-PATTERNS: tuple[Pattern, ...] = ("all", "pointwise")
-
-
 class Violation(AssertionError):
     """Broken invariant."""
 
 
 @dataclass(frozen=True)
 class JobShape:
-    """Load (no upstreams: its sources make rows) or job. Vertices s → w, or w alone; only w writes.
+    """Load (no upstreams: its actors make rows) or job, of one vertex.
 
-    rows: the number of rows of each source; None: unbounded. leaves: sources leave at their end without a last report.
+    rows: the number of rows of each actor of a load; None: unbounded.
     """
 
     name: str
     table: str
     upstreams: tuple[str, ...]
-    vertices: dict[str, int]
-    edges: tuple[Edge, ...]
+    parts: int
     settings: JobSettings
     interval: int = 1
     rows: tuple[int | None, ...] = ()
     per_second: int = 5
-    leaves: bool = False
     snapshot: bool = False
     max_lag: int = 100
 
@@ -66,40 +60,12 @@ class JobShape:
 
     @property
     def actors(self) -> list[Actor]:
-        return [(vertex, index) for vertex, count in self.vertices.items() for index in range(count)]
+        return [("w", index) for index in range(self.parts)]
 
     @property
     def sources(self) -> list[Actor]:
         """Return the actors that make a load's rows."""
-        first = next(iter(self.vertices))
-        return [] if self.derived else [(first, index) for index in range(self.vertices[first])]
-
-    def producers(self, actor: Actor) -> list[Actor]:
-        """Return the actors that this one reads from."""
-        if not self.edges or actor[0] == "s":
-            return []
-        many, few = self.vertices["s"], self.vertices["w"]
-        index = actor[1]
-        if self.edges[0].pattern == "all":
-            indexes = range(many)
-        elif many >= few:
-            indexes = range(index * many // few, (index + 1) * many // few)
-        else:
-            indexes = range(index * many // few, index * many // few + 1)
-        return [("s", producer) for producer in indexes]
-
-    def consumers(self, actor: Actor) -> list[Actor]:
-        return [other for other in self.actors if actor in self.producers(other)]
-
-    def component(self, actor: Actor) -> set[Actor]:
-        """Return the actors that roll back with this one: the connected ones, step by step."""
-        component, todo = {actor}, [actor]
-        while todo:
-            current = todo.pop()
-            neighbours = {*self.producers(current), *self.consumers(current)} - component
-            component |= neighbours
-            todo += sorted(neighbours)
-        return component
+        return [] if self.derived else self.actors
 
 
 @dataclass(frozen=True)
@@ -131,14 +97,26 @@ class SimulationPlan:
                 names.add(shape.name)
         return names
 
+    def component(self, job: str) -> set[str]:
+        """Return the names of the jobs that are connected to the job by tables, in either direction."""
+        edges = [{shape.name, up.name} for shape in self.jobs for up in self.jobs if up.table in shape.upstreams]
+        names = {job}
+        for _ in self.jobs:
+            names.update(*(edge for edge in edges if edge & names))
+        return names
+
 
 def draw_plan(seed: int) -> SimulationPlan:
     rng = random.Random(f"plan {seed}")
-    jobs = [_load(rng, f"load{number}") for number in range(rng.randint(1, 2))]
-    for number in range(rng.randint(1, 3)):
-        pool = [shape.table for shape in jobs]
-        ups = tuple(rng.sample(pool, rng.randint(1, min(2, len(pool)))))
-        jobs.append(_job(rng, f"job{number}", ups))
+    loads = [_load(rng, f"load{number}") for number in range(rng.choice([1, 1, 2, 3]))]
+    components = [[load.table] for load in loads[: rng.randint(1, len(loads))]]  # tables, upstreams first
+    for load in loads[len(components) :]:
+        rng.choice(components).append(load.table)
+    jobs = list(loads)
+    for number in range(rng.choice([1, 2, 2, 3, 4, 6])):
+        tables = rng.choice(components)
+        jobs.append(_job(rng, f"job{number}", _upstreams(rng, tables)))
+        tables.append(jobs[-1].table)
     events: list[Event] = []
     troubled: dict[str, dict[str, float]] = {}
     for shape in jobs:
@@ -168,30 +146,27 @@ def _settings(rng: random.Random, interval: int | None) -> JobSettings:
     )
 
 
-def _vertices(rng: random.Random) -> tuple[dict[str, int], tuple[Edge, ...]]:
-    if rng.random() < 0.55:
-        return {"w": rng.randint(1, 3)}, ()
-    pattern = rng.choice(PATTERNS)
-    return {"s": rng.randint(1, 3), "w": rng.randint(1, 2)}, (Edge("s", "w", pattern),)
+def _upstreams(rng: random.Random, tables: list[str]) -> tuple[str, ...]:
+    """Draw the tables that a job reads: the newest (a chain), the two newest (two of them make a diamond), or any."""
+    kind = rng.choice(["chain", "diamond", "any"])
+    if kind == "any":
+        return tuple(rng.sample(tables, rng.randint(1, min(2, len(tables)))))
+    return tuple(tables[-1:] if kind == "chain" else tables[-2:])
 
 
 def _load(rng: random.Random, name: str) -> JobShape:
-    vertices, edges = _vertices(rng)
-    count = next(iter(vertices.values()))
-    bounded = rng.random()
-    rows = tuple(rng.randrange(0, 30) if rng.random() < bounded else None for _ in range(count))
+    parts, bounded = rng.randint(1, 3), rng.random()
+    rows = tuple(rng.randrange(0, 30) if rng.random() < bounded else None for _ in range(parts))
     interval = rng.choice([1_000, 1_000, 700, None, None])
     return JobShape(
-        name, f"{name}_out", (), vertices, edges, _settings(rng, interval),
-        rows=rows, per_second=rng.choice([2, 5, 9]), leaves=bool(edges) and rng.random() < 0.3,
-    )  # fmt: skip
+        name, f"{name}_out", (), parts, _settings(rng, interval), rows=rows, per_second=rng.choice([2, 5, 9])
+    )
 
 
 def _job(rng: random.Random, name: str, upstreams: tuple[str, ...]) -> JobShape:
-    vertices, edges = _vertices(rng)
     interval = rng.choice([1, 1, 1, 2])
     return JobShape(
-        name, f"{name}_out", upstreams, vertices, edges, _settings(rng, interval * INTERVAL_MS),
+        name, f"{name}_out", upstreams, rng.randint(1, 3), _settings(rng, interval * INTERVAL_MS),
         interval=interval, snapshot=rng.random() < 0.5, max_lag=rng.choice([1, 3, 100]),
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ from epochlog.checkpoint.manager.commands import (
 )
 from epochlog.errors import EpochlogError, Fenced, SegmentUnknown
 
-from .actors import ChannelBatch, Process
+from .actors import Process
 from .books import Books, check_decision
 from .catalog import DataPiece, SimulatedCatalog
 from .ends import unfinished_work
@@ -47,11 +47,12 @@ from .shapes import (
     draw_plan,
 )
 
+LAST_CALLS_MS = QUIET_MS + 100
 LAW_EVERY = 5
 """All tables are checked together after this many commits; each commit checks its own table."""
 MESSAGE, TICK = 0, 1
 """Ranks of events in one ms: ticks come last, so that their place does not depend on other jobs."""
-UNCOUNTED = ("killed", "another attached in its place", "has finished")
+UNCOUNTED = ("killed", "another attached in its place")
 
 
 class World:
@@ -75,7 +76,6 @@ class World:
         self.books = {shape.name: Books(shape, seed) for shape in self.plan.jobs}
         self.processes: dict[tuple[str, Actor], Process] = {}
         self.zombies: dict[tuple[str, Actor], Process] = {}
-        self.channels: dict[tuple[str, Actor, Actor], int] = {}
         self.core: CheckpointManager | None = None
         self.life = 0  # of the coordinator
         self._queue: list[tuple[int, int, int, Callable[[], object]]] = []
@@ -97,7 +97,7 @@ class World:
         if "coordinator" in self.kinds:
             for when, length in self.plan.coordinator_crashes:
                 self.at(when, lambda length=length: self.crash_core(length))
-        self.at(QUIET_MS + 100, self.last_calls)
+        self.at(LAST_CALLS_MS, lambda: [self.last_call(books) for books in self.books.values()])
         check_at = QUIET_MS + 3_000
         while True:
             if not self._queue or self._queue[0][0] >= check_at:
@@ -176,16 +176,6 @@ class World:
         if process.incarnation == incarnation:
             self.over_the_net(shape, lambda: call(process))
 
-    def along_channel(self, sender: Process, consumer: Actor, passed: ChannelBatch) -> None:
-        """Deliver in order, and only to the incarnation that started together with the sender."""
-        shape, target = sender.shape, self.processes[sender.shape.name, consumer]
-        if target.incarnation != sender.peers[consumer]:
-            return
-        key = (shape.name, sender.actor, consumer)
-        when = max(self.now + self.delay_ms(shape), self.channels.get(key, 0) + 1)
-        self.channels[key] = when
-        self.at(when, lambda: target.receive(sender.actor, passed))
-
     def piece(self, shape: JobShape, actor: Actor, incarnation: int, changes: Mapping[Any, int | None]) -> DataPiece:
         self._pieces += 1
         return DataPiece(self._pieces, actor, incarnation, changes)
@@ -194,27 +184,28 @@ class World:
 
     def start_core(self) -> None:
         """Start a coordinator from the catalog alone."""
-        self.core = core = self.manager(clock=lambda: self.now)
-        for name, books in self.books.items():
-            record = self.catalog.records[name]
-            books.in_flight = books.at_catalog = None
-            books.current, books.started, books.leaving, books.state = {}, {}, set(), "running"
-            books.failures, books.finished = 0, record.finished
-            self.execute(
-                core.register(
-                    name,
-                    books.shape.vertices,
-                    books.shape.edges,
-                    incarnation=self.catalog.claim(name),
-                    settings=books.shape.settings,
-                    finished=record.finished,
-                    forced=books.pending_forced > 0,
-                )
+        self.core = self.manager(clock=lambda: self.now)
+        for books in self.books.values():
+            self.register(books)
+
+    def register(self, books: Books) -> None:
+        """Register a job with its state in the catalog, under a new incarnation; new processes attach to it."""
+        assert self.core is not None
+        shape, name = books.shape, books.shape.name
+        incarnation, finished = self.catalog.claim(name), self.catalog.records[name].finished
+        books.begin(finished)
+        vertices = {"w": shape.parts}
+        self.execute(
+            self.core.register(
+                name, vertices, incarnation=incarnation, settings=shape.settings, finished=finished
             )
-            if books.drains:
-                self.execute(core.stop(name, drain=True))
-            for actor in books.shape.actors:
-                self.respawn(books.shape, actor, zombie=books.rng.random() < 0.5)
+        )  # fmt: skip
+        if books.drains:
+            self.execute(self.core.stop(name, drain=True))
+        for actor in shape.actors:
+            self.respawn(shape, actor, zombie=books.rng.random() < 0.5)
+        if self.now >= LAST_CALLS_MS:
+            self.last_call(books)
 
     def crash_core(self, length: int) -> None:
         self.life += 1
@@ -234,42 +225,31 @@ class World:
         shape, actor = process.shape, process.actor
         if self.core is None or self.processes[shape.name, actor] is not process:
             return  # a new coordinator has started new processes
-        self.ends(shape, actor, {actor})
+        self.ends(shape, actor)
         process.incarnation, decisions = self.core.attach(shape.name, actor)
         self.books[shape.name].current[actor] = process.incarnation
         self.execute(decisions)
 
-    def ends(self, shape: JobShape, actor: Actor, actors: Collection[Actor] = ()) -> None:
-        """Record that incarnations have ended: the actor's, and those of all connected actors if it had started."""
+    def ends(self, shape: JobShape, actor: Actor) -> None:
+        """Record that the actor's incarnation has ended, unless the actor has finished."""
         books = self.books[shape.name]
-        finished = books.finished
-        if actor in finished and actor in books.started:
-            return
-        ended = {mate for mate in shape.component(actor) if mate in books.started} if actor in books.started else set()
-        for mate in {*ended, *actors} - finished:
-            books.current.pop(mate, None)
-            books.started.pop(mate, None)
-            books.leaving.discard(mate)
-
-    def leaves(self, process: Process) -> None:
-        books = self.books[process.shape.name]
-        if books.current.get(process.actor) == process.incarnation:
-            books.leaving.add(process.actor)
+        if actor not in books.finished:
+            books.current.pop(actor, None)
+            books.started.pop(actor, None)
 
     def befall(self, event: Event) -> None:
         """Execute one of the planned events."""
         books = self.books[event.job]
         shape, name = books.shape, event.job
         self.note(name, event.kind)
-        if event.kind == "forces":
-            if shape.derived:
-                self.catalog.force(self.now)
-            books.pending_forced += 1
+        if event.kind == "forces" and shape.derived:
+            self.catalog.force(self.now)
         if event.kind == "drains":
             books.drains = True
         if self.core is None:
             return
         if event.kind == "forces":
+            books.pending_forced += 1
             self.execute(self.core.inject(name))
         elif event.kind == "drains":
             self.execute(self.core.stop(name, drain=True))
@@ -293,26 +273,21 @@ class World:
         if self.core is None or not process.incarnation:
             return
         if self.books[shape.name].current.get(actor) == process.incarnation:
-            self.ends(shape, actor, {actor})
+            self.ends(shape, actor)
         self.execute(self.core.fail(shape.name, actor, process.incarnation, "killed"))
 
-    def last_calls(self) -> None:
-        """Force a last checkpoint of loads without periodic ones, unless a forced one is pending."""
-        for name, books in self.books.items():
-            under_way = books.in_flight is not None or books.at_catalog is not None
-            to_come = books.pending_forced - (books.pending_at.get(books.newest, 0) if under_way else 0)
-            if books.shape.settings.interval_ms is None and not to_come:
-                self.befall(Event(self.now, "forces", name))
+    def last_call(self, books: Books) -> None:
+        """Force a last checkpoint of a load without periodic ones, unless a forced one is pending."""
+        under_way = books.in_flight is not None or books.at_catalog is not None
+        to_come = books.pending_forced - (books.pending_at.get(books.newest, 0) if under_way else 0)
+        if books.shape.settings.interval_ms is None and not to_come:
+            self.befall(Event(self.now, "forces", books.shape.name))
 
     def renew(self, name: str) -> None:
-        """Let a failed or stopped job continue under a new incarnation."""
-        books = self.books[name]
-        books.state, books.in_flight, books.at_catalog = "running", None, None
-        books.current, books.started, books.leaving = {}, {}, set()
+        """Take the job over, or let a failed or stopped one continue, as a coordinator does."""
         assert self.core is not None
-        incarnation = self.catalog.claim(name)
-        books.failures, books.finished = 0, self.catalog.records[name].finished
-        self.execute(self.core.recover(name, incarnation=incarnation, finished=books.finished))
+        self.execute(self.core.unregister(name))
+        self.register(self.books[name])
 
     def later(self, shape: JobShape, wait_ms: int, call: Callable[[CheckpointManager], list[Decision] | None]) -> None:
         """Answer this coordinator after `wait_ms`; its crash loses the answer."""
@@ -402,7 +377,7 @@ class World:
     ) -> list[Decision]:
         if books.at_catalog is decision and isinstance(error, SegmentUnknown):  # all must write again
             for actor in list(books.current):
-                self.ends(books.shape, actor, {actor})
+                self.ends(books.shape, actor)
         books.fenced = books.at_catalog is decision and isinstance(error, Fenced)
         self.known(books, decision, landed=False)
         self.note(decision.job, "refused", decision.barrier_id, type(error).__name__)
@@ -479,7 +454,7 @@ class World:
 
     def _ended(self, books: Books, decision: Failed | JobStopped) -> None:
         books.state, books.in_flight, books.failures, books.fenced = "ended", None, 0, False
-        books.current, books.started, books.leaving = {}, {}, set()
+        books.current, books.started = {}, {}
         self.later(books.shape, 300, lambda _: self.renew(decision.job))
 
 
