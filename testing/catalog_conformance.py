@@ -15,6 +15,7 @@ from typing import Protocol
 
 from epochlog.errors import InvalidInput, StoreClosed
 from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn
+from epochlog.store.catalog.records import unpack
 from epochlog.store.env.clock import Clock
 
 from .raising import raises
@@ -310,9 +311,13 @@ def random_transactions_do_what_a_dict_does(open_catalog: OpenCatalog) -> None:
                     tx.delete(key)
                     draft.pop(key, None)
                 elif operation == "g":
+                    packed = tx.get_packed(key)
                     assert tx.get(key) == ({"n": draft[key]} if key in draft else None)
+                    assert (None if packed is None else unpack(key, packed)) == tx.get(key)
                 else:
                     expected = sorted(k for k in draft if key <= k < other)
+                    packed_records = {k: unpack(k, packed)["n"] for k, packed in tx.scan_packed(key, other)}
+                    assert packed_records == {k: draft[k] for k in expected}
                     assert keys_of(tx, key, other) == expected
                     assert keys_of(tx, key, other, reverse=True) == expected[::-1]
             if fails:
