@@ -124,10 +124,10 @@ class Job(OneProcess):
 
         coordinator: the location of a served store ("grpc://host:port"), or a `Worker` of it, for a token, TLS, or one
         stream for many queries. The server then decides, times and commits the barriers, and this driver refreshes
-        them; a job with snapshot_rows takes in all rows at once. While the server does not answer and its
-        lease on the job has ended, the driver runs the job alone; when it answers again, the driver goes on under it.
-        Another driver of the job waits. `Worker.stop(job=…)` ends the query with Cancelled, or drains it. Raises
-        InvalidInput for another trigger than "continuous", AccessDenied, InsecureServer.
+        them, a backfill by chunks too. While the server does not answer and its lease on the job has ended, the driver
+        runs the job alone; when it answers again, the driver goes on under it. Another driver of the job waits.
+        `Worker.stop(job=…)` ends the query with Cancelled, or drains it. Raises InvalidInput for another trigger than
+        "continuous", AccessDenied, InsecureServer.
         """
         from epochlog.spark.job_query import start
 
@@ -158,15 +158,24 @@ class Job(OneProcess):
         interval: int | timedelta | None = None,
         max_lag: float | timedelta | None = None,
         options: TableOptions | Mapping[str, TableOptions] | None = None,
+        snapshot_rows: int | None = None,
     ) -> None:
-        """Change the job's interval and permitted lag, as in `store.create_job`, and the options of its outputs: one
-        for all, or a dict by output name. None keeps a value.
+        """Change the job's interval, permitted lag and rows of a backfill chunk, as in `store.create_job`, and the
+        options of its outputs: one for all, or a dict by output name. None keeps a value.
 
         The job's runner continues and is not fenced: it commits a recorded barrier, and later barriers are boundaries
         of the new interval. A max_lag that was given as a number stays that number of the job's boundaries; one that
         was given as a time stays that time. Raises InvalidInput, JobNotFound.
         """
-        alter_job(self._handle, self._runner.job_id, self.name, interval=interval, max_lag=max_lag, options=options)
+        alter_job(
+            self._handle,
+            self._runner.job_id,
+            self.name,
+            interval=interval,
+            max_lag=max_lag,
+            options=options,
+            snapshot_rows=snapshot_rows,
+        )
 
     def check(
         self,

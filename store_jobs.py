@@ -115,6 +115,7 @@ class StoreJobs:
         max_lag: float | timedelta | None = None,
         changelog: str | None = None,
         options: TableOptions | None = None,
+        snapshot_rows: int | None = None,
         exist_ok: bool = False,
     ) -> View:
         """Create a view: a table that is kept equal to a query over tables of this store, by a derived refresh.
@@ -123,8 +124,11 @@ class StoreJobs:
         primary_key names those that identify a row. refresh: "incremental" recomputes the groups of rows that the
         changes touch, and is refused for a query without such groups; "full" recomputes all rows; "auto" chooses.
         Either way a commit has only the rows that differ. spark: the session that plans the query; None: DuckDB.
-        interval, max_lag: as in `create_job`. changelog, options: of the view's table. exist_ok: return an existing
-        view of that name with this query, whatever its spaces and comments are; JobExists names its differences.
+        interval, max_lag: as in `create_job`. changelog, options: of the view's table. snapshot_rows: a backfill or
+        rebuild takes in at most this number of rows of its largest table at a time, so that its memory is bounded and a
+        kill loses one such chunk at most; None: 2,000,000. `View.explain` names the tables of which it can do so.
+        exist_ok: return an existing view of that name with this query, whatever its spaces and comments are; JobExists
+        names its differences.
 
         Raises InvalidInput for a query that cannot be kept, with the clause or function that is the reason,
         TableNotFound, JobExists, OutputOwned, InvalidSchema, DependencyMissing without sqlglot or DuckDB
@@ -143,6 +147,7 @@ class StoreJobs:
             max_lag=max_lag,
             changelog=changelog,
             options=options,
+            snapshot_rows=snapshot_rows,
             exist_ok=exist_ok,
         )
         return View(self._handle, record.id, record.name)

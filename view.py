@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from epochlog.checkpoint.job.job_ddl import JobInfo
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.checkpoint.job.runner import JobRunner
-from epochlog.checkpoint.job.steps import run_steps
+from epochlog.checkpoint.job.steps import run_steps, through_chunks
 from epochlog.store.env.process_local import OneProcess
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.session.handle import Handle
@@ -74,17 +74,18 @@ class View(OneProcess):
 
     def explain(self) -> str:
         """Describe the derived refresh: the columns by which groups are recomputed, and for each table that the query
-        reads what a change of it touches; or that each step recomputes all rows, and the clause that is the reason.
+        reads what a change of it touches; or that each step recomputes all rows, and the clause that is the reason. For
+        each table, say if a backfill can take in its rows by chunks, or why not.
         """
-        from epochlog.views.stored import view_plan
+        from epochlog.views.stored import explain
 
-        return view_plan(self._handle, self._runner.record()).explain()
+        return explain(self._handle, self._runner.record())
 
     def step(
         self, spark: SparkSession | None = None, *, take_over: bool = False, until: str | None = None
     ) -> int | None:
         """Run one barrier with DuckDB in this process, or with `spark`; return its epoch, or None if there is nothing
-        to do or the view has finished.
+        to do or the view has finished. A backfill by chunks is one barrier; each chunk is recorded when it is done.
 
         until: "newest" runs barriers through the newest boundary that there is at the call, and returns the last one's
         epoch. One barrier can end earlier: at an alter of an upstream, or at an earlier boundary. A step that
@@ -96,7 +97,7 @@ class View(OneProcess):
         if spark is None:
             return run_steps(
                 self._runner,
-                lambda take: self._runner.step_local(self.refresh, take_over=take),
+                through_chunks(lambda take: self._runner.step_local(self.refresh, take_over=take)),
                 until,
                 take_over=take_over,
             )
@@ -104,7 +105,7 @@ class View(OneProcess):
 
         return run_steps(
             self._runner,
-            lambda take: step(self._runner, spark, self.refresh, take_over=take),
+            through_chunks(lambda take: step(self._runner, spark, self.refresh, take_over=take)),
             until,
             take_over=take_over,
         )

@@ -259,12 +259,14 @@ def runner_facts(runner: RunnerInfo | None) -> Facts | None:
 
 def _rows_of_upstreams(view: ReadTxn, job: JobRecord) -> int | None:
     """Return an upper bound of the rows that a chunked backfill takes in, with replaced and deleted rows counted. None
-    without such a backfill.
+    without such a backfill. A view takes in one table by chunks.
     """
     if job.cursor is None or job.barrier is None:
         return None
-    count = 0
-    for table_id in job.upstreams:
+    place = job.cursor.place
+    upstreams = job.upstreams[place : place + 1] if job.cursor.of_view else job.upstreams
+    count = 0 if upstreams else job.cursor.rows
+    for table_id in upstreams:
         compacted = get_version(view, table_id, f"upstream of {job.name}").compacted_epoch
         count += sum(part.rows for run in get_runs(view, table_id) for part in run.parts)
         fresh = get_entries(view, table_id, compacted, job.barrier[1])

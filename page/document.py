@@ -296,11 +296,11 @@ def _commit_facts(commit: Commit) -> Facts:
 
 def _explained(handle: Handle, job: str | None) -> Facts:
     """Return the text of `view.explain()`, or the typed error of an environment that cannot derive it."""
-    from epochlog.views.stored import view_plan
+    from epochlog.views.stored import explain
 
     try:
         record = handle.catalog.read(lambda view: find_job(view, str(job)))
-        return {"text": view_plan(handle, record).explain(), "error": None}
+        return {"text": explain(handle, record), "error": None}
     except EpochlogError as error:
         return {"text": None, "error": error_facts(error)}
 

@@ -131,6 +131,18 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         with self._writing(name) as writer:
             writer.write(rows)
 
+    def rows_of_chunk(self, upstream: str, columns: Sequence[str]) -> DataFrame:
+        """Return the rows of an upstream at curr that the backfill chunk takes in."""
+        planned = self.plan.upstream(upstream)
+        return self._frame(planned.current, ReadOptions(columns, None, planned.keys))
+
+    def _insert(self, output: PlannedOutput, rows: DataFrame) -> None:
+        from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
+
+        name, key = output.table.name, output.table.schema.primary_key
+        rows = rows.withColumn(CHANGE_TYPE, F.lit("upsert"))
+        self.upsert(name, _require_unique_keys(name, rows, key, of_view=self.plan.job.view is not None))
+
     def _as_group_frame(self, groups: DataFrame | pa.Table, names: Sequence[str]) -> DataFrame:
         """Return the groups as a frame of these columns, renamed so that the frame joins with any other."""
         missing = [name for name in names if name not in _names(groups)]

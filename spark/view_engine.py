@@ -28,6 +28,7 @@ from epochlog.store.changelog.plan_ranges import bytes_to_read
 from epochlog.store.env.files import Files
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
+from epochlog.store.types.key_range import ALL_KEYS
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import step
@@ -49,7 +50,7 @@ from .refresh_context import BROADCAST_BYTES, SparkRefreshContext
 from .types import arrow_schema, from_spark, spark_schema, to_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 _CONF = {
@@ -62,6 +63,7 @@ LOCAL_ROWS = 50_000
 """Largest number of changes that the driver reads without a Spark job."""
 LOCAL_BYTES = 1 << 20
 """Largest size, in memory, of a table that the driver reads whole: a job that reads it takes longer."""
+_BEFORE = "__before_"
 _sessions: WeakKeyDictionary[SparkSession, SparkSession] = WeakKeyDictionary()
 _lock = threading.Lock()
 _numbers = itertools.count()
@@ -133,6 +135,8 @@ class SparkReads(Reads["DataFrame"]):
         return (changes.where(is_old) if images == "old" else changes).select(*columns_named(columns))
 
     def at(self, read: TableRead, values: pa.Table | None, instant: str) -> pa.Table | DataFrame:
+        if instant != EMPTY and self.keys(read) != ALL_KEYS:
+            return self._ctx.rows_of_chunk(read.table, self.columns(read))
         if instant == EMPTY or self.is_local(read, values):
             return super().at(read, values, instant)
         at = self._ctx.previous if instant == OLD else self._ctx.table
@@ -150,6 +154,8 @@ class SparkReads(Reads["DataFrame"]):
         it has values to look up.
         """
         plan = self.scan(read)
+        if self.keys(read) != ALL_KEYS:
+            return False
         if values is not None and set(values.column_names) == set(plan.table.primary_key):
             return True
         options = ReadOptions(self.columns(read), None if values is None else pruning(values))
@@ -210,6 +216,27 @@ class ViewEngine:
         )
         kept = before.join(keys, of_rows, "left_semi").join(groups, of_groups, "left_anti").limit(1).collect()
         return {name: kept[0][name] for name in key} if kept else None
+
+    def merged(self, output: str, rows: DataFrame, merges: Mapping[str, str]) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
+
+        plan = self._ctx.plan.output(output)
+        if not plan.previous.files:
+            return rows
+        key = plan.table.schema.primary_key
+        before = self._ctx.output(output, columns=[*key, *merges])
+        before = before.toDF(*(f"{_BEFORE}{name}" for name in before.columns))
+        same = reduce(and_, (column_of(rows, name) == column_of(before, _BEFORE + name) for name in key))
+        joined = rows.join(before, same, "left")
+
+        def merged(name: str) -> Column:
+            new, old = column_named(name), column_named(_BEFORE + name)
+            if merges[name] == "sum":
+                return F.coalesce(new + old, new, old)
+            return (F.least if merges[name] == "min" else F.greatest)(new, old)  # they skip NULL
+
+        values = (merged(name).alias(name) if name in merges else column_named(name) for name in rows.columns)
+        return self.conform(plan.table.schema, joined.select(*values))
 
     def replace(self, output: str, rows: pa.Table, groups: pa.Table, before: pa.Table) -> None:
         lost = belonging(before, groups) & ~belonging(before, rows.select(groups.column_names))

@@ -47,6 +47,7 @@ def create_view(
     max_lag: MaxLag | None = None,
     options: TableOptions | None = None,
     changelog: str | None = None,
+    snapshot_rows: int | None = None,
     exist_ok: bool = False,
 ) -> JobRecord:
     """Create a view and its output table in one transaction. See `Store.create_view`."""
@@ -58,6 +59,7 @@ def create_view(
         {name: Output(schema, list(primary_key), changelog, options)},
         interval=interval,
         max_lag=max_lag,
+        snapshot_rows=snapshot_rows,
         exist_ok=exist_ok,
         view=WantedView(ViewDefinition(sql, refresh, DERIVATION), partial(_view_difference, sql=sql, refresh=refresh)),
         columns=plan.columns,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from sqlglot import exp
 
 from epochlog.batch.arrow_compat import compatible_schema, in_duckdb
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
@@ -20,7 +21,7 @@ from epochlog.store.env.log_events import ENGINE_RESET
 from epochlog.store.types.retyping import as_schema, as_type
 from epochlog.store.types.schema import TableSchema
 
-from . import step
+from . import step, syntax
 from .derivation import Query, ViewPlan, render
 from .duckdb_functions import as_spark_computes, require_local
 from .engine import Row
@@ -30,8 +31,9 @@ from .value_kinds import ValueKinds
 
 if TYPE_CHECKING:
     import duckdb
-    from sqlglot import exp
 
+_CHUNK = "epochlog_chunk"
+_BEFORE = "epochlog_before"
 MEMORY = "EPOCHLOG_VIEWS_MEMORY"
 """Variable of the environment with the memory of DuckDB for all views of the process, such as 8GB."""
 
@@ -113,10 +115,36 @@ class LocalEngine:
         kept = before.filter(pa.array(~belonging(before, groups_of(output, touched, scope))))
         return kept.select(key).slice(0, 1).to_pylist()[0] if kept.num_rows else None
 
+    def merged(self, output: str, rows: pa.Table, merges: Mapping[str, str]) -> pa.Table:
+        target = self._ctx.plan.output(output).table.schema
+        key = list(target.primary_key)
+        before = self._ctx.output(output, among=rows.select(key))
+        if not before.num_rows:
+            return rows
+        tables = {_CHUNK: rows, _BEFORE: before}
+        for name, table in tables.items():
+            self._connection.register(name, _plain(table))
+        outputs = [syntax.named(_merge(name, merges.get(name)), name) for name in target.schema.names]
+        query = syntax.select(outputs)
+        syntax.put_from(query, syntax.table(_CHUNK, _CHUNK))
+        on = [exp.EQ(this=syntax.column(_BEFORE, name), expression=syntax.column(_CHUNK, name)) for name in key]
+        query.set("joins", [exp.Join(this=syntax.table(_BEFORE, _BEFORE), side="LEFT", on=exp.and_(*on, copy=False))])
+        return self.conform(target, _answer(self._connection, render(query, "duckdb")))
+
     def replace(self, output: str, rows: pa.Table, groups: pa.Table, before: pa.Table) -> None:
         del before
         touched = groups if groups.column_names else None
         self._ctx.recompute(output, by=groups.column_names, from_=rows, touched=touched)
+
+
+def _merge(name: str, merge: str | None) -> exp.Expr:
+    """Return the value of a column of both tables; NULL counts only where both have it."""
+    new, old = syntax.column(_CHUNK, name), syntax.column(_BEFORE, name)
+    if merge is None:
+        return new
+    if merge == "sum":
+        return exp.Coalesce(this=exp.Add(this=new, expression=old), expressions=[new.copy(), old.copy()])
+    return exp.Anonymous(this="least" if merge == "min" else "greatest", expressions=[new, old])  # they skip NULL
 
 
 def _plain(rows: pa.Table) -> pa.Table:
@@ -126,12 +154,15 @@ def _plain(rows: pa.Table) -> pa.Table:
 
 
 def _run(connection: duckdb.DuckDBPyConnection, plan: ViewPlan, query: Query) -> pa.Table:
+    kinds = ValueKinds(query, plan.form.occurrences, plan.schemas)
+    return _answer(connection, render(as_spark_computes(query, kinds), "duckdb"))
+
+
+def _answer(connection: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
     import duckdb
 
-    kinds = ValueKinds(query, plan.form.occurrences, plan.schemas)
     try:
-        relation = connection.sql(render(as_spark_computes(query, kinds), "duckdb"))
-        return relation.to_arrow_table()
+        return connection.sql(text).to_arrow_table()
     except duckdb.OutOfMemoryException as error:
         raise LimitExceeded(
             "the query of the view needs more memory than DuckDB may take for the views of this process: "

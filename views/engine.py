@@ -40,6 +40,12 @@ class StepEngine(Protocol[R]):
         """Return the key of a new row that a row of the output has whose group is not touched; None without one."""
         ...
 
+    def merged(self, output: str, rows: R, merges: Mapping[str, str]) -> R:
+        """Return the rows of groups, merged with the output's rows of these groups. merges: sum, min or max, by column
+        of a value that depends on the rows of a group. Raises InvalidInput for a value that does not fit its type.
+        """
+        ...
+
     def replace(self, output: str, rows: pa.Table, groups: pa.Table, before: pa.Table) -> None:
         """Replace the output's rows of few groups, all rows for groups of no columns. before: its rows of them."""
         ...

@@ -13,6 +13,7 @@ from epochlog.checkpoint.job.local_context import read_changes, read_groups
 from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.scan.scan_plan import ScanPlan
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
@@ -82,10 +83,14 @@ class Reads(Generic[R]):
         return rows.append_column(IS_NEW, pc.invert(is_old)) if images == "signed" else rows
 
     def at(self, read: TableRead, values: pa.Table | None, instant: str) -> pa.Table | R:
-        """Return the rows at an instant: NOW, OLD or EMPTY. values: of a lookup."""
+        """Return the rows at an instant: NOW, OLD or EMPTY. values: of a lookup. In a backfill chunk, they are those of
+        the chunk.
+        """
         columns, name = self.columns(read), (instant, read.table)
         if instant == EMPTY:
             return self.schema(read).schema.empty_table().select(columns)
+        if self.keys(read) != ALL_KEYS:
+            return self.scan(read).read(self._ctx.files, ReadOptions(columns, None, self.keys(read)))
         if values is not None:
             return read_groups(self._ctx.files, self.scan(read), ReadOptions(columns), values)
         rows = self._whole.get((*name, *columns))
@@ -139,6 +144,10 @@ class Reads(Generic[R]):
     def scan(self, read: TableRead) -> ScanPlan:
         upstream = self._ctx.plan.upstream(read.table)
         return upstream.previous if read.prefix == OLD else upstream.current
+
+    def keys(self, read: TableRead) -> KeyRange:
+        """Return the keys of the rows that this refresh takes in."""
+        return self._ctx.plan.upstream(read.table).keys
 
     def columns(self, read: TableRead) -> list[str]:
         schema = self.schema(read)

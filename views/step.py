@@ -12,12 +12,13 @@ import pyarrow as pa
 from epochlog.checkpoint.job.local_context import read_groups
 from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.row_groups import several_rows
-from epochlog.errors import InvalidInput
+from epochlog.errors import InvalidInput, LimitExceeded
 from epochlog.store.env.log_events import VIEW_RECOMPUTED
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 
+from .chunks import Merges, chunked_tables
 from .derivation import NotCovered, Query, ViewPlan
 from .engine import StepEngine
 from .folding import FOLDED, MOST_GROUPS, Fold, folded, groups_of_changes
@@ -56,7 +57,14 @@ class Changes:
     """Rows of the view of these groups, perhaps with those of other groups of the changes."""
 
 
-Step = AllRows | Groups | Changes
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Step that adds the rows of a backfill chunk to those of earlier chunks (R10)."""
+
+    merges: Merges
+
+
+Step = AllRows | Groups | Changes | Chunk
 
 
 def refresh(
@@ -83,7 +91,9 @@ class _Driver(Generic[R]):
     def decide(self, changed: Sequence[str]) -> Step:
         """Return the step of a barrier in which these tables have changed; of a backfill or rebuild for none."""
         if not changed:
-            return AllRows("refresh")
+            tables = chunked_tables(self.plan, self.output) if self.ctx.plan.by_chunks else {}
+            table = self.ctx.take_chunk(tables)
+            return AllRows("refresh") if table is None else Chunk(tables[table])
         changes = None if self.plan.fold is None else self._changes(self.plan.fold, changed)
         if changes is not None:
             return changes
@@ -100,6 +110,8 @@ class _Driver(Generic[R]):
             self.ctx.operation = step.operation
             for output, rows in self._rows(self.plan.query()).items():
                 self.ctx.recompute(output, by=[], from_=rows)
+        elif isinstance(step, Chunk):
+            self._write_chunk(step.merges)
         elif isinstance(step, Changes):
             if step.groups.num_rows or any(rows.num_rows for rows in step.rows.values()):
                 for output, rows in step.rows.items():
@@ -108,6 +120,21 @@ class _Driver(Generic[R]):
             for output, rows in self._rows(self.plan.refresh_query(step.scope), {TOUCHED: step.touched}).items():
                 self._require_own_keys(rows, step)
                 self.ctx.recompute(output, by=list(step.scope), from_=rows, touched=step.touched)
+
+    def _write_chunk(self, merges: Merges) -> None:
+        """Write the rows of a chunk, merged with those of earlier chunks; the whole view if a merged value does not fit
+        its type, for the view's own value may.
+        """
+        for output, rows in self._rows(self.plan.query()).items():
+            try:
+                merged = self.engine.merged(output, rows, merges) if merges else rows
+            except LimitExceeded:
+                raise
+            except InvalidInput:
+                self.ctx.take_all()
+                self.write(AllRows("refresh"))
+                return
+            self.ctx.insert(output, merged)
 
     def _rows(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> dict[str, R]:
         """Return the rows of a block by output. A view has one block and one output."""

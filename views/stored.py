@@ -15,6 +15,7 @@ from epochlog.store.metadata.lookups import get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
+from .chunks import explain_chunks
 from .derivation import ViewPlan, derive, render
 from .duckdb_functions import as_spark_computes, require_local
 from .table_names import NOW
@@ -28,6 +29,12 @@ def view_plan(handle: Handle, job: JobRecord) -> ViewPlan:
     return _derive(
         job.name, definition, tuple(job_columns(job, table) for table in upstreams), output.schema.primary_key
     )
+
+
+def explain(handle: Handle, job: JobRecord) -> str:
+    """Describe the refresh of a view, and its backfill. Raises InvalidInput for a job that is no view."""
+    plan, (_, output) = view_plan(handle, job), _tables(handle, job)
+    return f"{plan.explain()}\n{explain_chunks(plan, output.schema)}"
 
 
 def plan_to_check(handle: Handle, job: JobRecord) -> ViewPlan:

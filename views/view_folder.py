@@ -4,10 +4,11 @@
     -- refresh: auto
     -- interval: 5 s
     -- max_lag: 1 min
+    -- snapshot_rows: 500000
     SELECT day, SUM(cents) AS cents FROM orders GROUP BY day
 
 These lines may stand, without the dashes of a comment, between two lines `---`. interval and max_lag are those of
-`create_view`, in boundaries or as times; a view without them keeps what it has.
+`create_view`, in boundaries or as times, and so is snapshot_rows; a view without them keeps what it has.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from epochlog.store.env.whole_number import whole_number
 from epochlog.store.types.schema import check_name
 
 Action = Literal["create", "replace", "alter", "drop", "unchanged"]
-_OPTIONS = ("primary_key", "refresh", "interval", "max_lag")
+_OPTIONS = ("primary_key", "refresh", "interval", "max_lag", "snapshot_rows")
 _OPTION = re.compile(r"([A-Za-z_]+)\s*:\s*(.*)")
 _ITEM = re.compile(r"-\s+(.+)")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|millisecond|s|second|min|minute|h|hour|d|day)s?")
@@ -45,6 +46,7 @@ class ViewFile:
     refresh: str
     interval: int | timedelta | None = None
     max_lag: int | timedelta | None = None
+    snapshot_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,11 @@ def parse_file(name: str, text: str, place: str) -> ViewFile:
         option: _time(options[option], f"{place}, line {lines[option]}: {option}") if option in options else None
         for option in ("interval", "max_lag")
     }
-    return ViewFile(name, sql, key, options.get("refresh", "auto"), **times)
+    rows = None
+    if "snapshot_rows" in options and (rows := whole_number(options["snapshot_rows"].strip())) is None:
+        place = f"{place}, line {lines['snapshot_rows']}"
+        raise InvalidInput(f"{place}: snapshot_rows is a number of rows, not {options['snapshot_rows']!r}")
+    return ViewFile(name, sql, key, options.get("refresh", "auto"), **times, snapshot_rows=rows)
 
 
 def _time(text: str, what: str) -> int | timedelta:
@@ -170,9 +176,9 @@ def plan_changes(
     """Return the changes that make the stored views those of the files, in an order in which they can be made.
 
     reads: the tables that the query of each file reads. rewritten: the views of which a file gives another query.
-    altered: those of which it gives another interval or max_lag. A view is dropped before those that it reads, and
-    created after them. Raises JobCycle, and InvalidInput for a changed primary key and for a file that reads a view
-    without a file.
+    altered: those of which it gives another interval, max_lag or snapshot_rows. A view is dropped before those that it
+    reads, and created after them. Raises JobCycle, and InvalidInput for a changed primary key and for a file that reads
+    a view without a file.
     """
     oldest_first = _ordered({name: view.upstreams for name, view in stored.items()})
     changes = [Change("drop", name) for name in reversed(oldest_first) if name not in files]

@@ -31,14 +31,16 @@ def empty_plan(plan: LogPlan) -> LogPlan:
     return LogPlan(plan.table, ScanPlan(plan.table, 0), (), backfill=True)
 
 
-def cut_chunk(job: JobRecord, files: Files, plan: ScanPlan) -> tuple[KeyRange, Cursor]:
-    """Return the key range of the next chunk, of the upstream that `plan` reads, and the cursor after it."""
+def cut_chunk(job: JobRecord, cursor: Cursor, files: Files, plan: ScanPlan) -> tuple[KeyRange, Cursor]:
+    """Return the key range of the next chunk, of the upstream that `plan` reads, and the cursor after it.
+
+    A view takes in one upstream by chunks, a job with a refresh in Python one after another.
+    """
     assert job.snapshot_rows is not None
-    cursor = job.cursor or Cursor()
     high, rows = _find_end(files, plan, cursor.low, job.snapshot_rows)
     next_cursor = replace(cursor, pieces=cursor.pieces + 1, rows=cursor.rows + rows, low=high)
     if high is None:
-        next_cursor = replace(next_cursor, place=cursor.place + 1)
+        next_cursor = replace(next_cursor, place=len(job.upstreams) if cursor.of_view else cursor.place + 1)
     return KeyRange(cursor.low, high), next_cursor
 
 

@@ -31,6 +31,8 @@ from epochlog.store.types.schema import TableSchema, check_name
 
 from .job_intervals import Interval, JobIntervals, MaxLag, make_intervals
 
+VIEW_SNAPSHOT_ROWS = 2_000_000
+"""Most rows of a backfill chunk of a view that is created without snapshot_rows."""
 NO_VERSIONS: Mapping[str, int] = MappingProxyType({})
 TextOf = Callable[[ReadTxn, JobRecord], str | None]
 """Returns the query of a view, or None."""
@@ -155,7 +157,7 @@ def create_job(
             interval=intervals.interval,
             max_lag=intervals.max_lag,
             max_lag_ms=intervals.max_lag_ms,
-            snapshot_rows=snapshot_rows,
+            snapshot_rows=VIEW_SNAPSHOT_ROWS if snapshot_rows is None and view is not None else snapshot_rows,
             progress_ms=now_ms,
             created_ms=now_ms,
             view=None if view is None else view.definition,
@@ -186,6 +188,10 @@ def _put_new_job(tx: Txn, job: JobRecord) -> None:
 def _check_backfill(name: str, backfill: str, snapshot_rows: int | None) -> None:
     if backfill not in ("snapshot", "log"):
         raise InvalidInput(f"job {name!r}: backfill must be 'snapshot' or 'log', not {backfill!r}")
+    _check_rows(name, snapshot_rows)
+
+
+def _check_rows(name: str, snapshot_rows: int | None) -> None:
     if snapshot_rows is not None and (type(snapshot_rows) is not int or snapshot_rows < 1):
         raise InvalidInput(f"job {name!r}: snapshot_rows is a number of rows >= 1 or None, not {snapshot_rows!r}")
 
@@ -259,7 +265,8 @@ def _require_same_job(tx: Txn, job: JobRecord, request: _JobRequest) -> JobRecor
         ("max_lag", job.max_lag, request.intervals.max_lag),
         ("snapshot_rows", job.snapshot_rows, request.snapshot_rows),
     ):
-        if current != wanted:
+        unasked = field == "snapshot_rows" and wanted is None and request.view is not None
+        if current != wanted and not unasked:
             differences.append(f"its {field} is {current!r}, not {wanted!r}")
     wanted_columns = {name: list(names) for name, names in (request.columns or {}).items()}
     by_id = dict(zip(job.upstreams, upstreams, strict=True))
@@ -287,14 +294,17 @@ def alter_job(
     interval: Interval | None = None,
     max_lag: MaxLag | None = None,
     options: TableOptions | Mapping[str, TableOptions] | None = None,
+    snapshot_rows: int | None = None,
 ) -> None:
-    """Change a job's interval, permitted lag and the options of its outputs, in one transaction.
+    """Change a job's interval, permitted lag, rows of a backfill chunk and the options of its outputs, in one
+    transaction.
 
     None keeps a value. A recorded barrier is still committed; later ones are boundaries of the new interval. options:
     for all outputs, or by output name. Raises JobNotFound, InvalidInput.
     """
-    if interval is None and max_lag is None and (options is None or options == {}):
-        raise InvalidInput(f"job {name!r}: alter takes interval=, max_lag= or options=")
+    if interval is None and max_lag is None and snapshot_rows is None and (options is None or options == {}):
+        raise InvalidInput(f"job {name!r}: alter takes interval=, max_lag=, options= or snapshot_rows=")
+    _check_rows(name, snapshot_rows)
     named = options if isinstance(options, Mapping) else {}
     for table, table_options in {**named, **({} if isinstance(options, Mapping) else {name: options})}.items():
         Settings(options=table_options).check(table, derived=True)
@@ -310,8 +320,10 @@ def alter_job(
             altered(tx, table_id, table, Settings(options=table_options))
         current = JobIntervals(job.interval, job.max_lag, job.max_lag_ms)
         intervals = make_intervals(name, interval, max_lag, handle.interval_ms, current)
-        if intervals != current:
+        rows = job.snapshot_rows if snapshot_rows is None else snapshot_rows
+        if intervals != current or rows != job.snapshot_rows:
             job = replace(job, interval=intervals.interval, max_lag=intervals.max_lag, max_lag_ms=intervals.max_lag_ms)
+            job = replace(job, snapshot_rows=rows)
             tx.put(job_key(job.id), job.to_record())
         return job
 

@@ -68,6 +68,10 @@ class LocalRefreshContext(RefreshContext[SegmentWriter, pa.Table, object]):
                 writer.delete(before.filter(pa.array(~belonging(before, rows.select(key)))))
             writer.upsert(rows)
 
+    def _insert(self, output: PlannedOutput, rows: pa.Table) -> None:
+        require_each_once(output.table.schema, rows, of_view=self.plan.job.view is not None)
+        self.upsert(output.table.name, rows)
+
     def _share_of(self, rows: pa.Table, by: Sequence[str]) -> pa.Table:
         """Select the rows that this refresh writes."""
         del by

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,10 +15,11 @@ from epochlog.store.env.process_local import OneProcess
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import WriteTarget, remove_segments
+from epochlog.store.types.key_range import ALL_KEYS
 from epochlog.store.types.read_options import ReadOptions
 
 from .next_barrier import Barrier
-from .refresh_plan import PlannedOutput, RefreshPlan, Upstream
+from .refresh_plan import PlannedOutput, RefreshPlan, Upstream, plan_view_chunk
 from .row_groups import group_columns
 
 
@@ -46,6 +47,7 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         """Files of the store, for reads of the plan."""
         self.plan = plan
         """Plan of this refresh: all that it reads and writes, at its barrier."""
+        self._whole_plan = plan
         self._make_writer = make_writer
         self._touched: dict[tuple[str, ...], Rows] = {}  # by upstream and columns
         self._writers: dict[str, W] = {}
@@ -175,6 +177,26 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
             groups = self.touched(self._only_upstream(output, names), names)
         self._recompute(target, names, rows, groups)
 
+    def take_chunk(self, tables: Collection[str]) -> str | None:
+        """Narrow the backfill of a view to its next chunk of one of these upstreams, and return its name; None if this
+        refresh must take in all rows.
+        """
+        plan = plan_view_chunk(self.files, self.plan, tables)
+        if plan is None:
+            return None
+        self._whole_plan, self.plan = self.plan, plan
+        return next(name for name, upstream in plan.upstreams.items() if upstream.keys != ALL_KEYS)
+
+    def take_all(self) -> None:
+        """Take in all rows, in place of the chunk that `take_chunk` has chosen."""
+        self.plan = self._whole_plan
+
+    def insert(self, output: str, rows: Any) -> None:
+        """Write rows of an output. Raises InvalidInput for two rows with one primary key."""
+        target = self.plan.output(output)
+        with self._name_job_in_errors():
+            self._insert(target, self._conformed(target, rows))
+
     def rows_of_output(self, output: str) -> int:
         """Return an upper bound of the output's rows at prev, from the statistics of its files."""
         return self.plan.output(output).previous.rows_at_most
@@ -193,6 +215,10 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
 
     def _conformed(self, output: PlannedOutput, rows: Any) -> Rows:
         """Return new rows in the output's columns. Raises SchemaMismatch if they are others."""
+        raise NotImplementedError
+
+    def _insert(self, output: PlannedOutput, rows: Rows) -> None:
+        """Write rows, each key once."""
         raise NotImplementedError
 
     def _recompute(self, output: PlannedOutput, by: list[str], rows: Rows, touched: Any) -> None:

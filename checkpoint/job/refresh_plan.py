@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_changes
 from epochlog.store.env.clock import monotonic_s
+from epochlog.store.env.files import Files
 from epochlog.store.metadata.definitions import Cursor, JobRecord, TableDef
 from epochlog.store.metadata.job_columns import read_by
 from epochlog.store.metadata.lookups import get_table
@@ -55,8 +56,9 @@ class PlannedOutput:
 class RefreshPlan:
     """Plan of the refresh of a recorded barrier: its inputs and outputs, by table name.
 
-    next_cursor: the cursor after this backfill chunk. None if the commit follows the refresh. began_s: monotonic time
-    of the planning, in seconds. engine: the name of the adapter that refreshes it.
+    next_cursor: the cursor after this backfill chunk. None if the commit follows the refresh. by_chunks: False if the
+    refresh must take in a backfill whole. began_s: monotonic time of the planning, in seconds. engine: the name of the
+    adapter that refreshes it.
     """
 
     job: JobRecord
@@ -64,6 +66,7 @@ class RefreshPlan:
     upstreams: Mapping[str, Upstream]
     outputs: Mapping[str, PlannedOutput]
     next_cursor: Cursor | None = None
+    by_chunks: bool = False
     began_s: float = field(default_factory=monotonic_s)
     engine: str = ""
 
@@ -140,14 +143,44 @@ def plan_barrier(view: ReadTxn, handle: Handle, job: JobRecord) -> RefreshPlan:
     return RefreshPlan(job, barrier, upstreams, outputs)
 
 
-def plan_chunk(handle: Handle, plan: RefreshPlan) -> RefreshPlan:
-    """Narrow the plan to the next backfill chunk; return `plan` unchanged if no chunk is left."""
+def plan_chunk(files: Files, plan: RefreshPlan) -> RefreshPlan:
+    """Narrow the plan to the next backfill chunk; return `plan` unchanged if no chunk is left. The refresh of a view
+    does that by `plan_view_chunk`.
+    """
     job = plan.job
     if job.snapshot_rows is None or not job.reads_all_rows or plan.fully_loaded:
         return plan
+    if job.view is not None:
+        return replace(plan, by_chunks=True)
+    return _narrowed(files, plan, job.cursor or Cursor())
+
+
+def plan_view_chunk(files: Files, plan: RefreshPlan, tables: Collection[str]) -> RefreshPlan | None:
+    """Narrow the plan of a view to the next backfill chunk; return None if the refresh must take in all rows.
+
+    tables: the upstreams that chunks can take in; the largest of them is. A table of fewer rows than a chunk needs
+    none. Chunks of an earlier release hold the whole view: a refresh of all rows replaces them.
+    """
+    job, names = plan.job, list(plan.upstreams)
+    if not plan.by_chunks or not tables:
+        return None
+    assert job.snapshot_rows is not None
+    cursor = job.cursor
+    if cursor is None:
+        name = max(tables, key=lambda table: plan.upstreams[table].current.rows_at_most)
+        if plan.upstreams[name].current.rows_at_most <= job.snapshot_rows:
+            return None
+        chunk = _narrowed(files, plan, Cursor(place=names.index(name), of_view=True))
+        assert chunk.next_cursor is not None
+        return chunk if chunk.next_cursor.low is not None else None
+    return _narrowed(files, plan, cursor) if cursor.of_view and names[cursor.place] in tables else None
+
+
+def _narrowed(files: Files, plan: RefreshPlan, cursor: Cursor) -> RefreshPlan:
+    """Narrow the plan to the backfill chunk that begins at a cursor."""
     upstreams = {name: replace(up, changes=empty_plan(up.changes)) for name, up in plan.upstreams.items()}
-    name = list(upstreams)[(job.cursor or Cursor()).place]
-    keys, next_cursor = cut_chunk(job, handle.files, plan.upstreams[name].current)
+    name = list(upstreams)[cursor.place]
+    keys, next_cursor = cut_chunk(plan.job, cursor, files, plan.upstreams[name].current)
     return replace(
         plan, upstreams={**upstreams, name: replace(plan.upstreams[name], keys=keys)}, next_cursor=next_cursor
     )

@@ -13,7 +13,21 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from epochlog.errors import EpochlogError, Fenced, InvalidInput, JobNotFound, JobParked, JobRunning, UpstreamIncomplete
+from epochlog.errors import (
+    CatalogUnavailable,
+    EpochlogError,
+    Fenced,
+    InvalidInput,
+    JobNotFound,
+    JobParked,
+    JobRunning,
+    LimitExceeded,
+    ReadFailed,
+    SparkLost,
+    StoreClosed,
+    UpstreamIncomplete,
+    WriteFailed,
+)
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.backfill import BackfillChunk, discard_chunks, discard_refused, record_chunk
@@ -25,8 +39,10 @@ from epochlog.store.commit.transaction import CommitResult, commit_changes
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.log_events import BARRIER, JOB_FINISHED, REFRESH_FAILED, REFRESH_RESTARTED, RUNNER_FENCED
+from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, Cursor, JobRecord
 from epochlog.store.metadata.lookups import get_job
+from epochlog.store.metadata.staged_segments import discard_staged
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.job_runners import new_runner, require_free
 from epochlog.store.sst.segment import Segment
@@ -43,6 +59,11 @@ from .refresh_context import RefreshContext
 from .refresh_plan import RefreshPlan, plan_barrier, plan_chunk
 from .refresh_run import refresh_run
 
+KEEPS_CHUNKS = (
+    *(CatalogUnavailable, LimitExceeded, ReadFailed, SparkLost, StoreClosed, WriteFailed),
+    *(KeyboardInterrupt, OSError, SystemExit),
+)
+"""Errors of a refresh that are not of its rows: the backfill of a view goes on with the chunk that they have ended."""
 LocalRefresh = Callable[[LocalRefreshContext], None]
 
 
@@ -62,11 +83,17 @@ class JobRunner(JobClaims):
         self._stepping = self.new_lease("step")
 
     def begin(
-        self, *, unchunked: bool = False, lease: RunnerLease | None = None, take_over: bool = False
+        self,
+        *,
+        unchunked: bool = False,
+        keep_chunks: bool = False,
+        lease: RunnerLease | None = None,
+        take_over: bool = False,
     ) -> RefreshPlan | None:
         """Decide and record the job's next barrier; return None if there is nothing to do or the job is finished.
 
-        unchunked: backfill in one step, even if the job has snapshot_rows; drop the chunks made so far. lease: the
+        unchunked: backfill in one step, even if the job has snapshot_rows; drop the chunks made so far. keep_chunks:
+        plan the barrier whole, and keep these chunks, for a part that takes in the others (`plan_chunk`). lease: the
         lease of the query, pipeline or coordinator that steps; None: the step takes its own lease. Raises JobRunning if
         another runner is alive (take_over: fences it), Fenced if another runner took over, JobParked if the job is
         parked.
@@ -76,7 +103,10 @@ class JobRunner(JobClaims):
         try:
             job = self._with_barrier(self._enter(lease, take_over=take_over), lease)
             if job is not None:
-                plan = self._plan(job, unchunked=unchunked)
+                if unchunked and job.cursor is not None:
+                    job = discard_chunks(self.handle, job, job.incarnation)
+                plan = self.plan(job)
+                plan = plan if unchunked or keep_chunks else plan_chunk(self.handle.files, plan)
         finally:
             if plan is None and lease.kind == "step":
                 self.release(lease)
@@ -116,12 +146,10 @@ class JobRunner(JobClaims):
             self._mark_caught_up(job)
         return None
 
-    def _plan(self, job: JobRecord, *, unchunked: bool) -> RefreshPlan:
-        if unchunked and job.cursor is not None:
-            job = discard_chunks(self.handle, job, job.incarnation)
+    def plan(self, job: JobRecord) -> RefreshPlan:
+        """Plan the refresh of the job's recorded barrier, whole."""
         self.handle.intents.store_intent()  # the write intent must exist before the catalog read that plans the writers
-        plan = self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
-        return plan if unchunked else plan_chunk(self.handle, plan)
+        return self.handle.catalog.read(lambda view: plan_barrier(view, self.handle, job))
 
     def _forget_runner(self, plan: RefreshPlan) -> None:
         """Forget the runner lease of a single step: the transaction that ended the step has removed it."""
@@ -215,8 +243,9 @@ class JobRunner(JobClaims):
     def fail(self, error: BaseException, plan: RefreshPlan | None = None, *, keep_barrier: bool = False) -> None:
         """Record the error of a failed barrier on the job, unless this runner is fenced or the view was replaced.
 
-        A view's barrier is dropped: its query may have no valid rows at that epoch, and may have them at a later one.
-        keep_barrier: True for a refresh that is done, and whose commit has failed.
+        A view's barrier is dropped, with its backfill chunks: its query may have no valid rows at that epoch, and may
+        have them at a later one. Chunks outlive an error that is not of the rows. keep_barrier: True for a refresh that
+        is done, and whose commit has failed.
         """
         incarnation = self.incarnation if plan is None else plan.job.incarnation
 
@@ -225,9 +254,13 @@ class JobRunner(JobClaims):
             if job.incarnation == incarnation and not (plan and plan.is_overtaken(job)):
                 failed_ms = self.handle.catalog.now_ms() if job.failed_ms is None else job.failed_ms
                 message = f"{type(error).__name__}: {error}"
-                barrier = job.barrier if keep_barrier or job.view is None else None
-                runner = job.runner_after_step
-                failed = replace(job, last_error=message, failed_ms=failed_ms, runner=runner, barrier=barrier)
+                failed = replace(job, last_error=message, failed_ms=failed_ms, runner=job.runner_after_step)
+                of_chunk = job.cursor is not None and isinstance(error, KEEPS_CHUNKS)
+                if job.view is not None and not keep_barrier and not of_chunk:
+                    failed = replace(failed, barrier=None, cursor=None)
+                    if job.cursor is not None:
+                        discard_staged(tx, job.outputs, self.handle.catalog.now_ms())
+                        move_counters(tx, Counters.read(tx))
                 tx.put(job_key(job.id), failed.to_record())
 
         with suppress(EpochlogError):  # the caller raises the refresh's error
@@ -312,7 +345,7 @@ class JobRunner(JobClaims):
                 try:
                     segments = self.run_refresh(plan, context, refresh, adapter)
                     times.append(monotonic_s())
-                    run.epoch = epoch = self.commit(plan, segments, operation=context.operation)
+                    run.epoch = epoch = self.commit(context.plan, segments, operation=context.operation)
                 finally:
                     context._end()
         if epoch:

@@ -36,3 +36,15 @@ def run_steps(
             break
         reached = epoch
     return reached
+
+
+def through_chunks(step: Callable[[bool], int | None]) -> Callable[[bool], int | None]:
+    """Return a step that runs all backfill chunks of its barrier, and then commits it. step: runs one of them."""
+
+    def run(take_over: bool) -> int | None:
+        epoch = step(take_over)
+        while epoch == 0:
+            epoch = step(False)
+        return epoch
+
+    return run

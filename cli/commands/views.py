@@ -81,6 +81,7 @@ def _make(session: CommandSession, changes: list[Change], altered: Collection[st
                 spark=spark,
                 interval=file.interval,
                 max_lag=file.max_lag,
+                snapshot_rows=file.snapshot_rows,
             )
     replaced = [change.file for change in changes if change.action == "replace" and change.file is not None]
     epoch = None
@@ -92,7 +93,10 @@ def _make(session: CommandSession, changes: list[Change], altered: Collection[st
         if change.action == "drop":
             session.store.drop_view(change.name)
         elif change.name in altered and change.file is not None:
-            session.store.view(change.name).job.alter(interval=change.file.interval, max_lag=change.file.max_lag)
+            file = change.file
+            session.store.view(change.name).job.alter(
+                interval=file.interval, max_lag=file.max_lag, snapshot_rows=file.snapshot_rows
+            )
     return epoch
 
 
@@ -109,13 +113,14 @@ def _rewritten(view: ReadTxn, files: Mapping[str, ViewFile]) -> set[str]:
 
 
 def _altered(view: ReadTxn, session: CommandSession, files: Mapping[str, ViewFile]) -> set[str]:
-    """Return the views of which a file gives another interval or max_lag. Raises InvalidInput."""
+    """Return the views of which a file gives another interval, max_lag or snapshot_rows. Raises InvalidInput."""
     altered = set()
     for job in all_jobs(view):
         file = files.get(job.name)
         if file is not None and job.view is not None:
             current = JobIntervals(job.interval, job.max_lag, job.max_lag_ms)
-            if make_intervals(job.name, file.interval, file.max_lag, session.handle.interval_ms, current) != current:
+            wanted = make_intervals(job.name, file.interval, file.max_lag, session.handle.interval_ms, current)
+            if wanted != current or file.snapshot_rows not in (None, job.snapshot_rows):
                 altered.add(job.name)
     return altered
 

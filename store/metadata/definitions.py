@@ -175,6 +175,17 @@ class Cursor:
     low: Key | None = None
     """First key of the next chunk; None: from the first row."""
     rows: int = 0
+    of_view: bool = False
+    """True if the staged segments have the view's rows over these chunks alone (format 2). An earlier release computes
+    the whole view in each chunk, and so cannot continue.
+    """
+
+    def to_record(self) -> Record:
+        """Return the catalog's record, without fields of later releases that are empty."""
+        record = as_record(self)
+        if not self.of_view:
+            del record["of_view"]
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +214,7 @@ DERIVATION = 2
 """Version of the rules that read the text of a view and derive its refresh. The next runner of a view of a lower one
 rebuilds it. It rises when a text is read otherwise than before.
 """
-JOB_FORMAT = 1
+JOB_FORMAT = 2
 """Newest format of job records. A release that adds to them what an earlier one must not overlook gives the records
 that have it the next format; what an earlier one may overlook lies in a record of its own.
 """
@@ -258,7 +269,7 @@ class JobRecord:
     failed_ms: int | None = None
     """Time of the first failed attempt since the last commit."""
     snapshot_rows: int | None = None
-    """Rows of one backfill chunk; None: no chunks."""
+    """Most rows of one backfill chunk; None: no chunks."""
     cursor: Cursor | None = None
     """Progress of the chunks of the recorded barrier."""
     rebuild: int | None = None
@@ -376,6 +387,10 @@ class JobRecord:
         record = as_record(self)
         if self.view is None:
             del record["view"]
+        if self.cursor is not None:
+            record["cursor"] = self.cursor.to_record()
+            if self.cursor.of_view:
+                record["format"] = 2
         for name in ("superseded", "former", "traced_from", "bound", "columns"):
             if not record[name]:
                 del record[name]
@@ -390,6 +405,7 @@ class JobRecord:
             )
         fixed = {"upstreams": tuple(record["upstreams"]), "outputs": tuple(record["outputs"])}
         barrier = tuple(record["barrier"]) if record["barrier"] else None
+        record = {name: value for name, value in record.items() if name != "format"}
         cursor = Cursor(**record["cursor"]) if record.get("cursor") else None
         runner = Runner.from_record(record["runner"]) if record.get("runner") else None
         view = ViewDefinition(**record["view"]) if record.get("view") else None

@@ -154,6 +154,21 @@ def test_a_snapshot_in_pieces_tells_how_far_it_is(lab: Lab) -> None:
     assert facts_of(lab)["pieces"]["snapshot"] is None
 
 
+def test_a_fill_of_a_view_tells_the_rows_of_the_table_that_it_divides(lab: Lab) -> None:
+    for name, rows in (("big", 10), ("small", 3)):
+        lab.root_table(name)
+        lab.put({k: (k, k) for k in range(rows)}, name)
+    lab.tick()
+    sql = "SELECT b.k, b.v, s.v AS w FROM small s JOIN big b ON b.k = s.k"
+    view = lab.store.create_view("joined", sql, ["k"], snapshot_rows=6)
+    for rows in (6, 10):
+        assert view._runner.step_local(view.refresh) == 0
+        assert facts_of(lab)["joined"]["snapshot"] == {"rows": rows, "of_at_most": 10}
+    page = text(*pages.jobs_page(list(facts_of(lab).values())))
+    assert re.search(r"job joined +creating, 10 of at most 10 rows in", page)
+    assert view.step() and facts_of(lab)["joined"]["snapshot"] is None
+
+
 def test_a_rebuild_is_told(lab: Lab) -> None:
     lab.store.job("slow").rebuild()
     assert re.search(

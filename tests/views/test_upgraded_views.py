@@ -132,7 +132,7 @@ def test_a_job_of_a_later_release_is_refused_by_name(tmp_path: Path, call: str) 
         store.create_view("v", SQL, primary_key=["k"])
         job = change_job(store, later)
         version = store._handle.catalog.read(lambda view: view.version)
-        with pytest.raises(el.UnsupportedFormat, match=r"job 'v' has format 2, newer than 1: upgrade epochlog"):
+        with pytest.raises(el.UnsupportedFormat, match=r"job 'v' has format 3, newer than 2: upgrade epochlog"):
             CALLS[call](store)
         assert store._handle.catalog.read(lambda view: view.version) == version
         put_back(store, job)
