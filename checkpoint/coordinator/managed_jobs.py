@@ -321,7 +321,8 @@ class JobTask:
     def decide(self, *, has_changes: bool, drain: bool) -> Decided:
         if drain:
             record_drain(self._runner)
-        self._plan = self._runner.begin(unchunked=True, lease=self._lease)
+        alone = self._parts == 1  # its part takes in a backfill by chunks
+        self._plan = self._runner.begin(unchunked=not alone, keep_chunks=alone, lease=self._lease)
         self._end_run(Cancelled("its attempt was given up"))
         if self._plan is None:
             return Decided(None)
@@ -334,6 +335,9 @@ class JobTask:
 
     def commit(self, commit: CommitBarrier) -> tuple[int, bool]:
         assert self._plan is not None and self._plan.barrier == commit.barrier
+        job = self._runner.record()
+        if job.cursor is not None and job.barrier == self._plan.job.barrier:  # the part has recorded chunks since
+            self._plan = self._runner.plan(replace(job, incarnation=self._plan.job.incarnation))
         label = commit.barrier.curr
         # The label marks segments as committed if a part reports them again.
         outputs: Mapping[str, tuple[Segment, ...]] = {

@@ -8,10 +8,10 @@ from typing import Any
 from epochlog.checkpoint import control_messages as wire
 from epochlog.checkpoint.job.refresh_adapter import RefreshAdapter
 from epochlog.checkpoint.job.refresh_context import RefreshContext
-from epochlog.checkpoint.job.refresh_plan import barrier_of, plan_barrier
+from epochlog.checkpoint.job.refresh_plan import barrier_of, plan_chunk
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.manager.unacked_reports import Outbox
-from epochlog.errors import EpochlogError
+from epochlog.errors import BarrierChanged, EpochlogError, Fenced
 from epochlog.exchange.transport.message_fields import MAX_TEXT
 from epochlog.store.env.clock import Deadline
 from epochlog.store.metadata.lookups import find_job
@@ -87,26 +87,44 @@ class JobPart(Part):
     def _refresh(
         self, inject: wire.Injected, refresh: Callable[[Any], Any], adapter: RefreshAdapter
     ) -> dict[str, list[Segment]] | None:
-        """Return the segments of this part; None if the catalog has recorded another barrier, or is to record one."""
+        """Return the segments of this part; None if the catalog has recorded another barrier, or is to record one, or
+        if the attempt was aborted.
+
+        The only part of a job takes in a backfill by chunks. It records them itself, and has no segments to report.
+        """
         handle = self._worker.handle
-        handle.intents.store_intent()  # the write intent must exist before the catalog read that plans the writers
-        job = handle.catalog.read(lambda view: find_job(view, self.name.name))
-        barrier = None if job.barrier is None else barrier_of(job)
-        if barrier is None or (barrier.prev, barrier.curr) != (inject.prev, inject.curr):
-            self._decline(inject, f"the job is at {show_epoch(job.position)}, and this is not its recorded barrier")
-            return None
-        plan = handle.catalog.read(lambda view: plan_barrier(view, handle, job))
-        self.end_context()
-        self._context = context = adapter.context(plan)
-        runner = JobRunner(handle, job.id, job.name)
-        try:
-            return runner.run_refresh(plan, context, refresh, adapter)
-        except EpochlogError as error:
-            if not runner.is_overtaken(plan):
-                raise
+        while True:
+            job = handle.catalog.read(lambda view: find_job(view, self.name.name))
+            barrier = None if job.barrier is None else barrier_of(job)
+            if barrier is None or (barrier.prev, barrier.curr) != (inject.prev, inject.curr):
+                self._decline(inject, f"the job is at {show_epoch(job.position)}, and this is not its recorded barrier")
+                return None
+            runner = JobRunner(handle, job.id, job.name)
+            plan = runner.plan(job)
+            plan = plan_chunk(handle.files, plan) if self.of == 1 else plan
+            if plan.fully_loaded:
+                return {}
             self.end_context()
-            self._decline(inject, f"the view was replaced or is to be rebuilt: {error}")
-            return None
+            self._context = context = adapter.context(plan)
+            try:
+                segments = runner.run_refresh(plan, context, refresh, adapter)
+            except EpochlogError as error:
+                if not runner.is_overtaken(plan):
+                    raise
+                self.end_context()
+                self._decline(inject, f"the view was replaced or is to be rebuilt: {error}")
+                return None
+            if context.plan.next_cursor is None:
+                return segments
+            try:
+                runner.commit(context.plan, segments)
+            except (BarrierChanged, Fenced) as error:
+                self.end_context()
+                self._decline(inject, f"another runner has the job: {error}")
+                return None
+            with self._worker.changed:
+                if self._aborted >= inject.barrier_id:
+                    return None
 
     @property
     def has_step(self) -> bool:
