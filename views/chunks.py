@@ -46,13 +46,13 @@ def chunked_tables(plan: ViewPlan, output: TableSchema) -> dict[str, Merges]:
 
     output: schema of the view's table.
     """
-    found: dict[str, Merges] = {}
+    merges: dict[str, Merges] = {}
     for table in plan.tables:
         try:
-            found[table] = _merges(plan, output, table)
+            merges[table] = _merges(plan, output, table)
         except NotByChunks:
             continue
-    return found
+    return merges
 
 
 def explain_chunks(plan: ViewPlan, output: TableSchema) -> str:

@@ -58,13 +58,13 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ChunkRows:
     """Step that adds the rows of a backfill chunk to those of earlier chunks (R10)."""
 
     merges: Merges
 
 
-Step = AllRows | Groups | Changes | Chunk
+Step = AllRows | Groups | Changes | ChunkRows
 
 
 def refresh(
@@ -93,7 +93,7 @@ class _Driver(Generic[R]):
         if not changed:
             tables = chunked_tables(self.plan, self.output) if self.ctx.plan.by_chunks else {}
             table = self.ctx.take_chunk(tables)
-            return AllRows("refresh") if table is None else Chunk(tables[table])
+            return AllRows("refresh") if table is None else ChunkRows(tables[table])
         changes = None if self.plan.fold is None else self._changes(self.plan.fold, changed)
         if changes is not None:
             return changes
@@ -110,7 +110,7 @@ class _Driver(Generic[R]):
             self.ctx.operation = step.operation
             for output, rows in self._rows(self.plan.query()).items():
                 self.ctx.recompute(output, by=[], from_=rows)
-        elif isinstance(step, Chunk):
+        elif isinstance(step, ChunkRows):
             self._write_chunk(step.merges)
         elif isinstance(step, Changes):
             if step.groups.num_rows or any(rows.num_rows for rows in step.rows.values()):

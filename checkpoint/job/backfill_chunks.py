@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from epochlog.errors import InvalidInput
 from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.env.files import Files
 from epochlog.store.metadata.definitions import Cursor, JobRecord
@@ -17,8 +18,16 @@ from epochlog.store.types.key_codec import Key
 from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.read_options import ReadOptions
 
+VIEW_SNAPSHOT_ROWS = 2_000_000
+"""Most rows of a chunk of a view that is created without snapshot_rows."""
 READ_AT_ONCE = 1 << 16
 """Rows whose keys are read in one go to find the end of a chunk."""
+
+
+def check_rows(name: str, snapshot_rows: int | None) -> None:
+    """Raise InvalidInput for a number of rows of a chunk that is none. name: of the job."""
+    if snapshot_rows is not None and (type(snapshot_rows) is not int or snapshot_rows < 1):
+        raise InvalidInput(f"job {name!r}: snapshot_rows is a number of rows >= 1 or None, not {snapshot_rows!r}")
 
 
 def fully_loaded(job: JobRecord) -> bool:

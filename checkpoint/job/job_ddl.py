@@ -29,10 +29,9 @@ from epochlog.store.session.job_runners import live_runner
 from epochlog.store.types.epoch import show_epoch
 from epochlog.store.types.schema import TableSchema, check_name
 
+from .backfill_chunks import VIEW_SNAPSHOT_ROWS, check_rows
 from .job_intervals import Interval, JobIntervals, MaxLag, make_intervals
 
-VIEW_SNAPSHOT_ROWS = 2_000_000
-"""Most rows of a backfill chunk of a view that is created without snapshot_rows."""
 NO_VERSIONS: Mapping[str, int] = MappingProxyType({})
 TextOf = Callable[[ReadTxn, JobRecord], str | None]
 """Returns the query of a view, or None."""
@@ -188,12 +187,7 @@ def _put_new_job(tx: Txn, job: JobRecord) -> None:
 def _check_backfill(name: str, backfill: str, snapshot_rows: int | None) -> None:
     if backfill not in ("snapshot", "log"):
         raise InvalidInput(f"job {name!r}: backfill must be 'snapshot' or 'log', not {backfill!r}")
-    _check_rows(name, snapshot_rows)
-
-
-def _check_rows(name: str, snapshot_rows: int | None) -> None:
-    if snapshot_rows is not None and (type(snapshot_rows) is not int or snapshot_rows < 1):
-        raise InvalidInput(f"job {name!r}: snapshot_rows is a number of rows >= 1 or None, not {snapshot_rows!r}")
+    check_rows(name, snapshot_rows)
 
 
 def _checked_upstreams(
@@ -296,15 +290,14 @@ def alter_job(
     options: TableOptions | Mapping[str, TableOptions] | None = None,
     snapshot_rows: int | None = None,
 ) -> None:
-    """Change a job's interval, permitted lag, rows of a backfill chunk and the options of its outputs, in one
-    transaction.
+    """Change a job's interval, permitted lag, rows of a chunk and the options of its outputs, in one transaction.
 
     None keeps a value. A recorded barrier is still committed; later ones are boundaries of the new interval. options:
     for all outputs, or by output name. Raises JobNotFound, InvalidInput.
     """
     if interval is None and max_lag is None and snapshot_rows is None and (options is None or options == {}):
         raise InvalidInput(f"job {name!r}: alter takes interval=, max_lag=, options= or snapshot_rows=")
-    _check_rows(name, snapshot_rows)
+    check_rows(name, snapshot_rows)
     named = options if isinstance(options, Mapping) else {}
     for table, table_options in {**named, **({} if isinstance(options, Mapping) else {name: options})}.items():
         Settings(options=table_options).check(table, derived=True)

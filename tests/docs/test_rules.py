@@ -45,7 +45,7 @@ def rules_of(text: str) -> Rules:
     for line in text.splitlines():
         if heading := re.match(r"## (\d+)\. ", line):
             section = heading[1]
-        elif rule := re.match(r"(?:- |\| )\*\*((\d+)\.[1-9]\d*)\*\* (.+)|## (R\d)\. (.+)", line):
+        elif rule := re.match(r"(?:- |\| )\*\*((\d+)\.[1-9]\d*)\*\* (.+)|## (R\d+)\. (.+)", line):
             number, of, words = rule.groups()[:3] if rule[1] else (rule[4], section, rule[5])
             if of != section or number in rules:
                 raise ValueError(f"rule {number} stands twice, or in section {section}")
