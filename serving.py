@@ -98,12 +98,12 @@ class StoreServer:
     ) -> None:
         counter = None if stage_counter is None else open_stage_counter(stage_counter, store._handle)
         self.coordinator = Coordinator(store._handle, settings)
-        self._staged = StagedExchange(store._handle, counter)
+        self._flights = FlightDesk(store._handle, self._choose)
+        self._staged = StagedExchange(store._handle, self._flights.waiting, counter)
         self._handle = store._handle
         self._stopped = False
         self._metrics: MetricsPort | None = None
         self._page: PagePort | None = None
-        self._flights = FlightDesk(store._handle, self._choose)
         refusals = Refusals(store._handle)
         subscriptions = Subscriptions(store._handle, self._flights.admission)
         try:
@@ -168,9 +168,9 @@ class StoreServer:
         return coordinator.metrics.lines(self._handle, coordinator.status(), coordinator.workers, SystemClock()())
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
-        """End all calls and threads within about `timeout` seconds, streams and waits for epochs at once; a second call
-        does nothing. A call that does not end in time, as one that waits for the catalog, keeps the process until it
-        does.
+        """End all calls and threads within about `timeout` seconds, streams and waits for epochs and stages at once; a
+        second call does nothing. A call that does not end in time, as one that waits for the catalog, keeps the process
+        until it does.
         """
         deadline = Deadline.after(timeout)
         self.coordinator.close(timeout)

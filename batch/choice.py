@@ -14,7 +14,7 @@ from typing import TypeVar
 from epochlog.errors import EpochExpired, EpochlogError, NoConsistentEpoch, TableDropped
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.commit.lag_marks import mark_late
-from epochlog.store.env.clock import Deadline, monotonic_s
+from epochlog.store.env.clock import Deadline, monotonic_s, wait_with_checks
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import TableRecords, read_epochs_and_records
 from epochlog.store.metadata.lookups import find_table_id
@@ -33,8 +33,6 @@ it.
 """
 ASK_ANYWAY_S = 1.0
 """Time after which a policy is asked again without a change of the catalog, because it may depend on the clock."""
-CHECK_S = 0.1
-"""Time between two calls of the check of a wait."""
 PAUSE_RATIO = 4
 """Ratio of the pause after a choice to its duration, so that waiting takes at most a fifth of a core under many
 commits.
@@ -150,21 +148,11 @@ def until_chosen(
     pause = threading.Event()  # never set
     with handle.watcher.listen() as event:
         while True:
-            _wait(event.wait, min(deadline.remaining_s, ASK_ANYWAY_S), check)
+            wait_with_checks(event.wait, min(deadline.remaining_s, ASK_ANYWAY_S), check)
             began_s = monotonic_s()
             try:
                 return choose()
             except NoConsistentEpoch:
                 if deadline.passed:
                     raise
-            _wait(pause.wait, min(deadline.remaining_s, PAUSE_RATIO * (monotonic_s() - began_s)), check)
-
-
-def _wait(wait: Callable[[float], bool], timeout_s: float, check: Callable[[], None] | None) -> None:
-    """Call `wait` until it returns True or the timeout has passed, with a check before each CHECK_S."""
-    deadline = Deadline.after(timeout_s)
-    while True:
-        if check is not None:
-            check()
-        if wait(deadline.remaining_s if check is None else min(deadline.remaining_s, CHECK_S)) or deadline.passed:
-            return
+            wait_with_checks(pause.wait, min(deadline.remaining_s, PAUSE_RATIO * (monotonic_s() - began_s)), check)

@@ -28,6 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 from typing import Self
@@ -146,8 +147,7 @@ def produce(
 
 def probe(plan: Plan, exchange: ExchangeClient, attempt: int) -> None:
     """Push the flights from the log of their table when all build sides are pushed."""
-    while exchange.stage < 0:  # optional: earlier batches would wait in the exchange
-        threading.Event().wait(0.02)
+    exchange.wait_stage(0, timeout=timedelta(hours=1))  # optional: earlier batches would wait in the exchange
     produce(exchange, plan.probe, 0, attempt, changes(plan))
 
 

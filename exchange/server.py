@@ -26,7 +26,7 @@ from .transport.connections import Callers, ConnectionLimiter, ConnectionLimits
 from .transport.duplex import DuplexStream, check_token, is_loopback, parse_location
 from .transport.errors import as_flight_errors, without_traceback
 from .transport.refusals import UNKNOWN_HOST, Refusals
-from .transport.services import Action, Call, Exchange, Role
+from .transport.services import Action, Call, Exchange, Role, WaitingAction
 from .transport.sockets import abort_connections, peer_address
 from .transport.tokens import check_strength
 
@@ -46,7 +46,7 @@ class Flights(Protocol):
     def get(self, ticket: bytes, call: Call) -> flight.FlightDataStream: ...
     def put(self, descriptor: flight.FlightDescriptor, reader: Any, writer: Any, call: Call) -> None: ...
     def end_waits(self) -> None:
-        """End every call that waits for an epoch. Called when the shutdown begins."""
+        """End every call that waits for an epoch or a stage. Called when the shutdown begins."""
 
     def end(self) -> None:
         """End every call that moves rows. Called during shutdown, after half of its time."""
@@ -71,7 +71,7 @@ class Server:
         read_token: str | None = None,
         certificate: Certificate | None = None,
         exchanges: Mapping[bytes, Exchange] | None = None,
-        actions: Mapping[str, Action] | None = None,
+        actions: Mapping[str, Action | WaitingAction] | None = None,
         flights: Flights | None = None,
         limits: ConnectionLimits | None = None,
         refusals: Refusals | None = None,
@@ -118,7 +118,7 @@ class Server:
         return f"<epochlog server at {self.location}>"
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
-        """Stop listening and end every call within `timeout` seconds: streams and waits for epochs at once, other calls
+        """Stop listening and end every call within `timeout` seconds: streams and waits at once, other calls
         at half of the time. A second call does nothing.
 
         A call that does not end, as one that waits for the catalog, keeps the process until it does: the interpreter
@@ -171,7 +171,7 @@ class _FlightServer(flight.FlightServerBase):
         location: str,
         server: Server,
         exchanges: Mapping[bytes, Exchange],
-        actions: Mapping[str, Action],
+        actions: Mapping[str, Action | WaitingAction],
         flights: Flights | None,
         **options: Any,
     ) -> None:
@@ -214,7 +214,9 @@ class _FlightServer(flight.FlightServerBase):
                     f"the body of action {action.type!r} has {action.body.size} bytes; it may have at most {MAX_ACTION}"
                 )
             with self._counting(context):
-                answer = service.serve(action.body.to_pybytes() if action.body is not None else b"")
+                body = action.body.to_pybytes() if action.body is not None else b""
+                waits = isinstance(service, WaitingAction)
+                answer = service.serve(body, self._call(context)) if waits else service.serve(body)
         yield flight.Result(answer)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:

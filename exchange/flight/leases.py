@@ -71,11 +71,12 @@ class _Flight:
 
 @dataclass(slots=True, eq=False)
 class _Plan:
-    """Flight that is being planned."""
+    """Flight that is being planned, or wait of a call without a flight."""
 
     caller: Caller
+    waits_for: str = "an epoch"
     waits: bool = False
-    """True if the flight waits for an epoch."""
+    """True if the flight, or a call without one, waits."""
     displaced: bool = False
     """True if another flight has its place."""
 
@@ -87,8 +88,8 @@ class _Plan:
 
     def refusal(self) -> LimitExceeded:
         return LimitExceeded(
-            "this wait for an epoch has ended: this server has too many open flights, and another connection that has "
-            "fewer of them needed the place; wait for fewer epochs at a time, or try later"
+            f"this wait for {self.waits_for} has ended: this server has too many open flights and waits, and another "
+            "connection that has fewer of them needed the place; wait for less at a time, or try later"
         )
 
 
@@ -96,8 +97,9 @@ class FlightLeases:
     """Registry of at most `limit` flights, and `share` of each connection; clients that may only read get 3/4 of all.
     `now_ms` returns Unix milliseconds.
 
-    A flight that was read to its end stays readable until it expires or a new flight needs its place. If all places are
-    taken, a wait for an epoch gives its place to a connection that has fewer flights.
+    A flight that was read to its end stays readable until it expires or a new flight needs its place. A call without a
+    flight has a place too while it waits. If all places are taken, a wait gives its place to a connection that has
+    fewer flights and waits.
     """
 
     def __init__(self, limit: int, now_ms: Clock, share: int | None = None) -> None:
@@ -125,9 +127,7 @@ class FlightLeases:
         connection, `host:port`. plan: gets a function to call again and again while it waits for an epoch, which raises
         LimitExceeded when the wait must end. Raises LimitExceeded when there are too many flights.
         """
-        self.sweep()
-        planned = self._reserve(Caller(peer, may_write))
-        try:
+        with self._place(Caller(peer, may_write)) as planned:
             content = plan(planned.keep_waiting)
             with self._lock:
                 if not planned.displaced:
@@ -136,6 +136,24 @@ class FlightLeases:
                     return content, expires_ms
             content.release()
             raise planned.refusal()
+
+    @contextmanager
+    def waiting(self, caller: Caller, waits_for: str) -> Iterator[Callable[[], None]]:
+        """Take a place for a wait without a flight inside of the block. Yield a function to call again and again during
+        the wait, which raises LimitExceeded when the wait must end. Raises LimitExceeded when there are too many
+        flights.
+        """
+        with self._place(caller) as planned:
+            planned.waits_for = waits_for
+            yield planned.keep_waiting
+
+    @contextmanager
+    def _place(self, caller: Caller) -> Iterator[_Plan]:
+        """Reserve a place for one flight or wait inside of the block."""
+        self.sweep()
+        planned = self._reserve(caller)
+        try:
+            yield planned
         finally:
             with self._lock:
                 if not planned.displaced:

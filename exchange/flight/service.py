@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from epochlog.errors import BadMessage, InvalidInput, ServerUnavailable
-from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits, Lane
+from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits, CallSlot, Lane
 from epochlog.exchange.transport.errors import CALL_ERRORS, as_flight_errors
 from epochlog.exchange.transport.protobuf import first_field
 from epochlog.exchange.transport.services import Action, Call, Role
@@ -31,7 +31,7 @@ from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 
 from .descriptors import Read, parse_reading, parse_writing
-from .leases import FlightLeases, LeasedFlight
+from .leases import Caller, FlightLeases
 from .planner import Choose, FlightPlanner, plan_flight_changes
 from .put import put
 from .tickets import Ticket, Tickets, new_flight, new_key
@@ -104,22 +104,9 @@ class FlightDesk:
         command = parse_reading(_path(descriptor), descriptor.command or b"")
         name = new_flight()
         with self.admission.admit(call) as slot:
-
-            def check() -> None:
-                if self._waits_ended.is_set():
-                    raise ServerUnavailable("this server is shutting down; call again when it is back")
-                slot.check()
-
-            def plan(keep_waiting: Callable[[], None]) -> LeasedFlight:
-                def check_wait() -> None:
-                    check()
-                    keep_waiting()
-
-                return self._planner.plan(command, check_wait)
-
             content, expires_ms = self.leases.add(
                 name,
-                plan,
+                lambda keep_waiting: self._planner.plan(command, self._check_of(slot, keep_waiting)),
                 self._lease_ms,
                 may_write=call.may_write,
                 peer=call.peer,
@@ -133,6 +120,29 @@ class FlightDesk:
             ordered=True,
             app_metadata=json.dumps({"epoch": content.epoch}),
         )
+
+    @contextmanager
+    def waiting(self, call: Call, waits_for: str) -> Iterator[Callable[[], None]]:
+        """Take a place for the wait of a call inside of the block, as a read that waits for an epoch does. Yield the
+        check of the wait, which raises ServerUnavailable when the client has gone or the server shuts down, and
+        LimitExceeded when another connection needs the place. Raises LimitExceeded when there is no place.
+        """
+        with (
+            self.admission.admit(call) as slot,
+            self.leases.waiting(Caller(call.peer, call.may_write), waits_for) as keep_waiting,
+        ):
+            yield self._check_of(slot, keep_waiting)
+
+    def _check_of(self, slot: CallSlot, keep_waiting: Callable[[], None]) -> Callable[[], None]:
+        """Return the check of a wait."""
+
+        def check() -> None:
+            if self._waits_ended.is_set():
+                raise ServerUnavailable("this server is shutting down; call again when it is back")
+            slot.check()
+            keep_waiting()
+
+        return check
 
     def schema(self, descriptor: flight.FlightDescriptor) -> pa.Schema:
         """Return the columns of a flight; takes no holds."""
@@ -170,7 +180,7 @@ class FlightDesk:
                 writer.write(json.dumps({"epoch": epoch}).encode())
 
     def end_waits(self) -> None:
-        """End every call that waits for an epoch."""
+        """End every call that waits for an epoch or a stage."""
         self._waits_ended.set()
 
     def end(self) -> None:

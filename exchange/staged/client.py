@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.errors import CallTimedOut, EpochlogError, InvalidInput, LimitExceeded
 from epochlog.exchange.transport.duplex import ClientStream, Pem, check_destination, connect, read_pem, run_action
 from epochlog.exchange.transport.message_fields import MAX_NUMBER
 from epochlog.store.env.clock import Deadline, seconds
@@ -24,6 +24,8 @@ from .state import ChannelProgress, Cursor, check_name
 TIMEOUT_S = 60.0
 ATTEMPT_S = 10.0
 """Timeout of one call, after which it is repeated over a new connection."""
+WAIT_S = 5.0
+"""Time that one call waits at the server for a stage, at most ATTEMPT_S less the time of an answer."""
 
 
 class ExchangeClient(Closeable):
@@ -185,6 +187,36 @@ class ExchangeClient(Closeable):
         """
         answer = self._run_action("staged.stage", messages.pack(query=self.query), None)
         return messages.unpack(answer, messages.STAGE)["stage"]
+
+    def wait_stage(self, stage: int, *, timeout: float | timedelta | None = None) -> int:
+        """Wait until the stage counter is `stage` or higher, and return it. The server waits, and answers as soon as a
+        channel has passed through it; a channel that passes through another server is seen within a second.
+
+        timeout: the longest wait for the stage. Raises CallTimedOut after it, QueryNotFound when the query is dropped,
+        ServerUnavailable when the server cannot be reached for the default timeout, LimitExceeded when the server has
+        too many waits until the timeout.
+        """
+        deadline, refusals = Deadline.after(self._seconds(timeout)), 0
+        wanted = _checked_int("stage", stage, -messages.MAX_STAGE)
+        while True:
+            wait_s = min(deadline.remaining_s, WAIT_S)
+            body = messages.pack(query=self.query, stage=wanted, wait_ms=round(wait_s * 1000))
+            patience_s = min(self._timeout_s, deadline.remaining_s + ATTEMPT_S - WAIT_S)
+            try:
+                now = messages.unpack(self._run_action("staged.wait", body, patience_s), messages.STAGE)["stage"]
+            except LimitExceeded:  # the server has no place for this wait, or has given it to another connection
+                if deadline.passed:
+                    raise
+                refusals += 1
+                self._closed.wait(min(BACKOFF.delay_s(refusals), deadline.remaining_s))
+                continue
+            if now >= wanted:
+                return now
+            if deadline.passed:
+                raise CallTimedOut(
+                    f"query {self.query!r} has not reached stage {wanted} in time: its stage counter is {now}. See "
+                    "`progress` for the channels that have not passed, and wait again"
+                )
 
     @property
     def progress(self) -> dict[str, ChannelProgress]:

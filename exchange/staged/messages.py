@@ -123,6 +123,7 @@ ACK: Mapping[str, Check] = {"query": name, "consumer": name, "incarnation": numb
 QUERY: Mapping[str, Check] = {"query": name}
 """Of the actions that read the stage counter or the channels, or drop a query."""
 STAGE: Mapping[str, Check] = {"stage": stage}
+WAIT: Mapping[str, Check] = {"query": name, "stage": stage, "wait_ms": number}
 PROGRESS: Mapping[str, Check] = {"channels": progress}
 PUSH_HELLO: Mapping[str, Check] = {"query": name}
 PUSHED: Mapping[str, Check] = {

@@ -10,16 +10,17 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from epochlog.errors import EpochlogError
 from epochlog.exchange.transport.duplex import DuplexStream
-from epochlog.exchange.transport.services import Action, Exchange, Role
+from epochlog.exchange.transport.services import Action, Call, Exchange, Role, Wait, WaitingAction
 from epochlog.store.backup.incremental import ship
 from epochlog.store.catalog.protocol import Txn
-from epochlog.store.env.clock import Deadline
+from epochlog.store.env.clock import Deadline, wait_with_checks
 from epochlog.store.env.log_events import RETRY
 from epochlog.store.env.paths import SEGMENT_ENDING
 from epochlog.store.metadata.counters import move_counters
@@ -42,6 +43,11 @@ BUDGET = 64 << 30
 """Default disk budget of a query, in bytes."""
 WRITERS = 8
 """Files that are written and synced at the same time."""
+LONGEST_WAIT_S = 30.0
+"""Longest time that one call may wait for a stage."""
+ASK_ANYWAY_S = 1.0
+"""Seconds after which a wait reads the stage anew without a channel that has passed: it may have passed through another
+server of the store."""
 MAINTENANCE_S = 5.0
 """Seconds between two checks for expired queries, and for disk budget freed by other servers."""
 
@@ -49,12 +55,14 @@ MAINTENANCE_S = 5.0
 class StagedExchange:
     """Service of the staged exchanges of one open store. `exchanges` and `actions` are registered at its server."""
 
-    def __init__(self, handle: Handle, stage_counter: StageCounter | None = None) -> None:
+    def __init__(self, handle: Handle, waiting: Wait, stage_counter: StageCounter | None = None) -> None:
         self.handle = handle
         self.changed = threading.Condition()
         self.closing = threading.Event()
         self._stage_counter = stage_counter
+        self._waiting = waiting
         self._commit_counts: dict[str, int] = {}
+        self._pass_counts: dict[str, int] = {}
         self.claim_numbers: Iterator[int] = itertools.count(1)  # of consumers, in the order of their commits
         self._senders: dict[tuple[str, ...], StageSender] = {}
         self._commits = GroupCommit(handle.catalog)
@@ -78,13 +86,14 @@ class StagedExchange:
         }
 
     @property
-    def actions(self) -> dict[str, Action]:
+    def actions(self) -> dict[str, Action | WaitingAction]:
         about = "staged exchange: "
         return {
             "staged.declare": Action(self._declare, about=about + "declare a consumer"),
             "staged.end": Action(self._end, about=about + "set the end mark of a channel"),
             "staged.drop": Action(self._drop, about=about + "drop a query"),
             "staged.stage": Action(self._stage, Role.READ, about=about + "return the stage counter"),
+            "staged.wait": WaitingAction(self._wait_stage, Role.READ, about=about + "wait for a stage"),
             "staged.progress": Action(self._progress, Role.READ, about=about + "return the progress of all channels"),
             "staged.ack": Action(self._ack, about=about + "acknowledge a consumer's durable cursor"),
         }
@@ -166,8 +175,13 @@ class StagedExchange:
             self.changed.notify_all()
 
     def channel_passed(self, query: str) -> None:
-        """Retry held pushes to later stages, and copy the end marks, after a channel of the query may have passed."""
+        """Retry held pushes to later stages, and wake the waits for a stage, after a channel of the query may have
+        passed, or the query was dropped.
+        """
         self._retry_held_pushes(query)
+        with self.changed:
+            self._pass_counts[query] = self._pass_counts.get(query, 0) + 1
+            self.changed.notify_all()
         if self._stage_counter is not None:
             self._stage_counter.end(query)
 
@@ -206,6 +220,32 @@ class StagedExchange:
         query = self.handle.catalog.read(lambda view: transactions.find_query(view, name))
         return messages.pack(stage=query.stage if self._stage_counter is None else self._stage_counter.stage(name))
 
+    def _wait_stage(self, body: bytes, call: Call) -> bytes:
+        """Wait until the stage counter has reached a stage, or the time of the wait has passed; return the counter."""
+        fields = messages.unpack(body, messages.WAIT)
+        name, deadline = fields["query"], Deadline.after(min(fields["wait_ms"] / 1000, LONGEST_WAIT_S))
+        passes, stage = self._pass_count(name), self._read_stage(name)
+        if stage < fields["stage"]:
+            with self._waiting(call, "a stage") as check:
+                while stage < fields["stage"] and not deadline.passed:
+                    wait_s = min(deadline.remaining_s, ASK_ANYWAY_S)
+                    wait_with_checks(partial(self._wait_for_pass, name, passes), wait_s, check)
+                    passes, stage = self._pass_count(name), self._read_stage(name)
+        return messages.pack(stage=stage)
+
+    def _read_stage(self, name: str) -> int:
+        return self.handle.catalog.read(lambda view: transactions.find_query(view, name)).stage
+
+    def _pass_count(self, query: str) -> int:
+        """Return the number of calls of `channel_passed` for the query."""
+        with self.changed:
+            return self._pass_counts.get(query, 0)
+
+    def _wait_for_pass(self, query: str, passes: int, timeout_s: float) -> bool:
+        """Wait at most `timeout_s` until the query's number of passes is not `passes`; return False if it still is."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self._pass_counts.get(query, 0) != passes, timeout_s)
+
     def _progress(self, body: bytes) -> bytes:
         name = messages.unpack(body, messages.QUERY)["query"]
         channels = self.handle.catalog.read(lambda view: transactions.channels_of(view, name))
@@ -218,7 +258,7 @@ class StagedExchange:
         self.transact(name, lambda tx: end_query(tx, name))
         self.query_leases.forget(name)
         self.delete_later(purge(self.handle.catalog, name))
-        self._retry_held_pushes(name)
+        self.channel_passed(name)
         if self._stage_counter is not None:
             self._stage_counter.drop(name)
         return b""

@@ -51,3 +51,20 @@ class Call:
     """True if the call's token has the role WRITE."""
     counted: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context manager that counts the call as one of its connection's."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingAction:
+    """Service of an action that may wait: `serve` returns the answer to the body of a call, and ends its wait when the
+    call ends.
+    """
+
+    serve: Callable[[bytes, Call], bytes]
+    role: Role = Role.WRITE
+    about: str = ""
+
+
+Wait = Callable[[Call, str], AbstractContextManager[Callable[[], None]]]
+"""Function of a call and the name of the thing that it waits for. Its context holds a place for the wait; the function
+that it gives is called again and again during the wait, and raises an error to end it.
+"""

@@ -109,6 +109,22 @@ class Deadline:
         return self.remaining_s == 0.0
 
 
+CHECK_S = 0.1
+"""Time between two checks of a wait that a check may end."""
+
+
+def wait_with_checks(wait: Callable[[float], bool], timeout_s: float, check: Callable[[], None] | None) -> None:
+    """Call `wait` until it returns True or the timeout has passed, with a check before each CHECK_S. The check raises
+    an error to end the wait.
+    """
+    deadline = Deadline.after(timeout_s)
+    while True:
+        if check is not None:
+            check()
+        if wait(deadline.remaining_s if check is None else min(deadline.remaining_s, CHECK_S)) or deadline.passed:
+            return
+
+
 def parse_seconds(text: str) -> float:
     """Parse a length of time into seconds: a decimal number and a unit of UNITS_S (default: seconds), without a sign.
     At most FOR_EVER. Raises InvalidInput.

@@ -102,7 +102,7 @@ def test_a_job_that_becomes_late_during_the_wait_is_marked(
         assert not marked(world)
         world.store.alter(global_max_lag=LAG_MS / 2_000)
 
-    monkeypatch.setattr(choice, "_wait", lower_the_bound)
+    monkeypatch.setattr(choice, "wait_with_checks", lower_the_bound)
     for module in (batch_source, default_policy):
         monkeypatch.setattr(module, "resolve_policy", lambda name, **_: Patient())
     door(world, "patient" if door in (load_of_spark, flight) else Patient(), "orders")

@@ -41,6 +41,7 @@ ROLES = {
     "action RenewFlightEndpoint": Role.READ,
     "action CancelFlightInfo": Role.READ,
     "action staged.stage": Role.READ,
+    "action staged.wait": Role.READ,
     "action staged.progress": Role.READ,
     "action staged.ack": Role.WRITE,
     "do_put": Role.WRITE,
