@@ -19,7 +19,6 @@ from epochlog.exchange.flight.planner import Chosen
 from epochlog.exchange.flight.service import FlightDesk
 from epochlog.exchange.server import SHUTDOWN_S, Certificate, Server
 from epochlog.exchange.staged.service import StagedExchange
-from epochlog.exchange.staged.stage_counter_redis import open_stage_counter
 from epochlog.exchange.subscription.messages import SUBSCRIBE
 from epochlog.exchange.subscription.server import Subscriptions
 from epochlog.exchange.transport.duplex import Pem, read_pem
@@ -36,6 +35,10 @@ if TYPE_CHECKING:
     from .api import Store
 
 
+NO_STAGE_COUNTER = (
+    "a Redis server for stage counters has no effect any more: the store's catalog counts, in Redis if it is "
+    'there (el.open(root, catalog="redis://…"))'
+)
 MAX_WAIT_S = 30.0
 """Longest time that a read may wait on the server for the epoch of its policy."""
 
@@ -58,23 +61,21 @@ def serve(
     location: grpc://host:port, port 0 for a free one. An address that other hosts can reach needs tls=(certificate
     chain, key) and a token that is hard to guess. token: the access token that clients must send with every call;
     without one, every user of this machine may read and write, and a warning is logged. read_token: a second token,
-    whose clients may only read. stage_counter: a Redis server, "redis://…", that keeps a copy of the end marks of
-    staged queries, and their stage counters; it may be unavailable, or lose them. control: times of heartbeats and
-    checkpoints. metrics: an address such as "127.0.0.1:0" that serves Prometheus text over HTTP at /metrics, one text
-    for all requests within a second; only this machine can reach it. ui: an address such as "127.0.0.1:8321" that shows
-    the store on a page for browsers, which sign in with one of the tokens; an address that other hosts can reach needs
-    tls= and a token. coordinator: deprecated, the earlier name of `stage_counter`. Raises InsecureServer, InvalidInput,
-    WriteFailed (the port is taken).
+    whose clients may only read. control: times of heartbeats and checkpoints. metrics: an address such as "127.0.0.1:0"
+    that serves Prometheus text over HTTP at /metrics, one text for all requests within a second; only this machine can
+    reach it. ui: an address such as "127.0.0.1:8321" that shows the store on a page for browsers, which sign in with
+    one of the tokens; an address that other hosts can reach needs tls= and a token. stage_counter, coordinator:
+    deprecated, without an effect: end marks and stage counters are in the store's catalog. Raises InsecureServer,
+    InvalidInput, WriteFailed (the port is taken).
     """
     if control is not None and not isinstance(control, CoordinatorSettings):
         raise InvalidInput(f"control= takes epochlog.CoordinatorSettings, not {control!r}")
-    if coordinator is not None:
-        warnings.warn("write stage_counter= for coordinator=", DeprecationWarning, stacklevel=2)
-        stage_counter = coordinator
-    if isinstance(stage_counter, CoordinatorSettings):
-        raise InvalidInput("stage_counter= takes a Redis URL; give times of heartbeats and checkpoints as control=")
+    if isinstance(stage_counter or coordinator, CoordinatorSettings):
+        raise InvalidInput("give times of heartbeats and checkpoints as control=")
+    if stage_counter is not None or coordinator is not None:
+        warnings.warn(f"{NO_STAGE_COUNTER}: leave stage_counter= out", DeprecationWarning, stacklevel=2)
     certificate = None if tls is None else Certificate(read_pem(tls[0]), read_pem(tls[1]))
-    server = StoreServer(store, location, token, read_token, certificate, stage_counter, control, metrics, ui)
+    server = StoreServer(store, location, token, read_token, certificate, control, metrics, ui)
     store._handle.log(SERVER_STARTED, location=server.location)
     if token is None:
         store._handle.log(SERVER_OPEN, location=server.location)
@@ -91,15 +92,13 @@ class StoreServer:
         token: str | None,
         read_token: str | None,
         certificate: Certificate | None,
-        stage_counter: str | None,
         settings: CoordinatorSettings | None,
         metrics: str | None,
         ui: str | None = None,
     ) -> None:
-        counter = None if stage_counter is None else open_stage_counter(stage_counter, store._handle)
         self.coordinator = Coordinator(store._handle, settings)
         self._flights = FlightDesk(store._handle, self._choose)
-        self._staged = StagedExchange(store._handle, self._flights.waiting, counter)
+        self._staged = StagedExchange(store._handle, self._flights.waiting)
         self._handle = store._handle
         self._stopped = False
         self._metrics: MetricsPort | None = None

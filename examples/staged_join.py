@@ -6,9 +6,9 @@
 Three joins form a chain. Each reads its whole build side first (stage -1: a table as of one epoch), then the batches of
 its probe side (stage 0: the flights from the log of their table, or the output of the previous join). It pushes one
 output batch for each probe batch, under an equal sequence. Producers, joins and the collector are separate processes.
-Between them are a served store, which keeps pushed batches until they are acknowledged, and a Redis server with the end
-marks and the stage counter. With --chaos SEED processes of each kind are killed (SIGKILL) at random and restarted. At
-the end the collected rows are compared with DuckDB's.
+Between them is a served store, which keeps pushed batches until they are acknowledged; its catalog, with the end marks,
+is in Redis. With --chaos SEED processes of each kind are killed (SIGKILL) at random and restarted, Redis too. At the
+end the collected rows are compared with DuckDB's.
 
 The durable state of a join is its pushed output. It acknowledges a probe batch when the output is durable, and never a
 batch of its build side. So a restarted join gets its build side again before the next probe batch, and continues there.
@@ -65,6 +65,7 @@ class Plan:
 
     query: str
     root: str
+    catalog: str
     location: str
     probe: str
     until: int
@@ -109,14 +110,15 @@ def work(plan: Plan, name: str, attempt: int) -> None:
     """Run one process of a query.
 
     An ExchangeClient waits for an unavailable server and retries by itself. An interrupted read of a table raises
-    ServerUnavailable, and the role starts again; repeated pushes have no effect.
+    ServerUnavailable, and the role starts again; so it does after a commit whose outcome Redis took with it. Repeated
+    pushes and commits have no effect.
     """
     with plan.exchange() as exchange:
         while True:
             try:
                 role(plan, name)(exchange, attempt)
                 return
-            except el.ServerUnavailable:
+            except (el.ServerUnavailable, el.CatalogUnavailable, el.OutcomeUnknown):
                 threading.Event().wait(0.05)
 
 
@@ -181,7 +183,10 @@ def inner_join(rows: pa.RecordBatch, table: pa.Table, build: Build) -> pa.Record
 def collect(plan: Plan, exchange: ExchangeClient, attempt: int) -> None:
     """Write the joined rows to the result table, each batch in one exactly-once commit, then acknowledge it."""
     source = plan.source(len(plan.builds))
-    with el.open(plan.root, durability="os") as store, exchange.consume("result", incarnation=attempt) as reader:
+    with (
+        el.open(plan.root, plan.catalog, durability="os") as store,
+        exchange.consume("result", incarnation=attempt) as reader,
+    ):
         for _, seq, batch in reader:
             with store.transaction(txn=(plan.query, seq)) as tx:
                 tx.upsert(plan.result, pa.Table.from_batches([batch]))
@@ -221,12 +226,9 @@ def single_batch(table: pa.Table, columns: list[str] | None = None) -> pa.Record
 # ---- starting and killing processes ----------------------------------------------------------------------------------
 
 
-def serve(root: str, port: int, stage_counter: str) -> None:
+def serve(root: str, port: int, catalog: str) -> None:
     """Run the server process."""
-    with (
-        el.open(root, durability="os") as store,
-        el.serve(store, f"grpc://127.0.0.1:{port}", stage_counter=stage_counter),
-    ):
+    with el.open(root, catalog, durability="os") as store, el.serve(store, f"grpc://127.0.0.1:{port}"):
         threading.Event().wait()
 
 
@@ -252,12 +254,13 @@ def redis_server() -> str:
 
 
 class Redis:
-    """Redis server without persistence, so that it is empty after a restart."""
+    """Redis server of the store's catalog. It keeps each acknowledged write, so that a kill loses none."""
 
     def __init__(self, folder: str) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        options = {"bind": "127.0.0.1", "port": self.port, "dir": folder, "save": "", "appendonly": "no"}
+        options = {"bind": "127.0.0.1", "port": self.port, "dir": folder, "save": ""}
+        options |= {"appendonly": "yes", "appendfsync": "always"}
         self._command = [
             redis_server(),
             *(part for name, value in options.items() for part in (f"--{name}", str(value))),
@@ -270,6 +273,12 @@ class Redis:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 @dataclass
@@ -301,7 +310,7 @@ class Cast:
     def __init__(
         self,
         root: str,
-        folder: str,
+        redis: Redis,
         say: Callable[[str], None] = lambda line: None,
         *,
         work: Work = work,
@@ -316,7 +325,7 @@ class Cast:
         self.location = f"grpc://127.0.0.1:{self.port}"
         self.kills: Counter[str] = Counter()
         self._say = say
-        self._redis = Redis(folder)
+        self._redis = redis
         self._start_server()
 
     def __enter__(self) -> Self:
@@ -326,7 +335,6 @@ class Cast:
         for process in (*(worker.process for worker in self._workers), self._server):
             process.kill()
             process.join()
-        self._redis.kill()
 
     def run(
         self, plans: list[Plan], kills: list[str], chance: random.Random, pause_s: float = 0.1
@@ -358,7 +366,7 @@ class Cast:
         elif kind == "redis":
             self._redis.kill()
             self._redis.start()
-            self._say("Redis was killed and restarted, empty")
+            self._say("Redis was killed and restarted")
         else:
             alive = [worker for worker in running if worker.kind == kind and worker.process.is_alive()]
             if not alive:
@@ -418,12 +426,12 @@ def load(store: el.Store, flights: int) -> dict[str, pa.Table]:
     return tables
 
 
-def plan_of(store: el.Store, location: str) -> Plan:
+def plan_of(store: el.Store, catalog: str, location: str) -> Plan:
     """Return the plan of the query, with each table up to its newest commit."""
     epoch = {info.name: info.max_committed_epoch for info in store.tables()}
     on = {"airlines": "carrier", "planes": "tailnum", "airports": "dest"}
     builds = tuple(Build(name, epoch[name], data.KEYS[name][0], column) for name, column in on.items())
-    return Plan("q1", store.root, location, "flights", epoch["flights"], builds)
+    return Plan("q1", store.root, catalog, location, "flights", epoch["flights"], builds)
 
 
 def equals_duckdb(tables: dict[str, pa.Table], result: pa.Table) -> bool:
@@ -451,9 +459,9 @@ def main(chaos: int | None, flights: int) -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         root = f"{folder}/lake"
-        with el.open(root, durability="os") as store, Cast(root, folder, say) as cast:
+        with Redis(folder) as redis, el.open(root, redis.url, durability="os") as store, Cast(root, redis, say) as cast:
             tables = load(store, flights)
-            plan = plan_of(store, cast.location)
+            plan = plan_of(store, redis.url, cast.location)
             prepare(store, plan)
             say(f"{tables['flights'].num_rows:,} flights are joined with {', '.join(b.table for b in plan.builds)}")
             workers = cast.run([plan], kills, chance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from epochlog.checkpoint.coordinator.state import CoordinatorSettings
@@ -12,6 +13,7 @@ from epochlog.cli.signals import stop_signals
 from epochlog.errors import InvalidInput, ReadFailed
 from epochlog.exchange.transport.connections import allow_open_files
 from epochlog.exchange.transport.tokens import load_token
+from epochlog.serving import NO_STAGE_COUNTER
 from epochlog.serving import serve as serve_store
 
 SHUTDOWN_S = 10.0
@@ -26,11 +28,12 @@ def serve(session: CommandSession) -> None:
     read_token = None if options.read_token_file is None else load_token(options.read_token_file)
     tls = None if options.tls_cert is None else (read_pem_file(options.tls_cert), read_pem_file(options.tls_key))
     scheme = "grpc" if tls is None else "grpc+tls"
+    if options.stage_counter is not None:
+        print(f"epochlog: {NO_STAGE_COUNTER}: leave --stage-counter out", file=sys.stderr)
     coordinator_settings = _coordinator_settings(options)
     place = f"{scheme}://{options.bind}"
     allow_open_files()
     settings = {
-        "stage_counter": options.stage_counter,
         "control": coordinator_settings,
         "metrics": options.metrics,
         "ui": options.ui,

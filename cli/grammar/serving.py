@@ -42,8 +42,7 @@ def _serve(commands: argparse._SubParsersAction) -> None:
         "--stage-counter",
         "--coordinator",
         metavar="URL",
-        help="redis://…: keep the end marks and stage counters of staged queries in this Redis too (--coordinator: its "
-        "earlier name)",
+        help="deprecated, without an effect: end marks and stage counters are in the store's catalog",
     )
     checkpoints = command.add_argument_group("checkpoints of loads and jobs")
     checkpoints.add_argument(

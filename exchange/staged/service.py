@@ -34,7 +34,6 @@ from .group_commit import GroupCommit
 from .pull_handler import StageSender
 from .push_handler import HeldPush, MemoryBudget, PushHandler
 from .query_leases import QueryLeases
-from .stage_counter import StageCounter
 from .state import Cursor, StageConsumer, StagedQuery
 
 LEASE_MS = 86_400_000
@@ -55,11 +54,10 @@ MAINTENANCE_S = 5.0
 class StagedExchange:
     """Service of the staged exchanges of one open store. `exchanges` and `actions` are registered at its server."""
 
-    def __init__(self, handle: Handle, waiting: Wait, stage_counter: StageCounter | None = None) -> None:
+    def __init__(self, handle: Handle, waiting: Wait) -> None:
         self.handle = handle
         self.changed = threading.Condition()
         self.closing = threading.Event()
-        self._stage_counter = stage_counter
         self._waiting = waiting
         self._commit_counts: dict[str, int] = {}
         self._pass_counts: dict[str, int] = {}
@@ -111,8 +109,6 @@ class StagedExchange:
         self._commits.close()
         self._maintenance.join()
         self.query_leases.close()
-        if self._stage_counter is not None:
-            self._stage_counter.close()
 
     # ---- for streams ---------------------------------------------------------------------------------------------
 
@@ -182,8 +178,6 @@ class StagedExchange:
         with self.changed:
             self._pass_counts[query] = self._pass_counts.get(query, 0) + 1
             self.changed.notify_all()
-        if self._stage_counter is not None:
-            self._stage_counter.end(query)
 
     def _retry_held_pushes(self, query: str) -> None:
         with self.changed:
@@ -199,10 +193,7 @@ class StagedExchange:
         expires_ms = self.handle.catalog.now_ms() + lease_ms
         new = StagedQuery(fields["query"], {}, frozenset(), lease_ms, expires_ms, fields["budget"] or BUDGET)
         consumer = StageConsumer(fields["consumer"], fields["stages"])
-        query = self.transact(new.name, lambda tx: transactions.declare(tx, new, consumer))
-        self.query_leases.touch(query)
-        if self._stage_counter is not None:
-            self._stage_counter.declare(query.name, query.stages)
+        self.query_leases.touch(self.transact(new.name, lambda tx: transactions.declare(tx, new, consumer)))
         return b""
 
     def _end(self, body: bytes) -> bytes:
@@ -216,9 +207,7 @@ class StagedExchange:
         return b""
 
     def _stage(self, body: bytes) -> bytes:
-        name = messages.unpack(body, messages.QUERY)["query"]
-        query = self.handle.catalog.read(lambda view: transactions.find_query(view, name))
-        return messages.pack(stage=query.stage if self._stage_counter is None else self._stage_counter.stage(name))
+        return messages.pack(stage=self._read_stage(messages.unpack(body, messages.QUERY)["query"]))
 
     def _wait_stage(self, body: bytes, call: Call) -> bytes:
         """Wait until the stage counter has reached a stage, or the time of the wait has passed; return the counter."""
@@ -259,8 +248,6 @@ class StagedExchange:
         self.query_leases.forget(name)
         self.delete_later(purge(self.handle.catalog, name))
         self.channel_passed(name)
-        if self._stage_counter is not None:
-            self._stage_counter.drop(name)
         return b""
 
     def _ack(self, body: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Key space of the catalog: the ordered keys of all records (docs/formats/catalog.md).
 
     meta/store, meta/head                   one store record; the counters that every commit advances
-    meta/exchange                           the newest server that keeps end marks in a coordinator
+    meta/exchange                           of earlier versions, without a meaning
     meta/reads                              the policy of reads that name none, if the store has its own
     meta/clocks                             clocks of the machines that committed last
     name/<table>, jobname/<job>             names to ids

@@ -307,23 +307,6 @@ CALL_REFUSED = LogEvent(
 EXCHANGE_FILE_MISSING = LogEvent(
     "exchange_file_missing", "exchange", ERROR, "query channel seq path", "The file of a pushed batch is missing."
 )
-STAGE_MISMATCH = LogEvent(
-    "stage_mismatch",
-    "exchange",
-    ERROR,
-    "server query counted stage",
-    "The stage counter on Redis differs from the catalog's marks, which hold.",
-)
-STAGE_COUNTER_RESET = LogEvent(
-    "stage_counter_reset",
-    "exchange",
-    WARNING,
-    "server reason",
-    "Redis has lost end marks; they are written again from the catalog.",
-)
-STAGE_COUNTER_LOST = LogEvent(
-    "stage_counter_lost", "exchange", WARNING, "server error", "Redis does not answer; the catalog does."
-)
 RETRY = LogEvent(
     "retry", "retry", WARNING, "what error", "Work in the background failed, and is tried again: `what` names it."
 )

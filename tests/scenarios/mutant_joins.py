@@ -45,9 +45,9 @@ def trusting_work(plan: Plan, name: str, attempt: int) -> None:
     staged_join.work(plan, name, attempt)
 
 
-def trusting_serve(root: str, port: int, coordinator: str) -> None:
+def trusting_serve(root: str, port: int, catalog: str) -> None:
     trust_the_counter()
-    staged_join.serve(root, port, coordinator)
+    staged_join.serve(root, port, catalog)
 
 
 # ---- acknowledged before it is durable -------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def hasty_work(plan: Plan, name: str, attempt: int) -> None:
         staged_join.work(plan, name, attempt)
         return
     with (
-        el.open(plan.root, durability="os") as store,
+        el.open(plan.root, plan.catalog, durability="os") as store,
         plan.exchange() as exchange,
         exchange.consume(name, incarnation=attempt) as mail,
     ):

@@ -1,8 +1,8 @@
 """D11: a hundred random left-deep joins in processes of their own, with random SIGKILLs: the results are right.
 
 The processes are those of examples/staged_join.py: producers, joins and a collector for each join, around a served
-store and a Redis server, ten joins at a time. The seed is printed; EPOCHLOG_D11_SEED repeats it (what is joined and
-who is killed after which pause, not how the processes happen to run).
+store with its catalog in Redis, ten joins at a time. The seed is printed; EPOCHLOG_D11_SEED repeats it (what is joined
+and who is killed after which pause, not how the processes happen to run).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 import staged_join
-from staged_join import Build, Cast, Plan, Serve, Work
+from staged_join import Build, Cast, Plan, Redis, Serve, Work
 
 import epochlog as el
 from wait_until import wait_until
@@ -50,13 +50,13 @@ def fill(store: el.Store, chance: random.Random) -> None:
             table.upsert(pa.table({"id": some, **rows}, schema=schema))
 
 
-def a_plan(store: el.Store, location: str, query: str, chance: random.Random) -> Plan:
+def a_plan(store: el.Store, catalog: str, location: str, query: str, chance: random.Random) -> Plan:
     """Two to four build sides, each on a column of its own."""
     epoch = {info.name: info.max_committed_epoch for info in store.tables()}
     chosen = chance.sample(range(0 if chance.random() < 0.1 else 1, TABLES), chance.randint(2, 4))
     builds = tuple(Build(f"b{number}", epoch[f"b{number}"], "key", f"k{number}") for number in chosen)
     probe = chance.choice(["p0", "p1"])
-    return Plan(query, store.root, location, probe, epoch[probe], builds, chance.choice([3, 7, 20, 50]))
+    return Plan(query, store.root, catalog, location, probe, epoch[probe], builds, chance.choice([3, 7, 20, 50]))
 
 
 def wanted(store: el.Store, plan: Plan) -> pa.Table:
@@ -113,9 +113,13 @@ def run_group(
     fates = [kind for kind, times in kills.items() for _ in range(times)]
     chance.shuffle(fates)
     root = str(folder / "store")
-    with el.open(root, durability="os") as store, Cast(root, str(folder), work=work, serve=serve) as cast:
+    with (
+        Redis(str(folder)) as redis,
+        el.open(root, redis.url, durability="os") as store,
+        Cast(root, redis, work=work, serve=serve) as cast,
+    ):
         fill(store, chance)
-        plans = [a_plan(store, cast.location, f"q{number}", chance) for number in range(joins)]
+        plans = [a_plan(store, redis.url, cast.location, f"q{number}", chance) for number in range(joins)]
         for plan in plans:
             staged_join.prepare(store, plan)
         cast.run(plans, fates, chance, pause_s=0.04)

@@ -8,7 +8,7 @@ from epochlog.checkpoint.coordinator import decision_executor
 from epochlog.checkpoint.job import step_scheduler
 from epochlog.checkpoint.log_source import log_source
 from epochlog.checkpoint.worker import worker
-from epochlog.exchange.staged import push_client, stage_counter_redis
+from epochlog.exchange.staged import push_client
 from epochlog.exchange.subscription import client as subscriber
 from epochlog.store.catalog.redis import client as redis_client
 from epochlog.store.env.backoff import Backoff
@@ -21,7 +21,6 @@ USED = [
     (watcher.BACKOFF, 0.005, 0.1),
     (subscriber.BACKOFF, 0.05, 1.0),
     (push_client.BACKOFF, 0.02, 1.0),
-    (stage_counter_redis.BACKOFF, 0.5, 10.0),
     (log_source._BACKOFF, 0.005, 0.1),
     (worker.BACKOFF, 0.05, 2.0),
     (decision_executor.BACKOFF, 0.1, 5.0),

@@ -15,10 +15,10 @@ TOKEN = "the-token"
 
 
 class ServerProcess:
-    """A server that can be killed, and started again on the same port. coordinator: Redis with a copy of end marks."""
+    """A server that can be killed, and started again on the same port."""
 
-    def __init__(self, root: Path | str, catalog: str = "", coordinator: str = "") -> None:
-        self._store = [str(root), catalog, coordinator]
+    def __init__(self, root: Path | str, catalog: str = "") -> None:
+        self._store = [str(root), catalog]
         self.location = fixed_location()
         self._process: subprocess.Popen[str] | None = None
         self.start()
@@ -60,10 +60,10 @@ class ServerProcess:
 
 
 def main() -> None:
-    location, root, catalog, coordinator = sys.argv[1:]
+    location, root, catalog = sys.argv[1:]
     with (
         el.open(root, catalog or None, durability="os") as store,
-        el.serve(store, location, token=TOKEN, stage_counter=coordinator or None) as server,
+        el.serve(store, location, token=TOKEN) as server,
     ):
         print(server.location, flush=True)
         sys.stdin.read()

@@ -61,15 +61,10 @@ class Cut(Exception):
 class RedisServer:
     """Redis server of a URL. Thread-safe; a forked child makes its own connections."""
 
-    def __init__(self, url: str, role: str = "catalog", timeout_s: float | None = None) -> None:
-        """Prepare the connection pool; the first call connects.
-
-        role: the server's purpose, for messages. timeout_s: timeout of connecting and of each answer, unless the URL
-        has one.
-        """
+    def __init__(self, url: str) -> None:
+        """Prepare the connection pool; the first call connects."""
         self._url = url
-        self._role = role
-        self._options = _connection_options(url, role, timeout_s)
+        self._options = _connection_options(url)
         self._closed = threading.Event()
         self._pid = os.getpid()
         self._pool = self._connect()
@@ -93,7 +88,7 @@ class RedisServer:
             except (NotSent, Cut) as error:
                 if deadline.passed:
                     raise CatalogUnavailable(
-                        f"the {self._role} server {self.name} has not answered for {RECONNECT_S:.0f} s ({error}); "
+                        f"the catalog server {self.name} has not answered for {RECONNECT_S:.0f} s ({error}); "
                         "this call wrote nothing. Bring the server back, then try again"
                     ) from error
                 failures += 1
@@ -102,7 +97,7 @@ class RedisServer:
     def pause(self, seconds: float) -> None:
         """Wait for some seconds; raise StoreClosed if `close` is called during the wait."""
         if self._closed.wait(seconds):
-            raise StoreClosed(f"this store was closed while it waited for its {self._role} server; open it again")
+            raise StoreClosed("this store was closed while it waited for its catalog server; open it again")
 
     def run_once(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Argument]) -> list[Any]:
         """Run a script once. Raise NotSent or Cut, or the typed error for an error reply."""
@@ -131,19 +126,19 @@ class RedisServer:
                 if "may not" not in str(error):
                     raise
                 raise InvalidInput(
-                    f"the user of the {self._role} server {self.name} may not read its settings, so epochlog cannot "
+                    f"the user of the catalog server {self.name} may not read its settings, so epochlog cannot "
                     "check that commits survive a crash; permit +config|get, or pass volatile=True to skip the check"
                 ) from error
             reported = reply[1] if isinstance(reply, list) and len(reply) == 2 else b""
             if reported != required.encode():
                 shown = reported.decode(errors="replace") if isinstance(reported, bytes) else ""
                 raise InvalidInput(
-                    f"the {self._role} server {self.name} has {name} {shown or '(unknown)'}, and commits need "
+                    f"the catalog server {self.name} has {name} {shown or '(unknown)'}, and commits need "
                     f"{name} {required} to be durable; set it, or pass volatile=True if they may be lost"
                 )
 
     def damaged(self, damage: str) -> Corrupt:
-        return Corrupt(f"{self._role} server {self.name}", damage)
+        return Corrupt(f"catalog server {self.name}", damage)
 
     def close(self) -> None:
         """End the waits of all threads. Each thread closes the connection that it uses."""
@@ -160,7 +155,7 @@ class RedisServer:
         except (ValueError, TypeError) as error:
             reason = without_secrets(error, self._url) if "Port" not in str(error) else "its port is no number"
         # raised outside of the handler: the cause may quote the URL
-        raise InvalidInput(f"the {self._role} URL cannot be used: {reason}")
+        raise InvalidInput(f"the catalog URL cannot be used: {reason}")
 
     def _command(self, *command: Argument) -> Any:
         if self._closed.is_set():
@@ -202,19 +197,19 @@ class RedisServer:
             raise NotSent(self._redacted(error)) from None
         except (ValueError, TypeError) as error:
             reason = without_secrets(error, self._url)
-        raise InvalidInput(f"the {self._role} URL cannot be used: {reason}")
+        raise InvalidInput(f"the catalog URL cannot be used: {reason}")
 
     def _redacted(self, error: Exception) -> str:
         return without_secrets(error, self._url)
 
     def _typed_error(self, error: Exception) -> EpochlogError:
         """Translate an error reply to a typed error with advice. The server has changed nothing."""
-        text, server = self._redacted(error), f"the {self._role} server {self.name}"
+        text, server = self._redacted(error), f"the catalog server {self.name}"
         login = redis_errors.AuthenticationError, redis_errors.AuthenticationWrongNumberOfArgsError
         if isinstance(error, login) or any(code in text for code in ("NOAUTH", "WRONGPASS", "invalid username")):
             return CatalogUnavailable(f"{server} refuses the login; check user and password in its URL")
         if any(code in text for code in ("NOPERM", "has no permissions", "can't run this command", "can't access")):
-            return CatalogUnavailable(f"the user of {server} may not run the commands of a {self._role}; give it the "
+            return CatalogUnavailable(f"the user of {server} may not run the commands of a catalog; give it the "
                                       "rights that docs/GUARANTEES.md lists, or read the store with "
                                       f"epochlog.open(root, catalog, read_only=True) ({text})")  # fmt: skip
         if isinstance(error, redis_errors.OutOfMemoryError) or "OOM" in text:
@@ -245,21 +240,21 @@ def _send_and_receive(connection: Any, command: Sequence[Argument]) -> Any:
         raise
 
 
-def _connection_options(url: str, role: str, timeout_s: float | None) -> dict[str, Any]:
+def _connection_options(url: str) -> dict[str, Any]:
     """Return the connection options for a URL; InvalidInput, which never quotes the URL, for an invalid one."""
     shape = "redis://[user:password@]host:port/db, rediss://… for TLS, or unix://path"
     if not isinstance(url, str) or "://" not in url or url.split("://", 1)[0].lower() not in SCHEMES:
-        raise InvalidInput(f"{role} must be a URL like {shape}; leave it out for the embedded catalog")
+        raise InvalidInput(f"catalog must be a URL like {shape}; leave it out for the embedded catalog")
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise InvalidInput(f"{role} must be a URL like {shape}") from None
+        raise InvalidInput(f"catalog must be a URL like {shape}") from None
     if "@" not in parts.netloc and "@" in parts.path + parts.query + parts.fragment:
-        raise InvalidInput(f"write a /, ? or # in the password of a {role} URL as %2F, %3F or %23")
+        raise InvalidInput("write a /, ? or # in the password of a catalog URL as %2F, %3F or %23")
     parameters = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
     for name in parameters:
         if name not in _PARAMETERS and not name.startswith("ssl_"):
             raise InvalidInput(
-                f"the {role} URL has the unknown parameter {name!r}; known: {sorted(_PARAMETERS)}, ssl_…"
+                f"the catalog URL has the unknown parameter {name!r}; known: {sorted(_PARAMETERS)}, ssl_…"
             )
-    return {name: timeout_s or value for name, value in _TIMEOUTS.items() if name not in parameters}
+    return {name: value for name, value in _TIMEOUTS.items() if name not in parameters}
