@@ -21,8 +21,6 @@ from .exchange_source import ConsumerPartition, ConsumerRead
 from .types import arrow_schema
 from .worker_gc import freeze_loaded_objects
 
-INCARNATION = 0
-"""Incarnation of every stream. Spark's checkpoint lets one stream go on at a time; acknowledgements never go back."""
 Cursor = Mapping[str, int]
 """Channel -> the next sequence."""
 
@@ -51,6 +49,9 @@ def deliverable(layout: ExchangeLayout, progress: Mapping[str, ChannelProgress],
 class ExchangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream reader in one long-lived process for each query. An offset is a cursor of all channels. A committed batch
     is acknowledged, and its files are deleted.
+
+    The reader claims the next incarnation of all consumers at its start: the acknowledgement of an earlier stream,
+    whose driver was thought dead, is refused. The tasks read without a claim, because Spark may run one twice.
     """
 
     def __init__(self, layout: ExchangeLayout, schema: StructType) -> None:
@@ -58,27 +59,31 @@ class ExchangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = arrow_schema(schema)
         self._target: dict[str, int] | None = None
         self._open_client: ExchangeClient | None = None
-        self._claimed = False
+        self._incarnations: dict[str, int] | None = None  # of the consumers, once they are claimed
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open_client": None, "_claimed": False}
+        return {**self.__dict__, "_open_client": None, "_incarnations": None}
 
     def initialOffset(self) -> dict[str, int]:
         freeze_loaded_objects()
         self._layout.declare(self._client())
+        self._claim()
         return {}
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: ReadLimit | None = None) -> dict[str, int]:
         freeze_loaded_objects()
+        self._claim()
         end = deliverable(self._layout, self._client().progress, start or {})
         return end if self._target is None else {**(start or {}), **self._target}
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._layout.declare(self._client())
+        self._claim()
         self._target = deliverable(self._layout, self._client().progress, {})
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         freeze_loaded_objects()
+        self._claim()
         reads: list[InputPartition] = []
         for consumer in range(self._layout.consumers):
             begin, stop = self._layout.cursor(consumer, start), self._layout.cursor(consumer, end)
@@ -93,16 +98,20 @@ class ExchangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, int]) -> None:
         freeze_loaded_objects()
-        client = self._client()
+        incarnations = self._claim()
         for consumer in range(self._layout.consumers):
-            if not self._claimed:
-                client.consume(str(consumer), INCARNATION).close()
-            client.acknowledge(str(consumer), INCARNATION, self._layout.cursor(consumer, end))
-        self._claimed = True
+            name = str(consumer)
+            self._client().acknowledge(name, incarnations[name], self._layout.cursor(consumer, end))
 
     def stop(self) -> None:
         if self._open_client is not None:
             self._open_client.close()
+
+    def _claim(self) -> dict[str, int]:
+        """Return the incarnation of each consumer; the first call claims them."""
+        if self._incarnations is None:
+            self._incarnations = self._client().claim(map(str, range(self._layout.consumers)))
+        return self._incarnations
 
     def _client(self) -> ExchangeClient:
         if self._open_client is None:

@@ -97,6 +97,21 @@ def stages(value: Any) -> dict[int, tuple[str, ...]]:
     return dict(sorted(channels_by_stage.items()))
 
 
+def names(value: Any) -> tuple[str, ...]:
+    if type(value) is not list or not 0 < len(value) <= MAX_CHANNELS:
+        raise BadMessage("names are not a list, or an empty or too long one")
+    checked = tuple(map(name, value))
+    if len(set(checked)) != len(checked):
+        raise BadMessage("a name is given twice")
+    return checked
+
+
+def incarnations(value: Any) -> dict[str, int]:
+    if type(value) is not dict or len(value) > MAX_CHANNELS:
+        raise BadMessage("incarnations are not a map of consumers, or too large")
+    return {name(consumer): number(incarnation) for consumer, incarnation in value.items()}
+
+
 def progress(value: Any) -> dict[str, ChannelProgress]:
     """Check a list of [channel, stage, next sequence, last sequence or None]. Raises BadMessage."""
     if type(value) is not list or len(value) > MAX_CHANNELS:
@@ -120,6 +135,8 @@ DECLARE: Mapping[str, Check] = {
 }
 END: Mapping[str, Check] = {"query": name, "channel": name, "last": last, "attempt": number, "rows": optional(number)}
 ACK: Mapping[str, Check] = {"query": name, "consumer": name, "incarnation": number, "cursor": cursor}
+CLAIM: Mapping[str, Check] = {"query": name, "consumers": names, "claimant": name}
+CLAIMED: Mapping[str, Check] = {"incarnations": incarnations}
 QUERY: Mapping[str, Check] = {"query": name}
 """Of the actions that read the stage counter or the channels, or drop a query."""
 STAGE: Mapping[str, Check] = {"stage": stage}

@@ -93,6 +93,7 @@ class StagedExchange:
             "staged.stage": Action(self._stage, Role.READ, about=about + "return the stage counter"),
             "staged.wait": WaitingAction(self._wait_stage, Role.READ, about=about + "wait for a stage"),
             "staged.progress": Action(self._progress, Role.READ, about=about + "return the progress of all channels"),
+            "staged.claim": Action(self._claim, about=about + "claim the next incarnation of consumers"),
             "staged.ack": Action(self._ack, about=about + "acknowledge a consumer's durable cursor"),
         }
 
@@ -249,6 +250,12 @@ class StagedExchange:
         self.delete_later(purge(self.handle.catalog, name))
         self.channel_passed(name)
         return b""
+
+    def _claim(self, body: bytes) -> bytes:
+        fields = messages.unpack(body, messages.CLAIM)
+        name, consumers, claimant = fields["query"], fields["consumers"], fields["claimant"]
+        claimed = self.transact(name, lambda tx: transactions.claim_next(tx, name, consumers, claimant))
+        return messages.pack(incarnations=claimed)
 
     def _ack(self, body: bytes) -> bytes:
         fields = messages.unpack(body, messages.ACK)

@@ -23,6 +23,7 @@ from epochlog.errors import (
     SequenceReleased,
 )
 from epochlog.exchange.stage_gate import stage_counter
+from epochlog.exchange.transport.message_fields import MAX_NUMBER
 
 Stages = Mapping[int, tuple[str, ...]]
 """Stage -> its channels, in rising order of stages."""
@@ -173,6 +174,8 @@ class StageConsumer:
     """Acknowledged position of its durable state."""
     start: Cursor = field(default_factory=dict)
     """Cursor at which the present incarnation began."""
+    claimant: str = ""
+    """Id of the caller to whom the server gave the present incarnation; "" if its consumer brought the number."""
 
     @property
     def channels(self) -> list[str]:
@@ -184,12 +187,14 @@ class StageConsumer:
             "incarnation": self.incarnation,
             "cursor": dict(self.cursor),
             "start": dict(self.start),
+            **({"claimant": self.claimant} if self.claimant else {}),
         }
 
     @classmethod
     def from_record(cls, name: str, record: Mapping[str, Any]) -> StageConsumer:
         stages = {stage: tuple(channels) for stage, channels in record["stages"]}
-        return cls(name, stages, record["incarnation"], record["cursor"], record["start"])
+        claimant = record.get("claimant", "")
+        return cls(name, stages, record["incarnation"], record["cursor"], record["start"], claimant)
 
 
 # ---- declaring -----------------------------------------------------------------------------------------------------
@@ -362,7 +367,19 @@ def with_claim(
             raise InvalidInput(
                 f"channel {name!r} ended at sequence {channel.last}; a cursor is at most {channel.last + 1}"
             )
-    return replace(consumer, incarnation=incarnation, start=start)
+    claimant = consumer.claimant if incarnation == consumer.incarnation else ""
+    return replace(consumer, incarnation=incarnation, start=start, claimant=claimant)
+
+
+def with_next_claim(consumer: StageConsumer, claimant: str, channels: Mapping[str, Channel]) -> StageConsumer:
+    """Return the consumer after a claim by its next incarnation, which begins at the acknowledged cursor; unchanged if
+    the claimant has the present incarnation, because it repeats a call whose answer was lost.
+    """
+    if claimant == consumer.claimant:
+        return consumer
+    if consumer.incarnation >= MAX_NUMBER:
+        raise LimitExceeded(f"consumer {consumer.name!r} is of incarnation {MAX_NUMBER}: no incarnation is left")
+    return replace(with_claim(consumer, consumer.incarnation + 1, None, channels), claimant=claimant)
 
 
 def with_acknowledgement(

@@ -43,6 +43,7 @@ from .state import (
     with_claim,
     with_consumer,
     with_end,
+    with_next_claim,
     with_push,
 )
 
@@ -252,6 +253,22 @@ def claim(tx: Txn, query_name: str, consumer_name: str, incarnation: int, cursor
     if after != consumer:
         tx.put(consumer_key(query.name, consumer.name), after.to_record())
     return after
+
+
+def claim_next(tx: Txn, query_name: str, consumer_names: Iterable[str], claimant: str) -> dict[str, int]:
+    """Claim the next incarnation of each consumer for the claimant and fence the lower ones; return {consumer:
+    incarnation}. Raises the errors of `with_next_claim`, and then claims none.
+    """
+    query = find_query(tx, query_name)
+    consumers = [find_consumer(tx, query, name) for name in consumer_names]
+    claimed = [
+        with_next_claim(consumer, claimant, {name: find_channel(tx, query, name) for name in consumer.channels})
+        for consumer in consumers
+    ]
+    for before, after in zip(consumers, claimed, strict=True):
+        if after != before:
+            tx.put(consumer_key(query.name, after.name), after.to_record())
+    return {consumer.name: consumer.incarnation for consumer in claimed}
 
 
 def begin_read(view: ReadTxn, query_name: str, consumer_name: str, cursor: Cursor | None) -> StageConsumer:

@@ -43,6 +43,7 @@ ROLES = {
     "action staged.stage": Role.READ,
     "action staged.wait": Role.READ,
     "action staged.progress": Role.READ,
+    "action staged.claim": Role.WRITE,
     "action staged.ack": Role.WRITE,
     "do_put": Role.WRITE,
 }
