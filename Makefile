@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-one lint check long redis campaign format docs bench bench-quick pypaimon clean
+.PHONY: help setup setup-demo demo test test-one lint check long redis campaign format docs bench bench-quick microbench pypaimon clean
 
 # With it set, every test process would compile every test again: a seventh of the time of `make check`.
 unexport PYTHONDONTWRITEBYTECODE
@@ -58,6 +58,11 @@ bench: setup pypaimon  ## measure epochlog and its peers, and write docs/PERFORM
 
 bench-quick: setup pypaimon  ## print the tables of `make bench` at a tenth of the size, and what moved since the last of record
 	@$(BENCH) $(if $(KEEP),--keep) --quick --benchmark-disable --ignore=bench/bench_tpch.py --ignore=bench/bench_attached.py
+
+microbench: setup  ## time single calls of the core operations beside their record; KEEP=1 writes a new record
+	@$(PYTEST) bench/microbench.py -p no:xdist -o console_output_style=classic -o python_files=microbench.py \
+		--benchmark-group-by=param:name --benchmark-columns=min,median,rounds \
+		$(if $(KEEP),--benchmark-json,--benchmark-compare)=bench/of_record/micro.json
 
 pypaimon: setup
 	@scripts/setup_pypaimon.sh
