@@ -20,7 +20,7 @@ WITHOUT_PANDAS = {
         "consumers",
         "compact",
     ),
-    *("vacuum", "verify", "doctor", "alter", "rebuild", "clone", "drop", "adopt"),
+    *("vacuum", "verify", "doctor", "alter", "rebuild", "finish", "stop", "clone", "drop", "adopt"),
 }
 """Commands that have nothing to do with pandas."""
 

@@ -45,6 +45,8 @@ COMMAND_MODULES = {
     "check": "checking",
     "alter": "changing",
     "rebuild": "changing",
+    "finish": "changing",
+    "stop": "changing",
     "clone": "changing",
     "drop": "changing",
     "adopt": "changing",

@@ -64,6 +64,17 @@ def drain(runner: JobRunner, timeout: float | timedelta | None) -> None:
     live.stop(runner)
 
 
+def wait_for_end(runner: JobRunner, timeout: float | timedelta) -> None:
+    """Wait until the job has finished, whichever process runs it. Raises DrainPending after `timeout` (seconds or a
+    timedelta), JobNotFound.
+    """
+    deadline, pause = Deadline.after(timeout), threading.Event()
+    while not _finished(runner):
+        if deadline.passed:
+            raise _pending_error(runner)
+        pause.wait(LOOK_S)
+
+
 def _step_again(step: Callable[[], int | None]) -> int | None:
     """Step once more; return None also while another runner runs the job: that runner drains it."""
     try:

@@ -1,29 +1,34 @@
-"""Commands that change or drop tables and jobs: alter, rebuild, clone, drop and adopt."""
+"""Commands that change, end or drop tables and jobs: alter, rebuild, finish, stop, clone, drop and adopt."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
+from epochlog.checkpoint.job.drain import wait_for_end
 from epochlog.checkpoint.job.job_ddl import refuse_in_use as refuse_job_in_use
 from epochlog.checkpoint.job.job_intervals import boundaries_text
+from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.cli.confirmation import confirm
 from epochlog.cli.grammar.values import AUTO
 from epochlog.cli.session import CommandSession
-from epochlog.errors import EpochlogError
+from epochlog.errors import EpochlogError, TableFinished
 from epochlog.facts.chosen_epochs import epoch_of
 from epochlog.facts.losses import describe_tables, loss_lines, outputs_of
 from epochlog.facts.store import settings_facts
 from epochlog.facts.text import epoch_text, listed, settings_text, unchanged_text
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.commit.table_ddl import alter_table, refuse_in_use
 from epochlog.store.env.clock import FOR_EVER
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.lookups import find_job, find_table
+from epochlog.store.metadata.lookups import all_jobs, all_tables, find_job, find_table, get_version
 from epochlog.store.metadata.table_options import LEAST_HISTORY, LONGEST_HISTORY, TableOptions
 from epochlog.store.metadata.table_settings import Settings, show_option
+from epochlog.store.session.handle import Handle
 
 _SPANS = ("history_retention", "log_retention", "tombstone_retention")
 _OPTIONS = (*_SPANS, "compact_segments", "max_segments", "compaction_check", "ttl", "ttl_column")
@@ -161,6 +166,62 @@ def rebuild(session: CommandSession) -> None:
     else:
         outputs = listed([table["name"] for table in described])
         session.out.show(f"job {name}: its next step rebuilds {outputs}")
+
+
+def finish(session: CommandSession) -> None:
+    """End the data of a root table."""
+    name, handle = session.options.table, session.handle
+    table = session.store.table(name)
+    if table.info.state != "finished":
+        handle.catalog.read(lambda view: refuse_unwritable(view, find_table(view, name)))
+        losses = [
+            "no commit can write the table again",
+            *(f"{reader} ends too" for reader in _ending_with(handle, name)),
+        ]
+        confirm(session, f"End the data of table {name}?", losses)
+        with suppress(TableFinished):  # by another process meanwhile
+            table.finish()
+    epoch = table.info.max_committed_epoch
+    if session.out.as_json:
+        session.out.document({"name": name, "finished": epoch})
+    else:
+        session.out.show(f"table {name} has ended, at epoch {epoch_text(epoch)}")
+
+
+def _ending_with(handle: Handle, name: str) -> list[str]:
+    """Return the jobs that read the table and end with it: none of their other upstreams goes on."""
+
+    def read_jobs(view: ReadTxn) -> list[str]:
+        table = find_table(view, name)
+        open_ids = {each.id for each in all_tables(view) if get_version(view, each.id, each.name).end_epoch is None}
+        readers = (job for job in all_jobs(view) if table.id in job.upstreams and job.state != "finished")
+        return [f"job {job.name}" for job in readers if not open_ids.intersection(job.upstreams) - {table.id}]
+
+    return handle.catalog.read(read_jobs)
+
+
+def stop(session: CommandSession) -> None:
+    """Record the end of a job's data for its runner, in whichever process, and wait for that end if asked to."""
+    options, name = session.options, session.options.job
+    job = session.store.job(name)
+    if job.info.state not in ("finished", "parked") and not job.info.draining:
+        outputs = listed(job.info.outputs)
+        confirm(session, f"End the data of job {name}?", [f"later changes of its upstreams do not reach {outputs}"])
+    job.stop(drain=True)
+    if options.wait is not None:
+        record = session.handle.catalog.read(lambda view: find_job(view, name))
+        wait_for_end(JobRunner(session.handle, record.id, name), options.wait)
+    info = job.info
+    if session.out.as_json:
+        session.out.document(asdict(info))
+    elif info.state == "finished":
+        session.out.show(f"job {name} has finished, at epoch {epoch_text(info.committed_epoch)}")
+    else:
+        runner = info.runner
+        who = "its next runner ends it; there is none now"
+        if runner is not None:
+            who = f"its {runner.kind} in process {runner.pid} of {runner.host} ends it"
+        session.out.show(f"job {name}: the end of its data is recorded; {who}")
 
 
 def drop(session: CommandSession) -> None:

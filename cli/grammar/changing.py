@@ -64,6 +64,42 @@ def _adopt(commands: argparse._SubParsersAction) -> None:
     command.add_argument("table", metavar="TABLE")
 
 
+def _finish(commands: argparse._SubParsersAction) -> None:
+    command = add_command(
+        commands,
+        "finish",
+        "end the data of a root table: no commit can write it again",
+        "Each job whose upstreams have all ended takes in the rest, and ends its tables too. A table that has ended is "
+        "left as it is. JSON: name, and finished: the epoch of its last commit.",
+    )
+    command.add_argument("table", metavar="TABLE")
+    _yes_flag(command)
+
+
+def _stop(commands: argparse._SubParsersAction) -> None:
+    command = add_command(
+        commands,
+        "stop",
+        "end the data of a job while its upstreams go on",
+        "The store records the end. The job's runner, in any process, takes in all changes up to it with its last "
+        "commit, and ends; without a live runner the next one does. A finished job and a recorded end are left as they "
+        "are. JSON: the fields of JobInfo.",
+    )
+    command.add_argument("job", metavar="JOB")
+    command.add_argument("--drain", action="store_true", help="required: a command can only end the data of a job")
+    command.add_argument("--wait", type=seconds, metavar="S", help="wait until the job has finished, S seconds at most")
+    _yes_flag(command)
+    command.set_defaults(usage_error=_stop_usage_error)
+
+
+def _stop_usage_error(options: argparse.Namespace) -> str | None:
+    return (
+        None
+        if options.drain
+        else ("stop: a query is stopped in the process that runs it; add --drain to end the data of the job")
+    )
+
+
 def _alter(commands: argparse._SubParsersAction) -> None:
     command = add_command(
         commands,
@@ -151,4 +187,4 @@ def _yes_flag(command: argparse.ArgumentParser) -> None:
     command.add_argument("--yes", action="store_true", help="do not ask for confirmation; required without a terminal")
 
 
-CHANGE_COMMANDS = (_alter, _rebuild, _clone, _drop, _adopt)
+CHANGE_COMMANDS = (_alter, _rebuild, _finish, _stop, _clone, _drop, _adopt)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -20,6 +23,7 @@ from epochlog import api
 from epochlog.cli.commands import changing
 from epochlog.cli.grammar.commands import parser
 from epochlog.store.catalog.keys import READS
+from wait_until import wait_until
 
 
 class Terminal(io.StringIO):
@@ -50,6 +54,8 @@ DESTROYING = {
     "drop job daily": ["table revenue: 2 rows, ", " B, 1 commit, the newest at ", "held by tag:kept"],
     "drop job daily --keep-outputs": ["its tables stay as root tables"],
     "rebuild daily": ["table revenue: 2 rows, ", "held by tag:kept", "the job's next step rebuilds its tables"],
+    "finish orders": ["no commit can write the table again", "job broken ends too", "job daily ends too"],
+    "stop daily --drain": ["later changes of its upstreams do not reach revenue"],
     "alter table orders --log-retention 1h --history-retention 61m": [
         "history_retention is auto and would be 1 h 1 min; log_retention is 1 d and would be 1 h",
     ],
@@ -83,7 +89,8 @@ def test_without_a_terminal_nothing_is_destroyed_unless_yes_is_said(run, lake, w
     before = (Path(lake.root) / "catalog" / "data.mdb").read_bytes()
     done = run(*argv_of(words.split(), lake.root), *more)
     assert (done.code, done.out) == (2, "")
-    assert words.split()[2 - (words[0] == "r")] in done.err and "--yes" in done.err and done.err.count("\n") == 1
+    name = words.split()[1 if words.split()[0] in {"rebuild", "finish", "stop"} else 2]
+    assert name in done.err and "--yes" in done.err and done.err.count("\n") == 1
     assert all(part in done.err for part in DESTROYING[words]), done.err
     assert (Path(lake.root) / "catalog" / "data.mdb").read_bytes() == before
 
@@ -161,6 +168,105 @@ def test_rebuild_makes_anew(run, lake) -> None:
     facts = json.loads(run("rebuild", lake.root, "daily", "--yes", "--json").out)
     assert (facts["name"], facts["rebuilding"]) == ("daily", True)
     assert "rebuilds revenue" in run("rebuild", lake.root, "daily", "--yes").out
+
+
+@pytest.mark.rule("5.6")
+def test_finish_ends_a_table_and_says_so_again(run, lake) -> None:
+    first = run("finish", lake.root, "orders", "--yes")
+    assert first.code == 0 and "table orders has ended, at epoch" in first.out
+    with api.open(lake.root) as store:
+        info = store.table("orders").info
+        assert info.state == "finished"
+        with pytest.raises(el.TableFinished):
+            store.table("orders").delete(pa.table({"id": [1]}))
+        store.checkpoint()
+        job = store.job("daily")
+        while job.step_local(refresh) is not None:
+            pass
+        assert job.info.state == "finished"
+    again = run("finish", lake.root, "orders", "--json")
+    assert json.loads(again.out) == {"name": "orders", "finished": info.max_committed_epoch}
+    assert json.loads(run("finish", lake.root, "revenue", "--json").out)["name"] == "revenue"
+
+
+def test_finish_refuses_an_output_before_anybody_is_asked(run, lake, person) -> None:
+    person("y")
+    done = run("finish", lake.root, "revenue")
+    assert done.code == 1 and "only that job writes it" in done.err and "[y/N]" not in done.err
+
+
+def test_finish_names_no_job_that_another_table_keeps_going(run, lake, person) -> None:
+    person("n")
+    with api.open(lake.root) as store:
+        store.create_job("both", ["orders", "nothing_yet"], {"copy": (store.table("orders").schema, ["id"])})
+    done = run("finish", lake.root, "orders")
+    assert "job daily ends too" in done.err and "job both" not in done.err
+
+
+@pytest.mark.rule("5.7")
+def test_stop_without_a_runner_leaves_the_end_to_the_next_one(run, lake) -> None:
+    done = run("stop", lake.root, "daily", "--drain", "--yes")
+    assert done.code == 0 and "its next runner ends it; there is none now" in done.out
+    pending = run("stop", lake.root, "daily", "--drain", "--wait", "0.01")
+    assert pending.code == 1 and "The end is recorded" in pending.err
+    with api.open(lake.root) as store:
+        store.table("orders").upsert(pa.table({"id": [9], "day": ["sun"], "cents": [1]}))
+        job = store.job("daily")
+        assert job.info.draining
+        while job.step_local(refresh) is not None:
+            pass
+        assert job.info.state == "finished" and store.table("orders").info.state != "finished"
+        assert "sun" not in store.table("revenue").to_arrow()["day"].to_pylist()
+    again = run("stop", lake.root, "daily", "--drain", "--wait", "0")
+    assert again.code == 0 and "job daily has finished, at epoch" in again.out
+    assert json.loads(run("stop", lake.root, "daily", "--drain", "--json").out)["state"] == "finished"
+
+
+def refresh(ctx: el.LocalRefreshContext) -> None:
+    sums = ctx.table("orders", among=ctx.touched("orders", "day")).group_by("day").aggregate([("cents", "sum")])
+    ctx.recompute("revenue", by="day", from_=sums.rename_columns(["day", "cents"]))
+
+
+RUNNER = f"""
+import sys, time
+import epochlog as el
+
+{inspect.getsource(refresh)}
+with el.open(sys.argv[1], create=False) as store:
+    job = store.job("daily")
+    while job.info.state != "finished":
+        if job.step_local(refresh) is None:
+            time.sleep(0.02)
+    print("ended", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.rule("5.7")
+def test_stop_ends_a_job_that_another_process_runs(run, lake) -> None:
+    runner = subprocess.Popen([sys.executable, "-c", RUNNER, lake.root], stdout=subprocess.PIPE)
+    try:
+        with api.open(lake.root) as store:
+            wait_until(lambda: store.job("daily").info.committed_epoch > lake.epochs["view"])
+        killed = subprocess.Popen(
+            [sys.executable, "-m", "epochlog", "stop", lake.root, "daily", "--drain", "--yes", "--wait", "600"],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        killed.kill()  # at any place: the command can be given again
+        killed.wait()
+        done = run("stop", lake.root, "daily", "--drain", "--yes", "--wait", "600", "--json")
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["state"] == "finished"
+        assert runner.communicate()[0] == b"ended\n" and runner.returncode == 0
+    finally:
+        runner.kill()
+        runner.wait()
+
+
+def test_stop_says_what_a_command_can_stop(run, lake) -> None:
+    done = run("stop", lake.root, "daily")
+    assert done.code == 2 and "add --drain" in done.err
+    assert run("stop", lake.root, "nobody", "--drain", "--yes").code == 1
 
 
 def test_alter_tells_boundaries_and_time(run, lake) -> None:
