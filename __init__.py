@@ -118,7 +118,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .serving import StoreServer, serve
     from .snapshot import Snapshot
     from .spark.catalog.install import catalog
-    from .spark.foreach_sink import sink
+    from .spark.foreach_sink import Sink, sink
     from .spark.refresh_context import SparkRefreshContext
     from .spark.session import register, spark
     from .store.backup.catalog_restore import RestoreReport, restore_catalog
@@ -194,7 +194,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "register",
         "spark",
     ),
-    "spark.foreach_sink": ("sink",),
+    "spark.foreach_sink": ("Sink", "sink"),
     "spark.catalog.install": ("catalog",),
 }
 
@@ -251,6 +251,7 @@ __all__ = [
     "JobPart",
     "register",
     "spark",
+    "Sink",
     "sink",
     "catalog",
     "EpochlogError",

@@ -351,7 +351,9 @@ class RolledBack(EpochlogError):
 
 
 class Cancelled(EpochlogError):
-    """The load or job was stopped, or failed permanently, at its coordinator; its uncommitted writes are dropped."""
+    """The load or job was stopped, or failed permanently, at its coordinator, or the query of a load of a stream was
+    stopped; its uncommitted writes are dropped.
+    """
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from epochlog.errors import InvalidInput
+from epochlog.errors import Cancelled, InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.event_shape import EventShape
 from epochlog.store.commit.change import TableChange
-from epochlog.store.commit.idempotency import check_pair, find_committed_epoch
+from epochlog.store.commit.idempotency import TxnPair, check_pair, find_committed_epoch, resolve_outcome
 from epochlog.store.commit.root_commit import RootCommit, refuse_unwritable
 from epochlog.store.commit.stream_batches import StreamBatch
 from epochlog.store.commit.transaction import commit_changes
@@ -25,8 +26,61 @@ from .micro_batch import find_micro_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Shape = Callable[["DataFrame"], "DataFrame"]
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Function for `writeStream.foreachBatch` that writes micro-batches into tables; `el.sink` makes it."""
+
+    app_id: str
+    _open_store: Callable[[], Handle]
+    _tables: Sequence[tuple[TableDef, Shape | None]]
+    _events: EventShape
+    _new_checkpoint: bool
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Write a micro-batch."""
+        with closing(self._open_store()) as handle:
+            within = find_micro_batch(frame.sparkSession, batch_id)
+            query, planned_ms = (None, None) if within is None else (within.query, within.planned_ms)
+            batch = StreamBatch(self.app_id, batch_id, query, planned_ms, self._new_checkpoint)
+            _write_batch(handle, frame, batch, self._tables, self._events)
+
+    def load(self, writer: DataStreamWriter) -> int:
+        """Run a bounded stream until all that its source has is written, then finish the tables; return their last
+        epoch.
+
+        writer: `frame.writeStream` with its options; its function and trigger are set here. The tables are finished in
+        one commit, after a moment at which the source had nothing new, and only while the query runs. A call after that
+        commit returns its epoch, and starts no query. After a failure, or the death of the driver, call again with the
+        same checkpoint: the stream goes on where it ended. Raises Cancelled if the query was stopped meanwhile, Spark's
+        StreamingQueryException if it failed, TableFinished if a table was finished otherwise, and TxnMismatch if a load
+        of this `app_id` has finished other tables. Nothing is finished then.
+        """
+        definitions = [table for table, _ in self._tables]
+        ids, txn = [table.id for table in definitions], _end_of(self.app_id)
+        check_pair(txn)
+        with closing(self._open_store()) as handle:
+            earlier = find_committed_epoch(handle, txn, ids)
+        if earlier is not None:
+            return earlier
+        query = writer.foreachBatch(self).trigger(processingTime="0 seconds").start()
+        try:
+            query.processAllAvailable()
+            is_complete = query.isActive  # else it was stopped, which ends the wait without an error
+        finally:
+            query.stop()
+        if not is_complete:
+            raise Cancelled(
+                f"stream {self.app_id!r}: its query was stopped before its source had ended, so no table is finished. "
+                "Load again with the same checkpoint: the stream goes on where it was stopped"
+            )
+        with closing(self._open_store()) as handle:
+            changes = [TableChange(table, operation="finish", end=True) for table in definitions]
+            return commit_changes(handle, changes, RootCommit(txn=txn)).epoch
 
 
 def sink(
@@ -39,9 +93,9 @@ def sink(
     partial: bool = False,
     ignore_null_updates: bool = False,
     new_checkpoint: bool = False,
-) -> Callable[[DataFrame, int], None]:
+) -> Sink:
     """Make a function for `writeStream.foreachBatch` that writes each micro-batch to several tables in one transaction,
-    exactly once.
+    exactly once. Its `load` runs a bounded stream to its end and finishes the tables.
 
     tables: {table: function from the micro-batch to the rows of that table, or None for the micro-batch itself}; a
     column `_change_type` marks deletes. app_id: a name of this stream that survives restarts; with the batch id it
@@ -49,33 +103,33 @@ def sink(
     batch to its end, so that stateful operators keep their state, and does not write it. partial: rows may lack columns
     of the table, which keep their values. ignore_null_updates: a null leaves a value as it is. new_checkpoint: the
     stream was started anew on purpose, with another checkpoint, so that its batches are counted from 0 again; without
-    it such a batch raises CheckpointMismatch. Raises TableNotFound, NotWritable, InvalidInput at once.
+    it such a batch raises CheckpointMismatch. Raises TableNotFound, NotWritable, InvalidInput at once, and
+    TableFinished unless a load of this `app_id` has finished the tables.
     """
     if not isinstance(tables, Mapping) or not tables:
         raise InvalidInput("sink takes a dict {table: function} with at least one table")
     check_pair((app_id, 0))
     open_store = functools.partial(open_handle, path, catalog, create=False, volatile=volatile)
+
+    def read_tables(view: ReadTxn) -> dict[str, TableDef]:
+        definitions = {name: find_table(view, name) for name in tables}
+        if resolve_outcome(view, _end_of(app_id), sorted(table.id for table in definitions.values())) is None:
+            for table in definitions.values():
+                refuse_unwritable(view, table)
+        return definitions
+
     with closing(open_store()) as handle:
-        definitions = {name: handle.catalog.read(lambda view, name=name: _writable(view, name)) for name in tables}
+        definitions = handle.catalog.read(read_tables)
     events = EventShape(partial=partial, ignore_nulls=ignore_null_updates)
     for definition in definitions.values():
         check_event_options({}, definition.schema, events)
-
-    def write(frame: DataFrame, batch_id: int) -> None:
-        with closing(open_store()) as handle:
-            shapes = [(definitions[name], shape) for name, shape in tables.items()]
-            within = find_micro_batch(frame.sparkSession, batch_id)
-            query, planned_ms = (None, None) if within is None else (within.query, within.planned_ms)
-            batch = StreamBatch(app_id, batch_id, query, planned_ms, new_checkpoint)
-            _write_batch(handle, frame, batch, shapes, events)
-
-    return write
+    shapes = [(definitions[name], shape) for name, shape in tables.items()]
+    return Sink(app_id, open_store, shapes, events, new_checkpoint)
 
 
-def _writable(view: ReadTxn, name: str) -> TableDef:
-    table = find_table(view, name)
-    refuse_unwritable(view, table)
-    return table
+def _end_of(app_id: str) -> TxnPair:
+    """Return the transaction with which a load of the stream finishes its tables."""
+    return f"{app_id}#end", 0
 
 
 def _write_batch(
