@@ -20,8 +20,8 @@ import epochlog as el
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.staged import messages, transactions
 from epochlog.exchange.staged.service import StagedExchange
+from epochlog.store.catalog.records import unpack
 from epochlog.store.catalog.redis import client as redis_client
-from epochlog.store.catalog.redis.transaction import decode
 from epochlog.store.metadata.exchange_records import query_key
 from epochlog.testing.tcp_proxy import TcpProxy
 from exchange_server import TOKEN, ServerProcess
@@ -87,7 +87,7 @@ def held(redis: RedisProcess, store: el.Store) -> int | None:
         value: Any = client.hget(records, query_key("q"))  # pyright: ignore[reportArgumentType]
     if value is None:
         return None
-    return transactions.StagedQuery.from_record("q", decode(query_key("q"), value)).stage
+    return transactions.StagedQuery.from_record("q", unpack(query_key("q"), value)).stage
 
 
 # ---- two servers -----------------------------------------------------------------------------------------------------

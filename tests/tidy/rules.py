@@ -188,6 +188,7 @@ UNTRUSTED = (
 
 
 CHANCE_HOMES = (
+    "exchange/staged/client.py",
     "exchange/staged/pull_client.py",
     "exchange/flight/tickets.py",
     "page/sessions.py",
