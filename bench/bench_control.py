@@ -44,7 +44,7 @@ class Watched:
 
     tables: Collection[str] = ("t",)
     endings: tuple[type[el.EpochlogError], ...] = ()
-    edges: None = None
+    looked_at: None = None
 
     def __init__(self, asked: wire.Attach) -> None:
         self._parts = asked.parts

@@ -49,10 +49,11 @@ def test_the_order_of_rows_decides_between_both_zeros_in_spark(utc: SparkSession
 def test_both_engines_fail_for_a_value_that_has_no_place(utc: SparkSession, text: str) -> None:
     rows = pa.Table.from_pylist([{"id": 1, "i": -1, "n": -(2**63), "day": dt.date(2024, 1, 1)}], schema=SCHEMA)
     sql = f"SELECT id AS k, {text} AS c FROM x"
+    plan = derive(sql, {"x": TableSchema("x", SCHEMA, ("id",))}, ["k"])
     with duckdb_engine._connected() as connection:
         connection.register(NOW + "x", rows)
         with pytest.raises(InvalidInput):
-            duckdb_engine._run(connection, derive(sql, {"x": TableSchema("x", SCHEMA, ("id",))}, ["k"]).query())
+            duckdb_engine._run(connection, plan, plan.query())
     utc.createDataFrame(rows).createOrReplaceTempView("x")
     with pytest.raises((PySparkException, Py4JJavaError)):
         utc.sql(sql).toArrow()
