@@ -1,7 +1,9 @@
-"""One of two Spark applications that join over a staged exchange: `exchange_driver.py push|join '{"options": …}'`.
+"""A Spark application over a staged exchange: `exchange_driver.py push|join|stream '{"options": …}'`.
 
 The one that pushes loses an executor within the probe side, and waits within the build side until the file `go` is in
-the folder `notes`. The one that joins notes its first row, and writes its result to the file `result`.
+the folder `notes`. The one that joins notes its first row, and writes its result to the file `result`. The one that
+streams adds the ids of each micro-batch to the file `rows` of `notes`, until it has all that is there if `once` is set,
+and writes the class of the error that ends it to `error`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import epochlog as el
+from epochlog.spark.errors import find_epochlog_error
 from spark_limits import raise_connect_limit
 
 FORMAT = "epochlog.exchange"
@@ -98,13 +101,32 @@ def join(spark: Any, settings: dict[str, Any]) -> None:
     Path(notes, "part").rename(Path(notes, "result"))
 
 
+def stream(spark: Any, settings: dict[str, Any]) -> None:
+    notes = Path(settings["notes"])
+
+    def note(frame: Any, _: int) -> None:
+        with (notes / "rows").open("a") as rows:
+            rows.writelines(f"{row.id}\n" for row in frame.collect())
+
+    rows = spark.readStream.format(FORMAT).schema("id BIGINT").options(**settings["options"]).load()
+    writer = rows.writeStream.option("checkpointLocation", settings["checkpoint"]).foreachBatch(note)
+    trigger = {"availableNow": True} if settings["once"] else {"processingTime": "0 seconds"}
+    query = writer.trigger(**trigger).start()
+    try:
+        query.awaitTermination()
+    except Exception as error:
+        found = find_epochlog_error(error)
+        (notes / "part").write_text(type(found).__name__ if found else repr(error))
+        (notes / "part").rename(notes / "error")
+
+
 def main(role: str, settings: dict[str, Any]) -> None:
     conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": 250, "master": settings["master"]}
     conf["spark.executorEnv.PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
     spark = el.spark(role, **conf)
     raise_connect_limit(spark)
     spark.sparkContext.setLogLevel("OFF")
-    {"push": push, "join": join}[role](spark, settings)
+    {"push": push, "join": join, "stream": stream}[role](spark, settings)
     spark.stop()
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +25,11 @@ from epochlog.exchange.transport.message_fields import MAX_NUMBER
 from epochlog.spark.exchange_format import ExchangeSource
 from epochlog.spark.exchange_stream import ExchangeStreamReader
 from epochlog.testing.tcp_proxy import TcpProxy
-from wait_until import WAIT_LIMIT_S
+from wait_until import WAIT_LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.local_only]
 
+PROGRAM = Path(__file__).with_name("exchange_driver.py")
 TOKEN, FORMAT = "the-token", "epochlog.exchange"
 LAYOUT = {"stages": "0", "channels": "1", "consumers": "2"}
 SCHEMA = StructType([StructField("id", LongType())])
@@ -94,6 +102,58 @@ def check_an_old_driver_is_fenced(server: el.StoreServer) -> None:
 @pytest.mark.rule("6.15")
 def test_an_old_driver_is_fenced_and_its_successor_has_all_rows(server: el.StoreServer) -> None:
     check_an_old_driver_is_fenced(server)
+
+
+class StreamProcess:
+    """A driver of a stream, in a process group of its own with its JVM and its workers."""
+
+    def __init__(self, server: el.StoreServer, checkpoint: Path, notes: Path, *, once: bool) -> None:
+        notes.mkdir(exist_ok=True)
+        options = {"location": server.location, "token": TOKEN, "query": "q", **LAYOUT}
+        settings = {"options": options, "notes": str(notes), "checkpoint": str(checkpoint), "once": once}
+        settings["master"] = "local[1]"
+        self._notes = notes
+        command = [sys.executable, str(PROGRAM), "stream", json.dumps(settings)]
+        self.process = subprocess.Popen(command, start_new_session=True)
+
+    def rows(self) -> list[int]:
+        file = self._notes / "rows"
+        return sorted(map(int, file.read_text().split())) if file.exists() else []
+
+    def signal(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+    def error(self) -> str | None:
+        file = self._notes / "error"
+        return file.read_text() if file.exists() else None
+
+
+@pytest.mark.rule("6.15")
+@pytest.mark.medium
+def test_a_driver_that_slept_is_fenced_by_the_next_one(server: el.StoreServer, tmp_path: Path) -> None:
+    """It is stopped with its JVM and replaced by a driver with a copy of its checkpoint; then it wakes up."""
+    with client_of(server) as ex:
+        for consumer in range(2):
+            ex.declare(str(consumer), {0: [f"s0.p0.c{consumer}of2"]})
+        rows = push(ex, 0)
+        old = StreamProcess(server, tmp_path / "old", tmp_path / "by the old one", once=False)
+        try:
+            wait_until(lambda: set(old.rows()) == rows or old.process.poll() is not None)
+            old.signal(signal.SIGSTOP)
+            shutil.copytree(tmp_path / "old", tmp_path / "new")
+            rows |= push(ex, 1)
+            new = StreamProcess(server, tmp_path / "new", tmp_path / "by the new one", once=True)
+            assert new.process.wait() == 0 and new.error() is None
+            old.signal(signal.SIGCONT)
+            push(ex, 2)
+            assert old.process.wait() == 0 and old.error() == "Fenced"
+        finally:
+            with suppress(ProcessLookupError):
+                old.signal(signal.SIGKILL)
+        last = StreamProcess(server, tmp_path / "new", tmp_path / "by the new one", once=True)
+        assert last.process.wait() == 0 and last.error() is None
+        assert {10, 11, 20, 21} <= set(last.rows()) <= {0, 1, 10, 11, 20, 21}
+        assert len(last.rows()) == len(set(last.rows()))
 
 
 # ---- the claim -------------------------------------------------------------------------------------------------------
