@@ -57,8 +57,9 @@ class Sink:
         one commit, after a moment at which the source had nothing new, and only while the query runs. A call after that
         commit returns its epoch, and starts no query. After a failure, or the death of the driver, call again with the
         same checkpoint: the stream goes on where it ended. Raises Cancelled if the query was stopped meanwhile, Spark's
-        StreamingQueryException if it failed or the stop interrupted a micro-batch, TableFinished if a table was finished otherwise, and TxnMismatch if a load
-        of this `app_id` has finished other tables. Nothing is finished then.
+        StreamingQueryException if it failed or the stop interrupted a micro-batch, TableFinished if a table was
+        finished otherwise, and TxnMismatch if a load of this `app_id` has finished other tables. Nothing is finished
+        then.
         """
         definitions = [table for table, _ in self._tables]
         ids, txn = [table.id for table in definitions], _end_of(self.app_id)

@@ -13,5 +13,5 @@ pytestmark = pytest.mark.local_only
 @pytest.mark.medium
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_fill_is_measured(tmp_path: Path, name: str) -> None:
-    load(tmp_path / "store", 2_000)
-    assert [fill(tmp_path / "store", name, rows)["chunks"] for rows in (500, 4_000)] == [4, 0]
+    load(tmp_path / "store", 20_000)  # more than customers, which the sums could be divided by too
+    assert [fill(tmp_path / "store", name, rows)["chunks"] for rows in (5_000, 40_000)] == [4, 0]
