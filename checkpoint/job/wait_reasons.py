@@ -68,12 +68,15 @@ def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork)
     plan = graph.plan([job for job, wait in waits.items() if wait.kind not in ("nothing", "over")])
     for job, ups in plan.waiting.items():
         waits[job] = replace(waits[job], jobs=tuple(sorted(graph.vertex(up).name for up in ups)))
+    causes: dict[int, int] = {}
     for job, writer in writers.items():
-        cause, passed = writer, {job}
-        while cause in writers and cause not in passed:
-            passed.add(cause)
-            cause = writers[cause]
-        waits[job] = replace(waits[job], writer=graph.vertex(writer).name, cause=graph.vertex(cause).name)
+        chain = {job: None}
+        while writer in writers and writer not in causes and writer not in chain:
+            chain[writer] = None
+            writer = writers[writer]
+        causes |= dict.fromkeys(chain, causes.get(writer, writer))
+    for job, writer in writers.items():
+        waits[job] = replace(waits[job], writer=graph.vertex(writer).name, cause=graph.vertex(causes[job]).name)
     return {graph.vertex(job).name: wait for job, wait in waits.items()}
 
 

@@ -12,6 +12,7 @@ import pytest
 import epochlog as el
 from epochlog.__main__ import main
 from epochlog.spark.batch_source import resolve_load
+from epochlog.store.catalog.records import DECODED
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.types.epoch import from_unix_ms
@@ -214,7 +215,11 @@ def test_tables_of_a_store_of_before_read_as_they_did(lab: Lab, monkeypatch: pyt
     assert TableDef.from_record(record).created == 0
     read = TableDef.from_record
     monkeypatch.setattr(TableDef, "from_record", lambda record: replace(read(record), created=0))
-    assert lab.store.table("late").count(before) == 0
+    kept_bytes = DECODED.resize(0)  # a record that was decoded before is not decoded again
+    try:
+        assert lab.store.table("late").count(before) == 0
+    finally:
+        DECODED.resize(kept_bytes)
 
 
 def test_the_command_line_says_so(lab: Lab, capsys: Any) -> None:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
+from epochlog.store.catalog.records import DECODED
 from epochlog.store.epochs import view_reader
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.version import TableVersion
@@ -369,6 +370,7 @@ def test_a_snapshot_decodes_each_record_once(
             store.create_table(f"t{number}", pa.schema([("id", pa.int64())]), ["id"]).upsert([{"id": number}])
         store.compact("t0", full=True)
         decoded = Counter[str]()
+        DECODED.clear()
         for kind in (TableDef, TableVersion, SortedRun):
             monkeypatch.setattr(kind, "from_record", counted(kind, decoded))
         with store.snapshot(names, consistency="latest") as snapshot:

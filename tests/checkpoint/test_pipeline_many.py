@@ -261,6 +261,9 @@ def test_more_slow_jobs_than_threads_do_not_keep_the_others(lab: Lab) -> None:
         wait_until(lambda: all(job.info.committed_epoch for job in good))
         assert len(hanging) == 5
         for value in range(3):  # nobody waits now: no time passes but the poll of the idle jobs
+            time.settle(
+                lambda: pipe._pool.busy == len(hanging)
+            )  # else a look comes after that time, and waits for more of it
             last = lab.put({2: (0, value)})
             lab.store.checkpoint()
             time.pass_ms(100)

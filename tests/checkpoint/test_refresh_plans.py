@@ -102,14 +102,14 @@ def test_each_log_is_read_once_for_all_plans_of_a_barrier(lab: Lab, monkeypatch:
         assert job.step_local(REFRESH)
     lab.put({99: (0, 0)})
     lab.tick()
-    entries, scan = list[bytes](), LmdbView.scan
+    entries, scan = list[bytes](), LmdbView.scan_packed
 
     def counted(view: LmdbView, low: bytes, high: bytes, **options: Any) -> Any:
         for key, record in scan(view, low, high, **options):
             entries.extend([key] if key.startswith(b"log/") else [])
             yield key, record
 
-    monkeypatch.setattr(LmdbView, "scan", counted)
+    monkeypatch.setattr(LmdbView, "scan_packed", counted)
     runner = job._runner
     assert runner.begin(lease=runner.new_lease("query")) is not None
     assert len(entries) == 13 + 1 + 12, "the rows of r, its changes, and the rows of j_out"

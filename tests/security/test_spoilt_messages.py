@@ -168,6 +168,9 @@ def test_random_descriptors(path: list[bytes], command: bytes) -> None:
 VALUES: dict[str, Any] = {
     "query": "q",
     "consumer": "c",
+    "consumers": ["c", "d"],
+    "claimant": "a",
+    "incarnations": {"c": 2},
     "channel": "build",
     "stages": [[-1, ["build"]], [0, ["probe"]]],
     "lease_ms": 5,
@@ -219,7 +222,8 @@ def sound(field: str, value: Any) -> bool:
     if field == "final":
         return type(value) is bool
     kinds: dict[str, Any] = {"stages": dict, "channels": dict, "cursor": dict | None, "pad": bytes}
-    texts = {"query", "consumer", "channel", "kind", "path", "what", "mail"}
+    kinds |= {"consumers": tuple, "incarnations": dict}
+    texts = {"claimant", "query", "consumer", "channel", "kind", "path", "what", "mail"}
     kind = kinds.get(field, str if field in texts else (str | None) if field in ("error", "text") else (int | None))
     return isinstance(value, kind) and not isinstance(value, bool)
 

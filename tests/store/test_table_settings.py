@@ -206,7 +206,9 @@ def test_altering_nothing_is_refused_as_it_is_of_jobs(lab: Lab) -> None:
         ):
             lab.store.table(name).alter()
     for nothing in ({}, {"options": {}}):
-        with pytest.raises(el.InvalidInput, match="job 'j': alter takes interval=, max_lag= or options="):
+        with pytest.raises(
+            el.InvalidInput, match="job 'j': alter takes interval=, max_lag=, options= or snapshot_rows="
+        ):
             lab.store.job("j").alter(**nothing)
     assert lab.txn_id() == written
 
