@@ -19,6 +19,7 @@ import staged_join
 from staged_join import Build, Cast, Plan, Redis, Serve, Work
 
 import epochlog as el
+from stores import watch
 from wait_until import wait_until
 
 pytestmark = [
@@ -128,6 +129,7 @@ def run_group(
         wait_until(lambda: answers(cast.location))
         problems = [text for plan in plans if (text := wrong(store, plan))]
         assert store.verify().ok
+        watch.forget()  # the store's Redis ends here, before the check of all stores
     return cast.kills, "\n".join(problems)
 
 
