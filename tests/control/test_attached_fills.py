@@ -105,7 +105,7 @@ from attached_fixture import Driver
 from control_fixture import open_worker
 with el.open(sys.argv[1], create=False, durability="os") as store, open_worker(sys.argv[2], store) as worker:
     worker.await_answer()
-    driver = Driver(store, worker, store.view("v").refresh, name="v")
+    driver = Driver(store, worker, store.view("v").refresh, name="v", take_over=True)
     while True:
         driver.step()
 """

@@ -115,8 +115,8 @@ def stream(spark: Any, settings: dict[str, Any]) -> None:
     try:
         query.awaitTermination()
     except Exception as error:
-        found = find_epochlog_error(error)
-        (notes / "part").write_text(type(found).__name__ if found else repr(error))
+        cause = find_epochlog_error(error)
+        (notes / "part").write_text(type(cause).__name__ if cause else repr(error))
         (notes / "part").rename(notes / "error")
 
 
