@@ -122,19 +122,21 @@ class _Driver(Generic[R]):
                 self.ctx.recompute(output, by=list(step.scope), from_=rows, touched=step.touched)
 
     def _write_chunk(self, merges: Merges) -> None:
-        """Write the rows of a chunk, merged with those of earlier chunks; the whole view if a merged value does not fit
-        its type, for the view's own value may.
+        """Write the rows of a chunk, merged with those of earlier chunks; the whole view if a value of the chunk or a
+        merged one does not fit its type, for the view's own value may.
         """
-        for output, rows in self._rows(self.plan.query()).items():
-            try:
-                merged = self.engine.merged(output, rows, merges) if merges else rows
-            except LimitExceeded:
-                raise
-            except InvalidInput:
-                self.ctx.take_all()
-                self.write(AllRows("refresh"))
-                return
-            self.ctx.insert(output, merged)
+        try:
+            chunk = self._rows(self.plan.query())
+            if merges:
+                chunk = {output: self.engine.merged(output, rows, merges) for output, rows in chunk.items()}
+        except LimitExceeded:
+            raise
+        except InvalidInput:
+            self.ctx.take_all()
+            self.write(AllRows("refresh"))
+            return
+        for output, rows in chunk.items():
+            self.ctx.insert(output, rows)
 
     def _rows(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> dict[str, R]:
         """Return the rows of a block by output. A view has one block and one output."""

@@ -243,7 +243,11 @@ class ExchangeClient(Closeable):
         gives the numbers, and the lower ones are fenced. Use it where one process acknowledges for readers without a
         claim. Raises QueryNotFound, InvalidInput for an undeclared consumer.
         """
+        if isinstance(consumers, str):
+            raise InvalidInput(f"consumers is a list of names, not the text {consumers!r}; claim [{consumers!r}]")
         names = [check_name("a consumer", consumer) for consumer in consumers]
+        if not names or len(set(names)) != len(names):
+            raise InvalidInput(f"consumers names each consumer once, and at least one, not {names}")
         claimant = uuid.uuid4().hex  # by which the server knows a repeated call
         body = messages.pack(query=self.query, consumers=names, claimant=claimant)
         return messages.unpack(self._run_action("staged.claim", body, timeout), messages.CLAIMED)["incarnations"]

@@ -193,8 +193,8 @@ def test_a_claim_takes_all_consumers_or_none(server: el.StoreServer) -> None:
         ex.declare("a", {0: ["c"]})
         with pytest.raises(el.InvalidInput, match="has no consumer 'b'"):
             ex.claim(["a", "b"])
-        for wrong in ([], ["a", "a"], ["not a name"], [1]):
-            with pytest.raises((el.InvalidInput, el.BadMessage)):
+        for wrong in ([], ["a", "a"], ["not a name"], [1], "a"):
+            with pytest.raises(el.InvalidInput):
                 ex.claim(wrong)  # pyright: ignore[reportArgumentType]
         assert ex.claim(["a"]) == {"a": 0}
         ex.consume("a", incarnation=MAX_NUMBER).close()

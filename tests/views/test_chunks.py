@@ -259,6 +259,17 @@ def test_a_sum_of_some_chunks_that_does_not_fit_is_taken_in_at_once(lab: Lab) ->
     assert raw_check(view).ok
 
 
+@pytest.mark.parametrize(("column", "big"), [("SUM(cents)", 1 << 62), ("CAST(SUM(cents) AS SMALLINT)", 30_000)])
+def test_a_sum_that_does_not_fit_within_one_chunk_is_taken_in_at_once(lab: Lab, column: str, big: int) -> None:
+    """The query of the chunk fails, and so did each further try; that of all rows does not."""
+    lab.store.table("orders").upsert(orders_of([(i, 0, 0, big if i < 6 else -big) for i in range(12)]))
+    lab.tick()
+    sql = f"SELECT day, {column} AS cents FROM orders GROUP BY day"
+    view = lab.store.create_view("v", sql, ["day"], snapshot_rows=6)
+    by_chunks(view)
+    assert raw_check(view).ok
+
+
 def test_two_rows_with_one_key_within_a_chunk_are_an_error(lab: Lab) -> None:
     lab.store.table("orders").upsert(orders_of([(20, 7, 0, 1)]))
     lab.tick()
