@@ -189,13 +189,20 @@ def finish(session: CommandSession) -> None:
 
 
 def _ending_with(handle: Handle, name: str) -> list[str]:
-    """Return the jobs that read the table and end with it: none of their other upstreams goes on."""
+    """Return the jobs that end with the table, also through other jobs: none of their other upstreams goes on."""
 
     def read_jobs(view: ReadTxn) -> list[str]:
         table = find_table(view, name)
         open_ids = {each.id for each in all_tables(view) if get_version(view, each.id, each.name).end_epoch is None}
-        readers = (job for job in all_jobs(view) if table.id in job.upstreams and job.state != "finished")
-        return [f"job {job.name}" for job in readers if not open_ids.intersection(job.upstreams) - {table.id}]
+        running = [job for job in all_jobs(view) if job.state != "finished"]
+        closing, ending = {table.id}, list[str]()
+        while closing:
+            open_ids -= closing
+            readers = [job for job in running if closing.intersection(job.upstreams)]
+            ends = [job for job in readers if not open_ids.intersection(job.upstreams)]
+            ending += [f"job {job.name}" for job in ends]
+            closing = {output for job in ends for output in job.outputs}
+        return ending
 
     return handle.catalog.read(read_jobs)
 

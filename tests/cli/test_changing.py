@@ -203,6 +203,16 @@ def test_finish_names_no_job_that_another_table_keeps_going(run, lake, person) -
     assert "job daily ends too" in done.err and "job both" not in done.err
 
 
+def test_finish_names_the_jobs_that_end_through_others(run, lake, person) -> None:
+    person("n")
+    with api.open(lake.root) as store:
+        revenue = store.table("revenue").schema
+        store.create_job("weekly", ["revenue"], {"by_week": (revenue, ["day"])})
+        store.create_job("mixed", ["by_week", "nothing_yet"], {"mix": (revenue, ["day"])})
+    done = run("finish", lake.root, "orders")
+    assert "job daily ends too" in done.err and "job weekly ends too" in done.err and "job mixed" not in done.err
+
+
 @pytest.mark.rule("5.7")
 def test_stop_without_a_runner_leaves_the_end_to_the_next_one(run, lake) -> None:
     done = run("stop", lake.root, "daily", "--drain", "--yes")
