@@ -238,15 +238,14 @@ def refresh(ctx: el.LocalRefreshContext) -> None:
 
 
 RUNNER = f"""
-import sys, time
+import sys
 import epochlog as el
 
 {inspect.getsource(refresh)}
 with el.open(sys.argv[1], create=False) as store:
-    job = store.job("daily")
-    while job.info.state != "finished":
-        if job.step_local(refresh) is None:
-            time.sleep(0.02)
+    pipe = el.Pipeline(store)
+    pipe.add(store.job("daily"), refresh)
+    pipe.run()  # until the job has finished
     print("ended", flush=True)
 """
 

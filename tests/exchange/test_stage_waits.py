@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -14,7 +13,7 @@ from pyarrow import flight
 
 import epochlog as el
 import wait_until as wait_until_module
-from endpoints import ERRORS, bearer
+from endpoints import bearer
 from epochlog.exchange import ExchangeClient
 from epochlog.exchange.flight.leases import FlightLeases
 from epochlog.exchange.flight.service import FlightDesk
@@ -22,10 +21,10 @@ from epochlog.exchange.staged import client as client_module
 from epochlog.exchange.staged import messages, service
 from epochlog.exchange.staged.service import StagedExchange
 from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits
-from epochlog.testing.tcp_proxy import TcpProxy
 from exchange_server import ServerProcess
 from staged_fixture import JOIN, TOKEN, batch, client, fill, served
 from wait_until import wait_until
+from waiting_client import WaitingClient, waits_of
 
 pytestmark = pytest.mark.local_only
 NEVER = 3600.0
@@ -47,19 +46,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def waits_of(server: el.StoreServer) -> int:
-    return len(server._flights.leases._planning)
-
-
-class Waiter:
-    """Connection of a caller whose waits run in threads. ended: the answer or the error of each."""
-
-    def __init__(self, location: str) -> None:
-        self._proxy = TcpProxy(int(location.rpartition(":")[2]))
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        self.client = flight.connect(f"grpc://127.0.0.1:{self._proxy.port}", generic_options=options)
-        self.ended: list[Any] = []
-        self.threads: list[threading.Thread] = []
+class Waiter(WaitingClient):
+    """Connection of a caller that waits for a stage."""
 
     def ask(self, deadline_s: float | None = None) -> Any:
         options = flight.FlightCallOptions(headers=bearer(TOKEN), timeout=deadline_s)
@@ -67,19 +55,7 @@ class Waiter:
         return list(self.client.do_action(flight.Action("staged.wait", body), options))
 
     def wait(self, deadline_s: float | None = None) -> None:
-        def run() -> None:
-            try:
-                self.ended.append(self.ask(deadline_s))
-            except ERRORS as error:
-                self.ended.append(error)
-
-        self.threads.append(threading.Thread(target=run, daemon=True))
-        self.threads[-1].start()
-
-    def close(self) -> None:
-        """Go, without a word to the server."""
-        self._proxy.stop()
-        self.client.close()
+        self.run(lambda: self.ask(deadline_s))
 
 
 # ---- the end of a wait -----------------------------------------------------------------------------------------------

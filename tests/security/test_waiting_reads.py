@@ -6,7 +6,6 @@ import json
 import random
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -20,7 +19,7 @@ from pyarrow import flight
 
 import epochlog as el
 import wait_until as wait_until_module
-from endpoints import ERRORS, READ_TOKEN, ROWS, TOKEN, bearer
+from endpoints import READ_TOKEN, ROWS, TOKEN, bearer
 from epochlog import serving
 from epochlog.batch import choice
 from epochlog.errors import InvalidInput, LimitExceeded
@@ -29,9 +28,9 @@ from epochlog.exchange.flight.service import FlightDesk
 from epochlog.exchange.transport.admission import AdmissionLimits
 from epochlog.store.changelog.footprint import Footprint
 from epochlog.store.types.epoch import MAX_EPOCH
-from epochlog.testing.tcp_proxy import TcpProxy
 from security.test_served_process import Served
 from wait_until import WAIT_LIMIT_S, wait_until
+from waiting_client import WaitingClient, waits_of
 
 pytestmark = [pytest.mark.local_only, pytest.mark.medium]
 NEVER = 3600.0
@@ -44,37 +43,12 @@ def at_least(epoch: int = MAX_EPOCH, timeout: float = 30.0) -> flight.FlightDesc
     )
 
 
-class Reader:
-    """Connection with the read token, whose reads wait in threads. ended: the result or the error of each."""
-
-    def __init__(self, location: str) -> None:
-        self._proxy = TcpProxy(int(location.rpartition(":")[2]))
-        self.client = flight.connect(
-            f"grpc://127.0.0.1:{self._proxy.port}", generic_options=[("grpc.use_local_subchannel_pool", 1)]
-        )
-        self.ended: list[Any] = []
-        self.threads: list[threading.Thread] = []
+class Reader(WaitingClient):
+    """Connection with the read token, whose reads wait."""
 
     def wait(self, about: flight.FlightDescriptor, deadline_s: float | None = None) -> None:
         options = flight.FlightCallOptions(headers=bearer(READ_TOKEN), timeout=deadline_s)
-
-        def run() -> None:
-            try:
-                self.ended.append(self.client.get_flight_info(about, options))
-            except ERRORS as error:
-                self.ended.append(error)
-
-        self.threads.append(threading.Thread(target=run, daemon=True))
-        self.threads[-1].start()
-
-    def close(self) -> None:
-        """Go, without a word to the server: a client cannot close its connection while it waits for an answer."""
-        self._proxy.stop()
-        self.client.close()
-
-
-def waits_of(server: el.StoreServer) -> int:
-    return len(server._flights.leases._planning)
+        self.run(lambda: self.client.get_flight_info(about, options))
 
 
 @pytest.fixture
