@@ -148,9 +148,8 @@ class DecisionExecutor:
 
     def _note_commit(self, running: Running, *, finished: bool) -> list[str]:
         """Tell the graph of a commit; return the keys of the jobs that it triggers."""
-        if running.looked_at is None:
-            return []
-        job = running.looked_at.vertex.id
+        if running.looked_at is None or (job := running.looked_at.vertex.id) not in self.graph:
+            return []  # of a load, or of a job that was dropped since
         readers = self.graph.finished(job) if finished else self.graph.committed(job)
         return [f"job:{self.graph.vertex(reader).name}" for reader in readers]
 

@@ -7,7 +7,6 @@ that read what another job has just committed are looked at immediately.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from epochlog.checkpoint.job.job_looks import CatalogState, WorkLook, look_at, next_look_ms
 from epochlog.errors import EpochlogError
@@ -99,7 +98,7 @@ class JobLooker:
         if look is None or self._idle(key) is not running:
             return
         if look.vertex is not None:
-            self._executor.graph.created(replace(look.vertex, parts=running.parts))
+            self._executor.graph.created(look.vertex)
         if look.state is None:
             self._idle_at.pop(job_id, None)
         else:

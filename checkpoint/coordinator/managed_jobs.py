@@ -45,6 +45,7 @@ from epochlog.store.commit.loads import (
 )
 from epochlog.store.commit.root_commit import RootCommit
 from epochlog.store.commit.transaction import commit_changes
+from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.lookups import find_job, get_job, get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.run_listener import Run
@@ -284,7 +285,7 @@ class JobTask:
         self._run: Run | None = None
         self._barrier: Barrier | None = None  # of the newest attempt
         request_to_look = LookRequest(record.id, record.name, self._lease)
-        self.looked_at: LookedAt | None = LookedAt(request_to_look, replace(vertex_of(record), parts=self._parts))
+        self.looked_at: LookedAt | None = LookedAt(request_to_look, vertex_of(record))
         self.tables: Collection[str] = handle.catalog.read(
             lambda view: tuple(get_table(view, table, f"output of {record.name}").name for table in record.outputs)
         )
@@ -321,7 +322,7 @@ class JobTask:
     def decide(self, *, has_changes: bool, drain: bool) -> Decided:
         if drain:
             record_drain(self._runner)
-        alone = self._parts == 1  # its part takes in a backfill by chunks
+        alone = self._parts == 1
         self._plan = self._runner.begin(unchunked=not alone, keep_chunks=alone, lease=self._lease)
         self._end_run(Cancelled("its attempt was given up"))
         if self._plan is None:
@@ -335,9 +336,10 @@ class JobTask:
 
     def commit(self, commit: CommitBarrier) -> tuple[int, bool]:
         assert self._plan is not None and self._plan.barrier == commit.barrier
-        job = self._runner.record()
-        if job.cursor is not None and job.barrier == self._plan.job.barrier:  # the part has recorded chunks since
-            self._plan = self._runner.plan(replace(job, incarnation=self._plan.job.incarnation))
+        if self._takes_chunks(self._plan.job):
+            job = self._runner.record()
+            if job.cursor is not None and job.barrier == self._plan.job.barrier:  # the part has recorded chunks since
+                self._plan = self._runner.plan(replace(job, incarnation=self._plan.job.incarnation))
         label = commit.barrier.curr
         # The label marks segments as committed if a part reports them again.
         outputs: Mapping[str, tuple[Segment, ...]] = {
@@ -349,6 +351,10 @@ class JobTask:
             raise self._runner.find_cause(error, self._plan) from None
         self._completed(epoch)
         return epoch, self._runner.record().state == "finished"
+
+    def _takes_chunks(self, job: JobRecord) -> bool:
+        """Return True if the only part of the job takes in its backfill by chunks."""
+        return self._parts == 1 and job.snapshot_rows is not None and job.reads_all_rows
 
     def resolve(self) -> int | None:
         """Return the commit's epoch if it has landed. Else fence it with a newer incarnation and return None."""
