@@ -101,9 +101,9 @@ def look_within(view: ReadTxn, handle: Handle, *, counts_rows: bool = True) -> S
         )
         for table, _, version in records.values()
     ]
-    waits = read_waits(view, handle, epochs, jobs)
-    components = JobGraph(map(vertex_of, jobs)).components()
-    component_of = {job: number for number, members in enumerate(components, 1) for job in members}
+    graph = JobGraph(map(vertex_of, jobs))
+    waits = read_waits(view, handle, epochs, jobs, graph)
+    component_of = {job: number for number, members in enumerate(graph.components(), 1) for job in members}
     return StoreLook(
         Counters.read(view).last_epoch,
         now_ms,

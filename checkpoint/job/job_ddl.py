@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -315,8 +315,7 @@ def alter_job(
         intervals = make_intervals(name, interval, max_lag, handle.interval_ms, current)
         rows = job.snapshot_rows if snapshot_rows is None else snapshot_rows
         if intervals != current or rows != job.snapshot_rows:
-            job = replace(job, interval=intervals.interval, max_lag=intervals.max_lag, max_lag_ms=intervals.max_lag_ms)
-            job = replace(job, snapshot_rows=rows)
+            job = replace(job, **asdict(intervals), snapshot_rows=rows)
             tx.put(job_key(job.id), job.to_record())
         return job
 

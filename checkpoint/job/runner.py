@@ -60,8 +60,15 @@ from .refresh_plan import RefreshPlan, plan_barrier, plan_chunk
 from .refresh_run import refresh_run
 
 KEEPS_CHUNKS = (
-    *(CatalogUnavailable, LimitExceeded, ReadFailed, SparkLost, StoreClosed, WriteFailed),
-    *(KeyboardInterrupt, OSError, SystemExit),
+    CatalogUnavailable,
+    LimitExceeded,
+    ReadFailed,
+    SparkLost,
+    StoreClosed,
+    WriteFailed,
+    KeyboardInterrupt,
+    OSError,
+    SystemExit,
 )
 """Errors of a refresh that are not of its rows: the backfill of a view goes on with the chunk that they have ended."""
 LocalRefresh = Callable[[LocalRefreshContext], None]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from epochlog.checkpoint.manager.job_graph import JobGraph, vertex_of
+from epochlog.checkpoint.manager.job_graph import JobGraph
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.lag import oldest_unreflected
 from epochlog.store.epochs.view import EpochView
@@ -55,10 +55,9 @@ class Wait:
     """All jobs that it reads and that have something to commit before it, by name."""
 
 
-def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork) -> dict[str, Wait]:
-    """Return the reason for which each job waits, by the job's name."""
+def waits_of(view: EpochView, jobs: Collection[JobRecord], graph: JobGraph, clockwork: Clockwork) -> dict[str, Wait]:
+    """Return the reason for which each job waits, by the job's name. graph: of these jobs."""
     sealed_view, clockwork = after_sealing(view, clockwork)
-    graph = JobGraph(map(vertex_of, jobs))
     waits = {job.id: _wait(seen_by_runner(view, sealed_view, job, clockwork), job, clockwork) for job in jobs}
     writers = {
         job: writer.id
@@ -70,9 +69,9 @@ def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork)
         waits[job] = replace(waits[job], jobs=tuple(sorted(graph.vertex(up).name for up in ups)))
     causes: dict[int, int] = {}
     for job, writer in writers.items():
-        chain = {job: None}
+        chain = {job}
         while writer in writers and writer not in causes and writer not in chain:
-            chain[writer] = None
+            chain.add(writer)
             writer = writers[writer]
         causes |= dict.fromkeys(chain, causes.get(writer, writer))
     for job, writer in writers.items():
@@ -80,9 +79,11 @@ def waits_of(view: EpochView, jobs: Collection[JobRecord], clockwork: Clockwork)
     return {graph.vertex(job).name: wait for job, wait in waits.items()}
 
 
-def read_waits(view: ReadTxn, handle: Handle, epochs: EpochView, jobs: Sequence[JobRecord]) -> dict[str, Wait]:
+def read_waits(
+    view: ReadTxn, handle: Handle, epochs: EpochView, jobs: Sequence[JobRecord], graph: JobGraph
+) -> dict[str, Wait]:
     """Read the boundaries, and return `waits_of`. `epochs` and `jobs` were read from this state of the catalog."""
-    return waits_of(epochs, jobs, read_clockwork(view, handle, epochs, jobs))
+    return waits_of(epochs, jobs, graph, read_clockwork(view, handle, epochs, jobs))
 
 
 def _wait(view: EpochView, job: JobRecord, clockwork: Clockwork) -> Wait:

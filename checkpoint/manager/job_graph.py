@@ -35,8 +35,6 @@ class JobVertex:
     writes: frozenset[int]
     state: VertexState = "running"
     """A job that is creating runs."""
-    parts: int = 1
-    """Number of parts in which workers run it under a coordinator."""
     drained: bool = False
     """True if `stop(drain=True)` ends, or has ended, the job's data while its upstreams go on."""
 
@@ -77,10 +75,6 @@ class JobGraph:
 
     def __contains__(self, job: int) -> bool:
         return job in self._jobs
-
-    def __iter__(self) -> Iterator[JobVertex]:
-        """Iterate over the jobs, in the order in which they were created."""
-        return iter(self._jobs.values())
 
     # ---- events --------------------------------------------------------------------------------------------------
 
@@ -163,6 +157,20 @@ class JobGraph:
             placed |= component
             components.append(frozenset(component))
         return components
+
+    def ending_with(self, table: int) -> list[JobVertex]:
+        """Return the jobs whose data ends if that of a root table does, upstreams before their readers: none of their
+        other upstreams goes on.
+        """
+        ended = self._ended | {table for job in self._jobs.values() if job.state == "finished" for table in job.writes}
+        closing, ending = {table}, list[JobVertex]()
+        while closing:
+            ended |= closing
+            readers = dict.fromkeys(reader for closed in closing for reader in self._readers.get(closed, ()))
+            ends = [job for reader in readers if (job := self._jobs[reader]).state != "finished" and job.reads <= ended]
+            ending += ends
+            closing = {output for job in ends for output in job.writes}
+        return ending
 
     # ---- restarts ------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,6 @@ class Member:
     """Job of the pipeline, which runs it with a driver of its own in each run. The pipeline's lock guards it."""
 
     driver: JobDriver
-    outputs: frozenset[int]
     wake: Callable[[], None]
     step: JobStep = field(default_factory=JobStep)
     committed_epoch: int = 0

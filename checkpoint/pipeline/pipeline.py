@@ -94,7 +94,7 @@ class PipelineRunner(OneProcess):
         runner.check_refresh(refresh)
         record = runner.record()
         driver = JobDriver(runner, refresh, "pipeline", take_over=take_over)
-        member = Member(driver, frozenset(record.outputs), self._wake.set)
+        member = Member(driver, self._wake.set)
         member.committed_epoch = record.position
         member.left.set()
         with self._lock:
@@ -440,12 +440,13 @@ class PipelineRunner(OneProcess):
             member.unseen = True
             settled = member.step.settled or member.look.settled(idle=False)
             member.step = replace(succeeded(member.step, epoch, now_ms, finished=False), settled=settled)
+            outputs = self._graph.vertex(member.runner.job_id).writes
             if epoch:
                 member.committed_epoch = epoch
                 self._notify(self._graph.committed(member.runner.job_id))
         if epoch:
             self._wake.set()  # the jobs that read the outputs do not wait for the compaction
-            compact_outputs(self._handle, member.outputs)
+            compact_outputs(self._handle, outputs)
 
     def _delay(self, member: Member, error: BaseException) -> None:
         """Schedule the next try of a job whose step raised, or end its part in the run."""

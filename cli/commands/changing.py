@@ -12,6 +12,7 @@ from epochlog.checkpoint.job.drain import wait_for_end
 from epochlog.checkpoint.job.job_ddl import refuse_in_use as refuse_job_in_use
 from epochlog.checkpoint.job.job_intervals import boundaries_text
 from epochlog.checkpoint.job.runner import JobRunner
+from epochlog.checkpoint.manager.job_graph import JobGraph, vertex_of
 from epochlog.cli.confirmation import confirm
 from epochlog.cli.grammar.values import AUTO
 from epochlog.cli.session import CommandSession
@@ -189,20 +190,12 @@ def finish(session: CommandSession) -> None:
 
 
 def _ending_with(handle: Handle, name: str) -> list[str]:
-    """Return the jobs that end with the table, also through other jobs: none of their other upstreams goes on."""
+    """Return the jobs that end with the table, also through other jobs."""
 
     def read_jobs(view: ReadTxn) -> list[str]:
-        table = find_table(view, name)
-        open_ids = {each.id for each in all_tables(view) if get_version(view, each.id, each.name).end_epoch is None}
-        running = [job for job in all_jobs(view) if job.state != "finished"]
-        closing, ending = {table.id}, list[str]()
-        while closing:
-            open_ids -= closing
-            readers = [job for job in running if closing.intersection(job.upstreams)]
-            ends = [job for job in readers if not open_ids.intersection(job.upstreams)]
-            ending += [f"job {job.name}" for job in ends]
-            closing = {output for job in ends for output in job.outputs}
-        return ending
+        ended = [each.id for each in all_tables(view) if get_version(view, each.id, each.name).end_epoch is not None]
+        graph = JobGraph(map(vertex_of, all_jobs(view)), ended=ended)
+        return [f"job {job.name}" for job in graph.ending_with(find_table(view, name).id)]
 
     return handle.catalog.read(read_jobs)
 

@@ -19,8 +19,11 @@ import epochlog as el
 from attached_fixture import add_orders, make_chain, make_store
 from control_fixture import TOKEN, open_worker, settings
 from epochlog.__main__ import main
-from epochlog.checkpoint import JobGraph, JobVertex
+from epochlog.checkpoint import JobGraph, JobSettings, JobVertex
+from epochlog.checkpoint.control_messages import Attach, PartName
 from epochlog.checkpoint.coordinator.job_looker import JobLooker
+from epochlog.checkpoint.coordinator.managed_jobs import JobTask
+from epochlog.checkpoint.coordinator.state import Running
 from epochlog.errors import JobNotFound
 from epochlog.store.catalog.keys import head_key, job_key
 from epochlog.store.metadata.lookups import find_job, find_table, get_version
@@ -124,6 +127,21 @@ def test_a_finished_job_has_finished_upstreams(
     for number in finished:
         graph.finished(number)
     assert [(vertex.id, table) for vertex, table in graph.check_restore()] == wrong
+
+
+def test_the_jobs_that_end_with_a_table_are_those_with_no_other_upstream_that_goes_on() -> None:
+    """1 and 2 read root 90, 2 also root 91; 3 reads 1, 4 reads 1 and 2; 5 has finished, and 6 reads it and 90."""
+    jobs = [
+        job(1, [90]),
+        job(2, [90, 91]),
+        job(3, [1]),
+        job(4, [1, 2]),
+        job(5, [92], state="finished"),
+        job(6, [5, 90]),
+    ]
+    assert [vertex.id for vertex in JobGraph(jobs).ending_with(90)] == [1, 6, 3]
+    assert [vertex.id for vertex in JobGraph(jobs, ended=[91]).ending_with(90)] == [1, 2, 6, 3, 4]
+    assert JobGraph(jobs).ending_with(92) == [] and JobGraph(jobs).ending_with(7) == []
 
 
 # ---- random graphs, against a model of their tables --------------------------------------------------------------
@@ -341,6 +359,18 @@ def test_a_coordinator_looks_at_the_readers_of_what_was_committed(
     assert {key: set(readers) for key, readers in seen} == {
         "job:revenue": copies, "job:copy0": {"job:again"}, "job:copy1": set(), "job:copy2": set(), "job:again": set(),
     }  # fmt: skip
+
+
+@pytest.mark.local_only
+def test_a_commit_of_a_job_that_was_dropped_meanwhile_wakes_nobody(tmp_path: Path) -> None:
+    """Its commit landed, and before that was noted another thread has found that the job was dropped."""
+    with make_store(tmp_path / "store") as store, el.serve(store, fixed_location(), token=TOKEN) as server:
+        executor = server.coordinator._executor
+        make_chain(store)
+        request = Attach(PartName("job", "revenue", 0), 1, (), False, 0, False)
+        managed = JobTask(store._handle, request, JobSettings())
+        running = Running(managed, 1, "job", "revenue")
+        assert executor._note_commit(running, finished=False) == []
 
 
 @pytest.mark.local_only

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from epochlog.checkpoint.job.wait_reasons import Wait, WaitKind, read_waits
+from epochlog.checkpoint.manager.job_graph import JobGraph, vertex_of
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.lookups import all_jobs
 from epochlog.store.types.epoch import boundary, newest_index
@@ -18,12 +19,17 @@ from law_world import LawWorld
 SEEDS = 8
 
 
+def read_waits_of_all(view: Any, handle: Any, epochs: Any) -> dict[str, Wait]:
+    jobs = list(all_jobs(view))
+    return read_waits(view, handle, epochs, jobs, JobGraph(map(vertex_of, jobs)))
+
+
 def waits(store: Any) -> dict[str, Wait]:
     handle = store._handle
 
     def body(view: Any) -> dict[str, Wait]:
         epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
-        return read_waits(view, handle, epochs, list(all_jobs(view)))
+        return read_waits_of_all(view, handle, epochs)
 
     return {name: replace(wait, since_ms=None) for name, wait in handle.catalog.read(body).items()}
 
@@ -34,7 +40,7 @@ def due_since(lab: Lab, name: str) -> int | None:
 
     def body(view: Any) -> Wait:
         epochs = read_epoch_view(view, handle.memory, handle.catalog.now_ms())
-        return read_waits(view, handle, epochs, list(all_jobs(view)))[name]
+        return read_waits_of_all(view, handle, epochs)[name]
 
     since_ms = handle.catalog.read(body).since_ms
     return None if since_ms is None else lab.now_ms - since_ms
