@@ -19,7 +19,8 @@ def world(root: Path, columns: int, meter: Meter) -> None:
     lab = Lab(root / f"{columns}-{len(list(root.iterdir()))}")
     names = [f"c{at}" for at in range(columns)]
     schema = pa.schema([("id", pa.int64()), ("g", pa.int64()), *((name, pa.int64()) for name in names)])
-    rows = pa.table([[1, 2, 3], [0, 0, 1], *([[1, 2, 3]] * columns)], schema=schema)
+    # one group: DuckDB returns several in any order, and only those out of order are sorted, which is work of its own
+    rows = pa.table([[1, 2, 3], [0, 0, 0], *([[1, 2, 3]] * columns)], schema=schema)
     with lab.store as store:
         table = store.create_table("t", schema, ["id"], changelog="full")
         every = meter("view: create", lambda: store.create_view("every", "SELECT * FROM t WHERE c0 > 0", ["id"]))
