@@ -75,7 +75,7 @@ def put_tag(handle: Handle, token: Token, name: str, lasting: float | timedelta 
         raise LimitExceeded(f"this store has {MOST_TAGS:,} tags; drop some of them")
 
     def body(tx: Txn) -> Tag:
-        now_ms = handle.catalog.now_ms()
+        now_ms, latest_ms = handle.clock_guard.slowest_ms(tx), handle.clock_guard.latest_ms(tx)
         names = {table.id: table.name for table in all_tables(tx)}
         before = {hold.table_id: hold for _, hold in _holds_of(tx, names, name, now_ms)}
         if before and {table_id: hold.read_epoch for table_id, hold in before.items()} != epochs:
@@ -84,10 +84,10 @@ def put_tag(handle: Handle, token: Token, name: str, lasting: float | timedelta 
                 "use another name"
             )
         holds = []
-        until_ms = None if length_ms is None else now_ms + length_ms
+        until_ms = None if length_ms is None else latest_ms + length_ms
         for table, entry in token.entries.items():
             _require_readable(tx, table, entry.table_id, entry.epoch)
-            since_ms = before[entry.table_id].since_ms if before else now_ms
+            since_ms = before[entry.table_id].since_ms if before else min(handle.catalog.now_ms(), latest_ms)
             holds.append(Hold(TAG + name, entry.table_id, None, entry.epoch, since_ms, until_ms))
             tx.put(hold_key(entry.table_id, holds[-1].holder), holds[-1].to_record())
             _raise_format(tx, table, entry.table_id)
@@ -107,7 +107,7 @@ def list_tags(handle: Handle) -> list[Tag]:
 
 def tags_within(view: ReadTxn, handle: Handle) -> list[Tag]:
     """Return all tags that are kept now, by name, within a catalog transaction."""
-    now_ms = handle.catalog.now_ms()
+    now_ms = handle.clock_guard.slowest_ms(view)
     holds_by_name: dict[str, list[Hold]] = {}
     for _, hold in all_holds(view):
         if hold.is_tag and _is_kept(hold, now_ms) and view.get(table_key(hold.table_id)) is not None:
@@ -129,7 +129,7 @@ def drop_tag(handle: Handle, name: str) -> None:
     """Delete a tag; open snapshots of its epochs have leases of their own. Raises TagNotFound."""
 
     def body(tx: Txn) -> bool:
-        holds = list(_holds_of(tx, (table.id for table in all_tables(tx)), name, handle.catalog.now_ms()))
+        holds = list(_holds_of(tx, (table.id for table in all_tables(tx)), name, handle.clock_guard.slowest_ms(tx)))
         for key, _ in holds:
             tx.delete(key)
         return bool(holds)

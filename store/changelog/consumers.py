@@ -74,7 +74,7 @@ def open_consumer(
     holder = handle.new_holder("consumer")
 
     def claim(tx: Txn) -> ConsumerRecord:
-        now_ms, stored_record = handle.catalog.now_ms(), tx.get(consumer_key(name))
+        now_ms, stored_record = handle.clock_guard.latest_ms(tx), tx.get(consumer_key(name))
         if incarnation is not None:
             _require_newest(get_consumer(tx, name), incarnation)
         if stored_record is None:
@@ -105,7 +105,7 @@ def open_consumer(
 
 def _opened(handle: Handle, record: ConsumerRecord, tables: Sequence[str]) -> Consumer:
     hit("consumer:opened")
-    handle.leases.keep(record.holder, [consumer_key(record.name)], at_end="mark")
+    handle.leases.keep(record.holder, [consumer_key(record.name)], at_end="keep")
     if record.incarnation == 1:
         handle.log(CONSUMER_CREATED, consumer=record.name, tables=tables)
     return Consumer(handle, record)
@@ -123,7 +123,7 @@ def reset_consumer(handle: Handle, name: str, to: str | int) -> None:
     def move(tx: Txn) -> None:
         record = get_consumer(tx, name)
         require_tables(record)
-        now_ms = handle.catalog.now_ms()
+        now_ms = handle.clock_guard.latest_ms(tx)
         moved = replace(
             record,
             position=_reset_position(handle, tx, record, to),

@@ -12,6 +12,7 @@ from epochlog.errors import InvalidInput, TxnAborted, TxnMismatch, TxnOutcomeFor
 from epochlog.store.catalog.keys import TXN_APP_PREFIX, key_epoch, txn_app_key, txn_key, txn_prefix
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.metadata.lookups import all_tables
+from epochlog.store.types.epoch import to_unix_ms
 
 from .stream_batches import PAIR_MARKS, StreamBatch, pair_of_batch
 
@@ -156,7 +157,8 @@ def record_outcome(
         oldest = next(key for key, _ in scan_prefix(tx, txn_prefix(app)))
         tx.delete(oldest)
         count, forgotten = count - 1, key_epoch(oldest)
-    tx.put(txn_app_key(app), {"forgotten": forgotten, "count": count, "used_ms": now_ms})
+    used_ms = max(now_ms, to_unix_ms(epoch or 0))  # the clock may have been set back
+    tx.put(txn_app_key(app), {"forgotten": forgotten, "count": count, "used_ms": used_ms})
 
 
 def forget_unused(handle: Handle) -> int:

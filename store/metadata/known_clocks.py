@@ -1,12 +1,12 @@
 """Clocks that the catalog knows: wall clock and boot clock of each of the newest boots, in a record of its own.
 
-Rules: docs/SEMANTICS.md, 1.60 and 1.65. A note is renewed by commits, once it is a minute old.
+Rules: docs/SEMANTICS.md, 1.60, 1.65 and 1.68. A note is renewed by commits, once it is a minute old.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from epochlog.store.catalog.keys import CLOCKS
 from epochlog.store.catalog.protocol import ReadTxn
@@ -47,6 +47,12 @@ class KnownClock:
     wall_ms: int
     ahead_ms: Mapping[str, int] = field(default_factory=dict)
     """By how much it leads slower clocks at most, by their boots."""
+    behind_ms: int = 0
+    """By how much it is behind the latest time that it has shown in this boot, counted on by the boot clock."""
+
+    def behind_at(self, now: ClockReading) -> int:
+        """Return `behind_ms` as of a later reading."""
+        return max(0, self.behind_ms - now.jump_ms(self))
 
     def jumped_ms(self, now: ClockReading, last_epoch: int) -> int:
         """Return the time by which the clock has jumped ahead since the note; 0 if it has not, or if the newest epoch
@@ -64,7 +70,8 @@ class KnownClock:
     @checked
     def from_record(cls, record: Record) -> KnownClock:
         ahead_ms = {str(boot): int(ms) for boot, ms in record["ahead_ms"].items()}
-        return cls(record["host"], record["boot"], record["boot_ms"], record["wall_ms"], ahead_ms)
+        behind_ms = record.get("behind_ms", 0)  # absent in notes of earlier releases
+        return cls(record["host"], record["boot"], record["boot_ms"], record["wall_ms"], ahead_ms, behind_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,9 @@ class KnownClocks:
         others = tuple(clock for clock in self.clocks if clock.boot != now.boot)[1 - KEPT :]
         kept = {clock.boot for clock in others}
         ahead_ms = {boot: ms for boot, ms in self._ahead_ms(now).items() if boot in kept}
-        return KnownClocks((*others, KnownClock(now.host, now.boot, now.boot_ms, now.wall_ms, ahead_ms)))
+        before = self.of(now.boot)
+        behind_ms = 0 if before is None else before.behind_at(now)
+        return KnownClocks((*others, KnownClock(now.host, now.boot, now.boot_ms, now.wall_ms, ahead_ms, behind_ms)))
 
     def _ahead_ms(self, now: ClockReading) -> dict[str, int]:
         """Return by how much this clock leads slower ones at most. A clock that noted an earlier time after this
@@ -103,11 +112,21 @@ class KnownClocks:
         """Return the time of the slowest clock: this one, less by how much it leads others. After a jump it is counted
         by the boot clock.
         """
+        now = self._without_jump(now)
+        return now.wall_ms - max(self._ahead_ms(now).values(), default=0)
+
+    def latest_ms(self, now: ClockReading) -> int:
+        """Return the latest time that it can be: that of this clock, or the time that the boot clock counts from the
+        latest one that it has shown in this boot. After a jump it is counted by the boot clock.
+        """
+        before, now = self.of(now.boot), self._without_jump(now)
+        return now.wall_ms + (0 if before is None else before.behind_at(now))
+
+    def _without_jump(self, now: ClockReading) -> ClockReading:
+        """Return the reading; after a jump, with the time that the boot clock counts from the note."""
         before = self.of(now.boot)
         jump_ms = 0 if before is None else now.jump_ms(before)
-        if jump_ms > MAX_JUMP_MS:
-            now = ClockReading(now.host, now.boot, now.boot_ms, now.wall_ms - jump_ms)
-        return now.wall_ms - max(self._ahead_ms(now).values(), default=0)
+        return replace(now, wall_ms=now.wall_ms - jump_ms) if jump_ms > MAX_JUMP_MS else now
 
     def to_record(self) -> Record:
         return {"clocks": [{**asdict(clock), "ahead_ms": dict(clock.ahead_ms)} for clock in self.clocks]}

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from epochlog.store.catalog.keys import UNREACHABLE_PREFIX, unreachable_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
+from epochlog.store.types.epoch import to_unix_ms
 
 from .definitions import Counters
 from .shared_files import owner_of, release_files
@@ -51,14 +52,17 @@ class UnreachableFile:
 
 def mark_unreachable(txn: Txn, table_id: int, files: Iterable[tuple[str, int]], now_ms: int) -> None:
     """Mark files (path, bytes) as unreachable, but for those that other tables share. Call inside the transaction that
-    drops the table's last references to them.
+    drops the table's last references to them. Their time is that of the newest epoch if `now_ms` is earlier: the clock
+    was set back.
     """
-    version = Counters.read(txn).version + 1  # the version of this transaction, which moves the counters
+    counters = Counters.read(txn)
+    version = counters.version + 1  # the version of this transaction, which moves the counters
+    at_ms = max(now_ms, to_unix_ms(counters.last_epoch))
     sizes = dict(files)
     for path, tables in release_files(txn, table_id, sizes):
         owner = owner_of(path, table_id)
         readers = () if tables == (owner,) else tables
-        note = UnreachableFile(path, owner, sizes[path], now_ms, version, readers)
+        note = UnreachableFile(path, owner, sizes[path], at_ms, version, readers)
         txn.put(unreachable_key(owner, path), note.to_record())
 
 

@@ -75,13 +75,11 @@ def park(handle: Handle, tx: Txn, table: TableDef, stalled: StalledJob, now_ms: 
 
 
 def _progress_ms(job: JobRecord) -> int | None:
-    """Return the Unix ms of the job's last progress, or of its barrier or position if not recorded; None
-    without any.
+    """Return the Unix ms of the job's last progress, or of its barrier or position if that is later; None without
+    any.
     """
-    if job.progress_ms:
-        return job.progress_ms
     epoch = job.barrier[1] if job.barrier else job.position
-    return to_unix_ms(epoch) if epoch else None
+    return max(job.progress_ms, to_unix_ms(epoch) if epoch else 0) or None
 
 
 def _first_change(handle: Handle, view: ReadTxn, table: TableDef, after: int) -> int | None:
@@ -96,6 +94,6 @@ def _first_change(handle: Handle, view: ReadTxn, table: TableDef, after: int) ->
 
 
 def _committed_ms(view: ReadTxn, table_id: int, epoch: int) -> int:
-    """Return the Unix ms of a commit; taken from its epoch if the commit is no longer remembered."""
+    """Return the Unix ms of a commit; taken from its epoch if that is later, or the commit is no longer remembered."""
     record = view.get(hist_key(table_id, epoch))
-    return record["at_ms"] if record is not None else to_unix_ms(epoch)
+    return max(record["at_ms"] if record is not None else 0, to_unix_ms(epoch))

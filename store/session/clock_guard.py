@@ -1,6 +1,6 @@
 """Guard of the clock: no epoch is issued by a clock that has jumped ahead, and none deletes by its time.
 
-Rules: docs/SEMANTICS.md, 1.60 to 1.67.
+Rules: docs/SEMANTICS.md, 1.60 to 1.68.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from epochlog.errors import ClockSkew
 from epochlog.store.catalog.keys import CLOCKS
 from epochlog.store.catalog.protocol import Catalog, ReadTxn, Txn
 from epochlog.store.env.clock import BootTime, HasBootTime
+from epochlog.store.metadata.definitions import Counters
 from epochlog.store.metadata.known_clocks import NOTE_MS, ClockReading, KnownClock, KnownClocks, read_clocks
-from epochlog.store.types.epoch import show_span, show_time
+from epochlog.store.types.epoch import show_span, show_time, to_unix_ms
 
 from .leases import LEASE_MS
 
@@ -79,6 +80,14 @@ class ClockGuard:
         else:
             known_ms = min(read_clocks(view).slowest_ms(now), now.wall_ms - self._put_forward_ms(now))
         return known_ms - self.lead_ms(known_ms)
+
+    def latest_ms(self, view: ReadTxn) -> int:
+        """Return the latest time that it can be, as far as the catalog knows: what must last for a given time counts
+        from it. It is not before the newest epoch; after a jump the boot clock counts it.
+        """
+        now = self.reading()
+        known_ms = self._catalog.now_ms() if now is None else read_clocks(view).latest_ms(now)
+        return max(known_ms, to_unix_ms(Counters.read(view).last_epoch))
 
     def _put_forward_ms(self, now: ClockReading) -> int:
         """Return by how much the clock was put forward in the last LEASE_MS, so that leases which were renewed before

@@ -85,8 +85,8 @@ class Handle(OneProcess):
             _clock_name(clock, catalog_url),
             _trust_command(files.place, catalog_url, volatile=volatile),
         )
-        self.leases = Leases(catalog, read_only=read_only)
-        self.runners = Leases(catalog, RUNNER_MS, read_only=read_only)
+        self.leases = Leases(catalog, self.clock_guard.latest_ms, read_only=read_only)
+        self.runners = Leases(catalog, self.clock_guard.latest_ms, RUNNER_MS, read_only=read_only)
         self.intents = Intents(catalog, self.leases)
         self.watcher = CatalogWatcher(catalog)
         catalog.on_commit = self.watcher.poll_soon

@@ -33,9 +33,10 @@ _alive_holders: dict[str, Callable[[], bool]] = {}
 os.register_at_fork(after_in_child=_alive_holders.clear)
 
 
-AtEnd = Literal["remove", "leave", "mark", "vacate"]
-"""Effect of a release on the holder's records: delete them, leave them to expire, set their expiry to now, or clear the
-`runner` of the job record that names the holder.
+AtEnd = Literal["remove", "leave", "keep", "mark", "vacate"]
+"""Effect of a release on the holder's records: delete them, leave them to expire, set their expiry to now (keep: and
+clear `holder`; what they hold is kept for a given time from then on), or clear the `runner` of the job record that
+names the holder.
 """
 
 
@@ -50,6 +51,13 @@ class _HeldLease:
     length_ms: int
     at_end: AtEnd
     shared: bool = False  # they live by the open store's lease
+
+    @property
+    def lasts(self) -> bool:
+        """Return True if the records count for a given time after the holder's end, so a clock that was set back must
+        not shorten it.
+        """
+        return self.at_end in ("leave", "keep")
 
     def records(self, view: ReadTxn) -> Iterator[tuple[bytes, Record]]:
         """Yield the records that are still the holder's."""
@@ -66,8 +74,16 @@ class Leases:
     read-only has holders without records, so nothing is renewed.
     """
 
-    def __init__(self, catalog: Catalog, length_ms: int = LEASE_MS, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        latest_ms: Callable[[ReadTxn], int],
+        length_ms: int = LEASE_MS,
+        *,
+        read_only: bool = False,
+    ) -> None:
         self._catalog = catalog
+        self.latest_ms = latest_ms
         self._read_only = read_only
         self._length_ms = length_ms
         self._renew_ms = length_ms // 3
@@ -192,9 +208,10 @@ class Leases:
         if lease.at_end == "remove":
             for key in lease.keys:
                 tx.delete(key)
-        elif lease.at_end == "mark":
+        elif lease.at_end in ("mark", "keep"):
+            ended = {"holder": ""} if lease.at_end == "keep" else {}
             for key, record in list(lease.records(tx)):
-                tx.put(key, {**record, "expires_ms": self._catalog.now_ms()})
+                tx.put(key, {**record, **ended, "expires_ms": self._now_ms(tx, lease)})
         elif lease.at_end == "vacate":
             for key in lease.keys:
                 try:
@@ -245,8 +262,12 @@ class Leases:
         """Extend the records of the holder; return True if there are any. Call inside a transaction."""
         records = list(lease.records(tx))
         for key, record in records:
-            tx.put(key, {**record, "expires_ms": self._catalog.now_ms() + lease.length_ms})
+            tx.put(key, {**record, "expires_ms": self._now_ms(tx, lease) + lease.length_ms})
         return bool(records)
+
+    def _now_ms(self, view: ReadTxn, lease: _HeldLease) -> int:
+        """Return the time from which on to count the end of a lease."""
+        return self.latest_ms(view) if lease.lasts else self._catalog.now_ms()
 
     def _has_shared(self) -> bool:
         """Return True if any holder lives by the open store's lease."""

@@ -102,12 +102,16 @@ class Intents:
 
     def register(self, kind: str, length_ms: int = LEASE_MS) -> str:
         """Register a new intent. It is renewed until `release`, the close of the store or the end of the process."""
-        intent, now_ms = uuid.uuid4().hex, self._catalog.now_ms()
-        by = f"{os.getpid()} on {os.uname().nodename}"
-        record = Intent(intent, kind, now_ms, now_ms + length_ms, by).to_record()
-        self._catalog.transact(lambda tx: tx.put(intent_key(intent), record))
-        hit("intent:registered")
+        intent, by = uuid.uuid4().hex, f"{os.getpid()} on {os.uname().nodename}"
         at_end = "leave" if length_ms > LEASE_MS else "remove"
+
+        def body(tx: Txn) -> None:
+            now_ms = self._catalog.now_ms()
+            ends_ms = (self._leases.latest_ms(tx) if at_end == "leave" else now_ms) + length_ms
+            tx.put(intent_key(intent), Intent(intent, kind, now_ms, ends_ms, by).to_record())
+
+        self._catalog.transact(body)
+        hit("intent:registered")
         self._leases.keep(intent, [intent_key(intent)], length_ms, at_end=at_end)
         return intent
 

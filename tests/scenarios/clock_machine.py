@@ -1,7 +1,8 @@
 """Process of a machine with a clock of its own: does what the lines of standard input say, and answers each in JSON.
 
 Arguments: root, catalog ("" for LMDB), and a planted bug: "foreign" deletes by the clock of the catalog alone,
-"unwatched" waits for the end of each lease, "forgetful" does not see that the clock was put forward.
+"unwatched" waits for the end of each lease, "forgetful" does not see that the clock was put forward, "short" counts the
+time of a tag from the wall clock.
 The wall clock and the boot clock are those of the newest line `time`.
 """
 
@@ -37,6 +38,8 @@ def serve(root: str, catalog: str, plant: str = "") -> None:
         ClockGuard.outlived = lambda self, *lease: False  # type: ignore[method-assign]
     if plant == "forgetful":
         ClockGuard._put_forward_ms = lambda self, now: 0  # type: ignore[method-assign]
+    if plant == "short":
+        ClockGuard.latest_ms = lambda self, view: self._catalog.now_ms()  # type: ignore[method-assign]
     SystemClock.__call__ = lambda self: STATE["wall_ms"]  # type: ignore[method-assign]
     process_id._read_machine = lambda: STATE["boot"]  # type: ignore[assignment]
     SystemClock.boot_time = lambda self: BootTime(STATE["boot"], STATE["boot_ms"])  # type: ignore[method-assign]
@@ -66,10 +69,18 @@ def serve(root: str, catalog: str, plant: str = "") -> None:
         print("=" + json.dumps(answer), flush=True)
 
 
+def rows_of(store: el.Store, tag: el.Tag) -> list[int]:
+    return sorted(store.table("t").to_arrow(epoch=tag.epochs["t"])["id"].to_pylist())
+
+
+def keep(store: el.Store, name: str, length_ms: int) -> list[int]:
+    """Tag the newest rows; return them."""
+    with store.snapshot(["t"], consistency=el.Latest()) as snapshot:
+        return rows_of(store, snapshot.tag(name, length_ms / 1000))
+
+
 def act(store: el.Store, command: str, *arguments: Any) -> Any:
     table = store.table("t")
-    if command == "nothing":
-        return None
     if command == "put":
         key, at_ms = arguments
         return table.upsert([{"id": key, "at": datetime.fromtimestamp(at_ms / 1000, UTC)}])
@@ -94,6 +105,10 @@ def act(store: el.Store, command: str, *arguments: Any) -> Any:
         claims, lease = RUN
         claims.require_lease(claims.record(), lease)
         return claims.holds(lease)
+    if command == "tag":
+        return keep(store, *arguments)
+    if command == "tags":
+        return [[tag.name, rows_of(store, tag)] for tag in store.tags()]
     if command == "hold":
         for snapshot in HELD:
             snapshot.close()
@@ -102,7 +117,8 @@ def act(store: el.Store, command: str, *arguments: Any) -> Any:
         return sorted(HELD[0]["t"].to_arrow()["id"].to_pylist())
     if command == "rows":
         return sorted(table.to_arrow(epoch=arguments[0] if arguments else None)["id"].to_pylist())
-    raise AssertionError(command)
+    assert command == "nothing", command
+    return None
 
 
 if __name__ == "__main__":

@@ -94,13 +94,18 @@ class Week:
             store.create_job("j", ["t"], {"out": (OUT, ["id"])})
         errors = (0, DAY_MS, -DAY_MS) if self.local else (0, 0, 0)
         machines = [Machine(self.world, f"m{number}", error) for number, error in enumerate(errors)]
-        self.hosts = [Host(machine, root, self.catalog) for machine in machines]
+        tagger = plant if plant == "short" else ""
+        self.hosts = [
+            Host(machine, root, self.catalog, "" if number else tagger) for number, machine in enumerate(machines)
+        ]
         self.pod = Host(Machine(self.world, "pod"), root, self.catalog, plant)
         self.pods = 0
         self.jumping = machines[0] if self.local else self.served
         self.newest, self.refusals = 0, 0
         self.born: dict[int, int] = {}
         self.epochs: list[tuple[int, int]] = []
+        self.tags: dict[str, tuple[int, list[int]]] = {}
+        """True time until which each tag must last, and the rows that it keeps."""
 
     def tell_server(self) -> None:
         if not self.local:
@@ -154,6 +159,20 @@ class Week:
         rows = set(self.hosts[2].ask("rows"))
         early = {key for key, at_ms in self.born.items() if at_ms > self.world.now_ms - KEEP_MS} - rows
         assert not early, f"{early} have expired early"
+        self.look_at_tags()
+
+    def tag(self, hour: int) -> None:
+        """Tag the rows for a day, by the machine whose clock jumps."""
+        rows = self.hosts[0].ask("tag", f"h{hour}", DAY_MS)
+        self.tags[f"h{hour}"] = self.world.now_ms + DAY_MS, rows
+
+    def look_at_tags(self) -> None:
+        """Each tag lives for its time, and keeps its rows."""
+        answer = self.hosts[2].ask("tags")
+        assert error_of(answer) is None, answer
+        kept = dict(answer)
+        for name, (until_ms, rows) in self.tags.items():
+            assert until_ms <= self.world.now_ms or kept.get(name) == rows, f"the tag {name} ended early"
 
     def look_back(self, rng: random.Random) -> None:
         """Run the job, and read epochs that no clock allows to delete."""
@@ -183,6 +202,8 @@ class Week:
 
 JUMPS = {50: 3 * DAY_MS, 53: -3 * DAY_MS, 100: 3 * DAY_MS, 103: -3 * DAY_MS}
 """Hours at which the clock jumps, and comes right again."""
+TAGGED = (20, 51, 60, 101, 111, 120, 131, 132, 140)
+"""Hours at which a tag is made: while a clock is ahead, behind and right."""
 JUMPS_BEFORE_NEW_MACHINES = {110: 3 * DAY_MS, 113: -3 * DAY_MS, 130: -DAY_MS, 133: DAY_MS}
 """Those that a machine meets that has never committed. Its first commit is taken, so the store leads after them."""
 
@@ -202,6 +223,8 @@ def live(week: Week, rng: random.Random, hours: range) -> None:
         for number, host in enumerate(hosts):
             if hour % 6 == 0 or hour % 3 == number:
                 week.put(host, 1000 * hour + number, jumped=jumped)
+        if hour in TAGGED:
+            week.tag(hour)
         if hour % 4 == 0:
             week.keep_up(rng.choice(hosts))
         if hour in (51, 111, 131, 140) and (week.local or hour > 51):
@@ -210,7 +233,7 @@ def live(week: Week, rng: random.Random, hours: range) -> None:
             week.look_back(rng)
 
 
-@pytest.mark.rule("1.60", "1.61", "1.62", "1.65", "1.66")
+@pytest.mark.rule("1.60", "1.61", "1.62", "1.65", "1.66", "1.68")
 @pytest.mark.local_only
 @pytest.mark.redis
 @pytest.mark.slow
@@ -236,6 +259,21 @@ def test_a_machine_that_deletes_by_the_clock_of_the_server_alone_is_found(tmp_pa
     try:
         with pytest.raises(AssertionError, match="have expired early|was ended|history was deleted early"):
             live(week, random.Random(7), range(96, 114))
+    finally:
+        week.end()
+
+
+@pytest.mark.local_only
+@pytest.mark.redis
+@pytest.mark.slow
+@pytest.mark.planted
+@pytest.mark.parametrize("kind", ["lmdb", "redis"])
+def test_a_tag_that_counts_from_the_wall_clock_is_found(tmp_path: Path, kind: str) -> None:
+    """A tag that was made while the clock was a day back ended when the clock came right."""
+    week = Week(tmp_path / "s", kind, "short")
+    try:
+        with pytest.raises(AssertionError, match="ended early"):
+            live(week, random.Random(7), range(120, 141))
     finally:
         week.end()
 

@@ -13,6 +13,7 @@ import pytest
 
 import epochlog as el
 from epochlog.store.catalog.redis.client import RedisServer
+from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.commit import root_commit
 from epochlog.store.commit.expiry import expire_rows
 from epochlog.store.env.clock import SystemClock
@@ -20,8 +21,10 @@ from epochlog.store.maintenance.vacuum import vacuum
 from epochlog.store.metadata import known_clocks
 from epochlog.store.metadata.known_clocks import ClockReading, KnownClocks, read_clocks
 from epochlog.store.metadata.lookups import find_table
+from epochlog.store.metadata.unreachable_files import list_unreachable
 from epochlog.store.retention.holds import Hold, holds_of
 from epochlog.store.session import clock_guard
+from epochlog.store.session.write_intents import SEALED_MS, all_intents
 from epochlog.store.types.epoch import from_unix_ms, to_unix_ms
 from redis_time import KEY, served_time
 from stores import servers
@@ -319,6 +322,202 @@ def test_notes_cost_no_request_on_redis(tmp_path: Path, monkeypatch: pytest.Monk
     assert counts[0] == counts[1]
 
 
+# ---- what lasts for a given time ---------------------------------------------------------------------------------
+
+
+KEEP_NO_HISTORY = el.TableOptions(history_retention=timedelta(0), log_retention=timedelta(0))
+
+
+def _at_right_time(made: Fleet, machine: int = 0) -> None:
+    """Set the clock right, commit, and maintain the store at once."""
+    made.machines[machine].error_ms = 0
+    store = made.stores[machine]
+    store._handle.clock_guard.trust()
+    made.table.upsert([{"id": key, "v": 9, "at": None} for key in (1, 2)])
+    store.checkpoint()
+    made.world.now_ms += 1000
+    store.compact("t", full=True)
+    store.vacuum(grace=0)
+
+
+def _tag_lasts(root: Path, *, commits: bool, before_ms: int) -> None:
+    """A tag of an hour, made while the clock is a day back, keeps its rows for an hour of true time, and no longer."""
+    made = Fleet(root, 0)
+    try:
+        made.stores[0].table("t").alter(options=KEEP_NO_HISTORY)
+        made.put(0, 1, 1)
+        made.world.now_ms += before_ms
+        made.machines[0].jump(-DAY_MS)
+        for value in range(1, 4 if commits else 1):
+            made.put(0, 1, value)
+            made.world.now_ms += HOUR_MS
+        rows = made.rows()
+        tag = made.stores[0].snapshot(["t"], consistency=el.Latest()).tag("keep", lasting=timedelta(hours=1))
+        end_ms = made.world.now_ms + HOUR_MS
+        _at_right_time(made)
+        for now_ms in (made.world.now_ms, end_ms - 1):
+            made.world.now_ms = now_ms
+            made.stores[0].compact("t", full=True)
+            assert [kept.name for kept in made.stores[0].tags()] == ["keep"], "the tag ended early"
+            try:
+                kept = made.stores[0].table("t").to_arrow(epoch=tag.epochs["t"])
+            except el.EpochExpired as error:
+                raise AssertionError("the rows of the tag were released early") from error
+            assert {row["id"]: row["v"] for row in kept.to_pylist()} == rows
+        made.world.now_ms = end_ms
+        assert not made.stores[0].tags(), "it lasts no longer"
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("commits", [False, True])
+@pytest.mark.parametrize("before_ms", [1000, 90_000, 3 * HOUR_MS])
+@pytest.mark.rule("1.68", "3.18")
+def test_a_tag_lasts_for_its_time_though_the_clock_was_set_back(
+    tmp_path: Path, before_ms: int, *, commits: bool
+) -> None:
+    _tag_lasts(tmp_path / "s", commits=commits, before_ms=before_ms)
+
+
+@pytest.mark.rule("1.68")
+def test_a_tag_of_a_clock_without_a_boot_clock_counts_from_the_newest_epoch(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0)
+    made.put(0, 1, 1)
+    back = Machine(made.world, "back", -DAY_MS)
+    with el.open(made.stores[0].root, durability="os", clock=back.__call__) as store:
+        tag = store.tag("keep", ["t"], lasting=timedelta(hours=1))
+    assert tag.until_ms == made.world.now_ms + HOUR_MS and tag.since_ms == back()
+    assert made.stores[0].tags() == [tag]
+
+
+@pytest.mark.rule("1.68", "3.18")
+def test_a_clock_that_is_ahead_ends_no_tag_and_takes_no_name(fleet: Callable[..., Fleet]) -> None:
+    """A process with a clock a day ahead found the tag ended, and put another one under its name."""
+    made = fleet(0, DAY_MS)
+    for machine in (1, 0, 1, 0):
+        made.put(machine, 1, 1)
+        made.world.now_ms += 61_000
+    right, ahead = made.stores
+    with right.snapshot(["t"], consistency=el.Latest()) as snapshot:
+        tag = snapshot.tag("keep", lasting=timedelta(hours=1))
+    made.put(1, 1, 2)
+    assert [kept.epochs for kept in ahead.tags()] == [tag.epochs]
+    with ahead.snapshot(["t"], consistency=el.Latest()) as snapshot, pytest.raises(el.InvalidInput, match="other"):
+        snapshot.tag("keep", lasting=timedelta(hours=1))
+    ahead.drop_tag("keep")
+    assert not right.tags()
+
+
+def _refused_does_no_harm(root: Path) -> None:
+    """A process whose clock is refused may tag, alter and maintain: nothing is deleted early."""
+    made = Fleet(root, 0)
+    try:
+        store = made.stores[0]
+        store.table("t").alter(options=el.TableOptions(history_retention=KEEP, log_retention=KEEP))
+        first = made.put(0, 1, 1)
+        kept = store.snapshot(["t"], consistency=el.Latest()).tag("kept", lasting=timedelta(hours=2))
+        made.put(0, 1, 2)
+        made.machines[0].jump(DAY_MS)
+        with pytest.raises(el.ClockSkew):
+            made.put(0, 1, 3)
+        tag = store.snapshot(["t"], consistency=el.Latest()).tag("late", lasting=timedelta(hours=1))
+        assert (tag.since_ms, tag.until_ms) == (made.world.now_ms, made.world.now_ms + HOUR_MS), "by the boot clock"
+        store.alter(global_max_lag=timedelta(hours=1))
+        store.compact("t", full=True)
+        vacuumed = store.vacuum()
+        assert not vacuumed.deleted, "vacuum deleted files in their grace"
+        assert {each.name for each in store.tags()} == {"kept", "late"}
+        assert made.rows() == {1: 2}
+        try:
+            for epoch in (first, kept.epochs["t"]):
+                assert store.table("t").to_arrow(epoch=epoch)["v"].to_pylist() == [1]
+        except el.EpochExpired as error:
+            raise AssertionError("history was released early") from error
+    finally:
+        made.close()
+
+
+@pytest.mark.rule("1.60", "1.65", "1.68")
+def test_a_process_that_is_refused_deletes_nothing_early(tmp_path: Path) -> None:
+    _refused_does_no_harm(tmp_path / "s")
+
+
+def _consumer_is_kept(root: Path) -> None:
+    """A consumer that is closed while the clock is a day back holds the log for its `keep`."""
+    made = Fleet(root, 0)
+    try:
+        store = made.stores[0]
+        store.table("t").alter(options=KEEP_NO_HISTORY)
+        made.put(0, 1, 1)
+        made.machines[0].jump(-DAY_MS)
+        consumer = open_consumer(store._handle, "dash", ["t"], keep=timedelta(hours=1))
+        consumer.begin(store.last_epoch)
+        store._handle.leases.renew()
+        consumer.close()
+        until_ms = made.world.now_ms + HOUR_MS
+        assert [each.until_ms for each in store.consumers()] == [until_ms], "its time counts from the wrong clock"
+        _at_right_time(made)
+        made.world.now_ms = until_ms - 1
+        store.compact("t", full=True)
+        assert [each.state for each in store.consumers()] == ["away"]
+        made.world.now_ms = until_ms
+        assert [each.state for each in store.consumers()] == ["expired"]
+    finally:
+        made.close()
+
+
+@pytest.mark.rule("1.68", "4.14")
+def test_a_consumer_that_is_closed_while_the_clock_is_back_is_kept(tmp_path: Path) -> None:
+    _consumer_is_kept(tmp_path / "s")
+
+
+@pytest.mark.rule("1.68")
+def test_sealed_segments_and_the_grace_of_vacuum_last_though_the_clock_was_set_back(
+    fleet: Callable[..., Fleet],
+) -> None:
+    made = fleet(0)
+    store = made.stores[0]
+    for value in (1, 2):
+        made.put(0, 1, value)
+    made.machines[0].jump(-DAY_MS)
+    intent = store._handle.intents.register("spark", SEALED_MS)
+    ends = {each.id: each.expires_ms for each in store._handle.catalog.read(all_intents)}
+    assert ends[intent] == made.world.now_ms + SEALED_MS
+    store._handle.leases.renew()
+    ends = {each.id: each.expires_ms for each in store._handle.catalog.read(all_intents)}
+    assert ends[intent] == made.world.now_ms + SEALED_MS
+    store.drop_table("t")
+    notes = store._handle.catalog.read(list_unreachable)
+    assert notes and {note.at_ms for note in notes} == {made.world.now_ms}
+    made.machines[0].jump(DAY_MS)
+    assert not store.vacuum(grace=60).deleted
+
+
+@pytest.mark.rule("1.68", "1.7")
+def test_a_pair_is_remembered_though_the_clock_was_set_back(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0)
+    made.put(0, 1, 1)
+    made.machines[0].jump(-60 * DAY_MS)
+    epoch = made.table.upsert([{"id": 2, "v": 1, "at": None}], txn=("app", 1))
+    made.machines[0].jump(60 * DAY_MS)
+    made.stores[0].vacuum()
+    assert made.table.upsert([{"id": 2, "v": 1, "at": None}], txn=("app", 1)) == epoch
+
+
+@pytest.mark.rule("1.68")
+def test_no_job_is_parked_early_by_what_it_noted_while_the_clock_was_back(fleet: Callable[..., Fleet]) -> None:
+    made = fleet(0)
+    store = made.stores[0]
+    job = store.create_job("j", ["t"], {"out": (pa.schema([("id", pa.int64())]), ["id"])})
+    made.machines[0].jump(-DAY_MS)
+    made.put(0, 1, 1)
+    job.step_local(lambda ctx: ctx.upsert("out", ctx.table("t").select(["id"])), until="newest")
+    made.put(0, 1, 2)
+    made.machines[0].jump(DAY_MS)
+    store.compact("t", full=True)
+    assert store.job("j").info.state != "parked"
+
+
 # ---- the kind ----------------------------------------------------------------------------------------------------
 
 
@@ -439,7 +638,36 @@ def _own_clock_is_overlooked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(clock_guard.ClockGuard, "lead_ms", lambda self, wall_ms: 0)
 
 
+def _ends_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(clock_guard.ClockGuard, "latest_ms", lambda self, view: self._catalog.now_ms())
+
+
+def _ends_by_the_newest_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KnownClocks, "latest_ms", lambda self, now: now.wall_ms)
+
+
+def _forgets_what_it_showed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(known_clocks.KnownClock, "behind_at", lambda self, now: max(0, -now.jump_ms(self)))
+
+
+def _upkeep_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(clock_guard.ClockGuard, "slowest_ms", lambda self, view: self._catalog.now_ms())
+
+
+def _tag_of_a_busy_store(base: Path) -> None:
+    _tag_lasts(base / "s", commits=True, before_ms=1000)
+
+
+def _tag_of_an_idle_store(base: Path) -> None:
+    _tag_lasts(base / "s", commits=False, before_ms=3 * HOUR_MS)
+
+
 PLANTS = {
+    "a tag counts from the wall clock": (_ends_by_the_wall_clock, _tag_of_a_busy_store),
+    "a tag counts from the newest epoch alone": (_ends_by_the_newest_epoch, _tag_of_an_idle_store),
+    "a note forgets what the clock has shown": (_forgets_what_it_showed, _tag_of_a_busy_store),
+    "a consumer counts from the wall clock": (_ends_by_the_wall_clock, lambda base: _consumer_is_kept(base / "s")),
+    "a refused clock maintains": (_upkeep_by_the_wall_clock, lambda base: _refused_does_no_harm(base / "s")),
     "jumps are not compared": (_no_jump, _jump_is_taken),
     "notes are not read": (_never_noted, _jump_is_taken),
     "slower clocks are overlooked": (_lead_is_none, _slowest_is_kept),
