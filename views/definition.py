@@ -49,8 +49,12 @@ def create_view(
     changelog: str | None = None,
     snapshot_rows: int | None = None,
     exist_ok: bool = False,
+    warns: bool = True,
 ) -> JobRecord:
-    """Create a view and its output table in one transaction. See `Store.create_view`."""
+    """Create a view and its output table in one transaction. See `Store.create_view`.
+
+    warns: log why steps may fail for its key; False for a caller that says so itself.
+    """
     plan, schema, planned = plan_view(handle, name, sql, primary_key, refresh, schema_of)
     record = create_job(
         handle,
@@ -65,7 +69,8 @@ def create_view(
         columns=plan.columns,
         planned=planned,
     )
-    _warn_of_key(handle, name, plan)
+    if warns:
+        _warn_of_key(handle, name, plan)
     return record
 
 
@@ -91,10 +96,11 @@ def change_views(
     *,
     refreshes: Mapping[str, str] = NO_REFRESHES,
     schema_of: SchemaPlanner = duckdb_engine.output_schema,
+    warns: bool = True,
 ) -> int:
     """Replace the queries of several views in one transaction. See `Store.replace_views`.
 
-    refreshes: new ones by view; the others keep theirs.
+    refreshes: new ones by view; the others keep theirs. warns: as of `create_view`.
     """
     if not isinstance(queries, Mapping) or not queries:
         raise InvalidInput("replace_views takes a dict {view: query} with at least one view")
@@ -117,7 +123,7 @@ def change_views(
         replacements[name] = Replacement(definition, plan.columns, planned)
         plans[name] = plan
     epoch = replace_views(handle, replacements)
-    for name, plan in plans.items():
+    for name, plan in plans.items() if warns else ():
         _warn_of_key(handle, name, plan)
     return epoch
 

@@ -28,7 +28,7 @@ from epochlog.store.metadata.lookups import all_jobs, all_tables, find_job, get_
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 from epochlog.store_jobs import schema_planner
-from epochlog.views.definition import SchemaPlanner, change_views, naming, plan_view, require_same_columns
+from epochlog.views.definition import SchemaPlanner, change_views, create_view, naming, plan_view, require_same_columns
 from epochlog.views.derivation import ViewPlan, tables_of
 from epochlog.views.present_text import has_query
 from epochlog.views.view_folder import Change, StoredView, ViewFile, plan_changes, read_folder
@@ -73,22 +73,24 @@ def _make(session: CommandSession, changes: list[Change], altered: Collection[st
     for change in changes:
         if change.action == "create" and change.file is not None:
             file = change.file
-            session.store.create_view(
+            create_view(
+                session.handle,
                 file.name,
                 file.sql,
                 file.primary_key,
                 refresh=file.refresh,
-                spark=spark,
+                schema_of=schema_planner(spark),
                 interval=file.interval,
                 max_lag=file.max_lag,
                 snapshot_rows=file.snapshot_rows,
+                warns=False,  # `_show` prints the advice
             )
     replaced = [change.file for change in changes if change.action == "replace" and change.file is not None]
     epoch = None
     if replaced:
         queries = {file.name: file.sql for file in replaced}
         refreshes = {file.name: file.refresh for file in replaced}
-        epoch = change_views(session.handle, queries, refreshes=refreshes, schema_of=schema_planner(spark))
+        epoch = change_views(session.handle, queries, refreshes=refreshes, schema_of=schema_planner(spark), warns=False)
     for change in changes:
         if change.action == "drop":
             session.store.drop_view(change.name)

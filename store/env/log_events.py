@@ -181,7 +181,7 @@ VIEW_KEY = LogEvent(
 VIEW_KEY_NULLABLE = LogEvent(
     "view_key_nullable",
     "view",
-    INFO,
+    WARNING,
     "store view reason",
     "A view was made whose steps fail once its key is NULL, which a column of it can be.",
 )

@@ -110,7 +110,11 @@ KEYS = {
 @pytest.mark.parametrize("action", ["create", "replace"])
 @pytest.mark.parametrize("options", [["--dry-run"], ["--yes"]], ids=" ".join)
 def test_apply_prints_the_advice_on_keys(
-    lake: tuple[el.Store, str, Path], capsys: pytest.CaptureFixture[str], action: str, options: list[str]
+    lake: tuple[el.Store, str, Path],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    action: str,
+    options: list[str],
 ) -> None:
     store, root, folder = lake
     for file in folder.iterdir():
@@ -127,7 +131,9 @@ def test_apply_prints_the_advice_on_keys(
     assert run(["apply", str(folder), root, "--dry-run", "--json"]) == 0
     changes = json.loads(capsys.readouterr().out)["changes"]
     as_json = [(change["name"], line) for change in changes for line in change["advice"]]
+    caplog.clear()
     assert run(["apply", str(folder), root, *options]) == 0
+    assert not [record for record in caplog.records if "view_key" in record.getMessage()], "it says so once"
     shown = capsys.readouterr().out
     for lines in (
         [re.split("^warning: view (v[0-9]): ", line)[1:] for line in shown.splitlines() if "warn" in line],
