@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epochlog.errors import Cancelled, InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
@@ -20,12 +20,13 @@ from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.session.handle import Handle, open_handle
 
+from .bounded_sources import refuse_unbounded, unbounded_error
 from .event_options import check_event_options
 from .frames import FrameWriter
 from .micro_batch import find_micro_batch
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Shape = Callable[["DataFrame"], "DataFrame"]
@@ -49,18 +50,23 @@ class Sink:
             batch = StreamBatch(self.app_id, batch_id, query, planned_ms, self._new_checkpoint)
             _write_batch(handle, frame, batch, self._tables, self._events)
 
-    def load(self, writer: DataStreamWriter) -> int:
-        """Run a bounded stream until all that its source has is written, then finish the tables; return their last
-        epoch.
+    def __repr__(self) -> str:
+        return f"<epochlog.Sink of stream {self.app_id!r} into {', '.join(table.name for table, _ in self._tables)}>"
 
-        writer: `frame.writeStream` with its options; its function and trigger are set here. The tables are finished in
-        one commit, after a moment at which the source had nothing new, and only while the query runs. A call after that
-        commit returns its epoch, and starts no query. After a failure, or the death of the driver, call again with the
-        same checkpoint: the stream goes on where it ended. Raises Cancelled if the query was stopped meanwhile, Spark's
-        StreamingQueryException if it failed or the stop interrupted a micro-batch, TableFinished if a table was
-        finished otherwise, and TxnMismatch if a load of this `app_id` has finished other tables. Nothing is finished
-        then.
+    def load(self, writer: DataStreamWriter) -> int:
+        """Run a bounded stream until all that its sources have at the start is written, then finish the tables; return
+        their last epoch.
+
+        writer: `frame.writeStream` with its options; its function and trigger (availableNow) are set here. What comes
+        to a source during the load is not taken in. The tables are finished in one commit after Spark has ended the
+        query. A call after that commit returns its epoch, and starts no query. After a failure, or the death of the
+        driver, call again with the same checkpoint: the stream goes on where it ended. Raises InvalidInput, before it
+        writes a row, if a source has no end (`rate`, `rate-micro-batch`, `socket`, each one that does not support
+        availableNow) or the writer is one of Spark Connect; Cancelled if the query was stopped meanwhile; Spark's
+        StreamingQueryException if it failed or the stop interrupted a micro-batch; TableFinished if a table was
+        finished otherwise; TxnMismatch if a load of this `app_id` has finished other tables. Nothing is finished then.
         """
+        session = _session_of(writer)
         definitions = [table for table, _ in self._tables]
         ids, txn = [table.id for table in definitions], _end_of(self.app_id)
         check_pair(txn)
@@ -68,17 +74,32 @@ class Sink:
             earlier = find_committed_epoch(handle, txn, ids)
         if earlier is not None:
             return earlier
-        query = writer.foreachBatch(self).trigger(processingTime="0 seconds").start()
+        refused: list[InvalidInput] = []
+
+        def write(frame: DataFrame, batch_id: int) -> None:
+            try:
+                refuse_unbounded(frame.sparkSession)
+            except InvalidInput as error:
+                refused.append(error)
+                raise
+            self(frame, batch_id)
+
+        query: Any = writer.foreachBatch(write).trigger(availableNow=True).start()
         try:
-            query.processAllAvailable()
-            is_complete = query.isActive  # else it was stopped, which ends the wait without an error
+            query.awaitTermination()
+        except Exception:
+            if refused:
+                raise refused[0] from None
+            raise
         finally:
             query.stop()
-        if not is_complete:
+        execution = query._jsq.streamingQuery()
+        if not _has_ended(execution):
             raise Cancelled(
                 f"stream {self.app_id!r}: its query was stopped before its source had ended, so no table is finished. "
                 "Load again with the same checkpoint: the stream goes on where it was stopped"
             )
+        refuse_unbounded(session, execution)  # no micro-batch has asked if there were no rows
         with closing(self._open_store()) as handle:
             changes = [TableChange(table, operation="finish", end=True) for table in definitions]
             return commit_changes(handle, changes, RootCommit(txn=txn)).epoch
@@ -126,6 +147,23 @@ def sink(
         check_event_options({}, definition.schema, events)
     shapes = [(definitions[name], shape) for name, shape in tables.items()]
     return Sink(app_id, open_store, shapes, events, new_checkpoint)
+
+
+def _session_of(writer: DataStreamWriter) -> SparkSession:
+    """Return the session of a writer. Raises InvalidInput for anything but a classic `frame.writeStream`."""
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    if type(writer).__module__.startswith("pyspark.sql.connect."):
+        raise unbounded_error("Spark Connect does not tell which sources a stream has")
+    if not isinstance(writer, DataStreamWriter):
+        raise InvalidInput(f"load takes a stream's writer, `frame.writeStream` with its options, not {writer!r}")
+    inner: Any = writer
+    return inner._df.sparkSession
+
+
+def _has_ended(execution: Any) -> bool:
+    """Say whether a query of the JVM, which is not active, found nothing more in its sources; else it was stopped."""
+    return bool(execution.noNewData())
 
 
 def _end_of(app_id: str) -> TxnPair:
