@@ -6,6 +6,7 @@ import threading
 import uuid
 import zlib
 from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,7 @@ from . import messages
 from .batch_file import as_batch, encode_batch
 from .pull_client import WINDOW, StageReader
 from .push_client import BACKOFF, RETRIED, Pusher
-from .state import ChannelProgress, Cursor, check_name
+from .state import MAX_CHANNELS, MAX_SEQ, ChannelProgress, Cursor, check_name
 
 TIMEOUT_S = 60.0
 ATTEMPT_S = 10.0
@@ -72,6 +73,7 @@ class ExchangeClient(Closeable):
         self._pushers: dict[str, Pusher] = {}
         self._readers: list[StageReader] = []
         self._closed = threading.Event()
+        self._ended: Future[None] = Future()  # done when the client is closed
 
     # ---- declaring -----------------------------------------------------------------------------------------------
 
@@ -94,8 +96,8 @@ class ExchangeClient(Closeable):
         """
         stages_field = messages.stages_to_field(stages)
         lease_ms = None if lease is None else max(1, round(seconds(lease, "lease") * 1000))
-        if budget is not None and (type(budget) is not int or budget < 1):
-            raise InvalidInput(f"budget is bytes, an int from 1, not {budget!r}")
+        if budget is not None and (type(budget) is not int or not 1 <= budget <= MAX_NUMBER):
+            raise InvalidInput(f"budget is bytes, an int from 1 to {MAX_NUMBER}, not {budget!r}")
         body = messages.pack(
             query=self.query,
             consumer=check_name("a consumer", consumer),
@@ -134,8 +136,8 @@ class ExchangeClient(Closeable):
         timeout_s = self._seconds(timeout)
         fields = {
             "channel": check_name("a channel", channel),
-            "stage": _checked_int("stage", stage, -messages.MAX_STAGE),
-            "seq": _checked_int("seq", seq, 0),
+            "stage": _checked_stage(stage),
+            "seq": _checked_int("seq", seq, 0, MAX_SEQ),
             "attempt": _checked_int("attempt", attempt, 0),
             "crc32": zlib.crc32(data),
             "wait_ms": round(timeout_s * 800),  # the refusal arrives before the timeout
@@ -151,6 +153,8 @@ class ExchangeClient(Closeable):
     def flush(self, channel: str | None = None, *, timeout: float | timedelta | None = None) -> None:
         """Wait until this client's batches of one channel, or of all, are durable. Raises the errors of `push`."""
         deadline = Deadline.after(self._seconds(timeout))
+        if channel is not None:
+            check_name("a channel", channel)
         with self._lock:
             pushers = [pusher for name, pusher in self._pushers.items() if channel in (None, name)]
         for pusher in pushers:
@@ -175,7 +179,7 @@ class ExchangeClient(Closeable):
         body = messages.pack(
             query=self.query,
             channel=check_name("a channel", channel),
-            last=_checked_int("last_seq", last_seq, -1),
+            last=_checked_int("last_seq", last_seq, -1, MAX_SEQ),
             attempt=_checked_int("attempt", attempt, 0),
             rows=None if rows is None else _checked_int("rows", rows, 0),
         )
@@ -195,16 +199,16 @@ class ExchangeClient(Closeable):
 
         timeout: the longest wait for the stage. Raises CallTimedOut after it, QueryNotFound when the query is dropped,
         ServerUnavailable when the server cannot be reached for the default timeout, LimitExceeded when the server has
-        too many waits until the timeout.
+        too many waits until the timeout, InvalidInput as soon as this client is closed.
         """
         deadline, refusals = Deadline.after(self._seconds(timeout)), 0
-        wanted = _checked_int("stage", stage, -messages.MAX_STAGE)
+        wanted = _checked_stage(stage)
         while True:
             wait_s = min(deadline.remaining_s, WAIT_S)
             body = messages.pack(query=self.query, stage=wanted, wait_ms=round(wait_s * 1000))
             patience_s = min(self._timeout_s, deadline.remaining_s + ATTEMPT_S - WAIT_S)
             try:
-                now = messages.unpack(self._run_action("staged.wait", body, patience_s), messages.STAGE)["stage"]
+                now = messages.unpack(self._run_until_closed("staged.wait", body, patience_s), messages.STAGE)["stage"]
             except LimitExceeded:  # the server has no place for this wait, or has given it to another connection
                 if deadline.passed:
                     raise
@@ -243,11 +247,11 @@ class ExchangeClient(Closeable):
         gives the numbers, and the lower ones are fenced. Use it where one process acknowledges for readers without a
         claim. Raises QueryNotFound, InvalidInput for an undeclared consumer.
         """
-        if isinstance(consumers, str):
-            raise InvalidInput(f"consumers is a list of names, not the text {consumers!r}; claim [{consumers!r}]")
+        if isinstance(consumers, str) or not isinstance(consumers, Iterable):
+            raise InvalidInput(f"consumers is a list of names, such as ['join-0'], not {consumers!r}")
         names = [check_name("a consumer", consumer) for consumer in consumers]
-        if not names or len(set(names)) != len(names):
-            raise InvalidInput(f"consumers names each consumer once, and at least one, not {names}")
+        if not 0 < len(names) <= MAX_CHANNELS or len(set(names)) != len(names):
+            raise InvalidInput(f"consumers names 1 to {MAX_CHANNELS} consumers, each once, not {names}")
         claimant = uuid.uuid4().hex  # by which the server knows a repeated call
         body = messages.pack(query=self.query, consumers=names, claimant=claimant)
         return messages.unpack(self._run_action("staged.claim", body, timeout), messages.CLAIMED)["incarnations"]
@@ -267,7 +271,7 @@ class ExchangeClient(Closeable):
     ) -> StageReader:
         name = check_name("a consumer", consumer)
         if cursor is not None:
-            cursor = {check_name("a channel", key): _checked_int("cursor", seq, 0) for key, seq in cursor.items()}
+            cursor = _checked_cursor(cursor)
 
         def acknowledge(durable: Cursor) -> None:
             if incarnation is None:
@@ -299,16 +303,18 @@ class ExchangeClient(Closeable):
             query=self.query,
             consumer=check_name("a consumer", consumer),
             incarnation=_checked_int("incarnation", incarnation, 0),
-            cursor={check_name("a channel", key): _checked_int("cursor", seq, 0) for key, seq in cursor.items()},
+            cursor=_checked_cursor(cursor),
         )
         self._run_action("staged.ack", body, timeout)
 
     # ---- this object ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close its streams, and end the iterations of its readers; a second call does nothing."""
-        self._closed.set()
+        """Close its streams, and end its waits and the iterations of its readers; a second call does nothing."""
         with self._lock:
+            if not self._closed.is_set():
+                self._closed.set()
+                self._ended.set_result(None)
             pushers, readers = list(self._pushers.values()), list(self._readers)
             client, self._client = self._client, None
         for endpoint in (*readers, *pushers):
@@ -330,19 +336,32 @@ class ExchangeClient(Closeable):
     def _pusher(self, channel: str) -> Pusher:
         with self._lock:
             if self._closed.is_set():
-                raise InvalidInput("this client is closed; open another one")
+                raise _closed_error()
             pusher = self._pushers.get(channel)
             if pusher is None:
                 pusher = Pusher(lambda: self._open_stream(messages.PUSH), self.query, self.location)
                 self._pushers[channel] = pusher
             return pusher
 
+    def _run_until_closed(self, action: str, body: bytes, timeout: float) -> bytes:
+        """Run one action in a thread of its own, for Flight cannot cancel it. Raises InvalidInput as soon as this
+        client is closed; the thread ends with the current call.
+        """
+        thread = ThreadPoolExecutor(1, thread_name_prefix="epochlog-exchange-wait")
+        call = thread.submit(self._run_action, action, body, timeout)
+        thread.shutdown(wait=False)
+        either: list[Future[Any]] = [call, self._ended]
+        wait(either, return_when=FIRST_COMPLETED)
+        if not call.done():
+            raise _closed_error()
+        return call.result()
+
     def _run_action(self, action: str, body: bytes, timeout: float | timedelta | None) -> bytes:
         """Run one action, and repeat it while the server is unreachable. Every action is idempotent."""
         deadline, failures = Deadline.after(self._seconds(timeout)), 0
         while True:
             if self._closed.is_set():
-                raise InvalidInput("this client is closed; open another one")
+                raise _closed_error()
             with self._lock:
                 if self._client is None:
                     self._client = connect(self.location, self._roots)
@@ -362,7 +381,21 @@ class ExchangeClient(Closeable):
             self._closed.wait(min(BACKOFF.delay_s(failures), deadline.remaining_s))
 
 
-def _checked_int(name: str, value: object, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_NUMBER:
-        raise InvalidInput(f"{name} is an int from {least}, not {value!r}")
+def _closed_error() -> InvalidInput:
+    return InvalidInput("this client is closed; open another one")
+
+
+def _checked_int(name: str, value: object, least: int, most: int = MAX_NUMBER) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidInput(f"{name} is an int from {least} to {most}, not {value!r}")
     return value
+
+
+def _checked_stage(stage: object) -> int:
+    return _checked_int("stage", stage, -messages.MAX_STAGE, messages.MAX_STAGE)
+
+
+def _checked_cursor(cursor: object) -> dict[str, int]:
+    if not isinstance(cursor, Mapping) or len(cursor) > MAX_CHANNELS:
+        raise InvalidInput(f"cursor is {{channel: next sequence}} of at most {MAX_CHANNELS} channels, not {cursor!r}")
+    return {check_name("a channel", name): _checked_int("cursor", seq, 0, MAX_SEQ) for name, seq in cursor.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -47,8 +48,25 @@ LONGEST_WAIT_S = 30.0
 ASK_ANYWAY_S = 1.0
 """Seconds after which a wait reads the stage anew without a channel that has passed: it may have passed through another
 server of the store."""
+SLOTS = 1024
+"""Counts that a server keeps, however many queries it has served."""
 MAINTENANCE_S = 5.0
 """Seconds between two checks for expired queries, and for disk budget freed by other servers."""
+
+
+class _Counts:
+    """Counts of what happened to each query, in a fixed number of slots. Queries of one slot share its count, so a
+    waiter may look for nothing; none misses a change.
+    """
+
+    def __init__(self) -> None:
+        self._slots = [0] * SLOTS
+
+    def add(self, query: str) -> None:
+        self._slots[zlib.crc32(query.encode()) % SLOTS] += 1
+
+    def of(self, query: str) -> int:
+        return self._slots[zlib.crc32(query.encode()) % SLOTS]
 
 
 class StagedExchange:
@@ -59,15 +77,15 @@ class StagedExchange:
         self.changed = threading.Condition()
         self.closing = threading.Event()
         self._waiting = waiting
-        self._commit_counts: dict[str, int] = {}
-        self._pass_counts: dict[str, int] = {}
+        self._commit_counts = _Counts()
+        self._pass_counts = _Counts()
         self.claim_numbers: Iterator[int] = itertools.count(1)  # of consumers, in the order of their commits
         self._senders: dict[tuple[str, ...], StageSender] = {}
         self._commits = GroupCommit(handle.catalog)
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="epochlog-exchange-writes")
         self._to_delete: list[str] = []
         self._held: list[HeldPush] = []
-        self._budget_versions: dict[str, int] = {}
+        self._budget_versions = _Counts()
         self._maintenance_due = False
         self.query_leases = QueryLeases(handle)
         self.memory_budget = MemoryBudget()
@@ -128,13 +146,13 @@ class StagedExchange:
     def notify_commit(self, query: str) -> None:
         """Count a commit to the query, and wake its stage senders."""
         with self.changed:
-            self._commit_counts[query] = self._commit_counts.get(query, 0) + 1
+            self._commit_counts.add(query)
             self.changed.notify_all()
 
     def commit_count(self, query: str) -> int:
-        """Return the number of commits to the query in this process."""
+        """Return a number that changes with each commit to the query in this process."""
         with self.changed:
-            return self._commit_counts.get(query, 0)
+            return self._commit_counts.of(query)
 
     def run_in_writer(self, task: Callable[[], None]) -> None:
         """Run a function in one of the threads that write files."""
@@ -162,7 +180,7 @@ class StagedExchange:
     def budget_version(self, query: str) -> int:
         """Return a number that changes when more batches may fit into the query's disk budget."""
         with self.changed:
-            return self._budget_versions.get(query, 0)
+            return self._budget_versions.of(query)
 
     def hold_push(self, held: HeldPush) -> None:
         """Hold a push that does not fit into the budget until it may fit, or its deadline passes."""
@@ -177,12 +195,12 @@ class StagedExchange:
         """
         self._retry_held_pushes(query)
         with self.changed:
-            self._pass_counts[query] = self._pass_counts.get(query, 0) + 1
+            self._pass_counts.add(query)
             self.changed.notify_all()
 
     def _retry_held_pushes(self, query: str) -> None:
         with self.changed:
-            self._budget_versions[query] = self._budget_versions.get(query, 0) + 1
+            self._budget_versions.add(query)
             self._maintenance_due = True
             self.changed.notify_all()
 
@@ -227,14 +245,14 @@ class StagedExchange:
         return self.handle.catalog.read(lambda view: transactions.find_query(view, name)).stage
 
     def _pass_count(self, query: str) -> int:
-        """Return the number of calls of `channel_passed` for the query."""
+        """Return a number that changes with each call of `channel_passed` for the query."""
         with self.changed:
-            return self._pass_counts.get(query, 0)
+            return self._pass_counts.of(query)
 
     def _wait_for_pass(self, query: str, passes: int, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` until the query's number of passes is not `passes`; return False if it still is."""
+        """Wait at most `timeout_s` until the query's pass count is not `passes`; return False if it still is."""
         with self.changed:
-            return self.changed.wait_for(lambda: self._pass_counts.get(query, 0) != passes, timeout_s)
+            return self.changed.wait_for(lambda: self._pass_counts.of(query) != passes, timeout_s)
 
     def _progress(self, body: bytes) -> bytes:
         name = messages.unpack(body, messages.QUERY)["query"]
@@ -334,7 +352,7 @@ class StagedExchange:
             for held in self._held
             if held.deadline.passed
             or held.is_abandoned()
-            or self._budget_versions.get(held.query, 0) != held.budget_version
+            or self._budget_versions.of(held.query) != held.budget_version
         ]
 
     def _delete(self, paths: list[str]) -> None:

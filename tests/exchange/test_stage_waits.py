@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -20,10 +21,11 @@ from epochlog.exchange.flight.service import FlightDesk
 from epochlog.exchange.staged import client as client_module
 from epochlog.exchange.staged import messages, service
 from epochlog.exchange.staged.service import StagedExchange
+from epochlog.exchange.staged.state import MAX_CHANNELS
 from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits
 from exchange_server import ServerProcess
 from staged_fixture import JOIN, TOKEN, batch, client, fill, served
-from wait_until import wait_until
+from wait_until import WAIT_LIMIT_S, wait_until
 from waiting_client import WaitingClient, waits_of
 
 pytestmark = pytest.mark.local_only
@@ -162,6 +164,96 @@ def check_waits_end_with_their_clients(folder: Path) -> None:
 @pytest.mark.usefixtures("patient")
 def test_a_wait_ends_with_its_client(tmp_path: Path) -> None:
     check_waits_end_with_their_clients(tmp_path)
+
+
+def check_a_closed_client_waits_no_longer(folder: Path) -> None:
+    """Another thread closes the client: its wait raises at once, though the call at the server goes on."""
+    with served(folder) as (_, server), client(server) as ex, client(server) as other, ThreadPoolExecutor(1) as pool:
+        ex.declare("join", JOIN)
+        waiting = pool.submit(ex.wait_stage, 0, timeout=NEVER)
+        wait_until(lambda: waits_of(server) == 1)
+        ex.close()
+        try:
+            with pytest.raises(el.InvalidInput, match="this client is closed"):
+                waiting.result(WAIT_LIMIT_S)
+            assert waits_of(server) == 1, "the wait of the server has ended, not only that of the client"
+        finally:
+            other.drop()  # which ends the call
+
+
+@pytest.mark.rule("6.14")
+@pytest.mark.usefixtures("patient")
+def test_a_wait_ends_when_another_thread_closes_its_client(tmp_path: Path) -> None:
+    check_a_closed_client_waits_no_longer(tmp_path)
+
+
+@pytest.mark.planted
+@pytest.mark.usefixtures("patient")
+def test_a_wait_that_a_close_does_not_end_is_found(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(ExchangeClient, "_run_until_closed", ExchangeClient._run_action)
+    monkeypatch.setitem(globals(), "WAIT_LIMIT_S", 1.0)
+    with pytest.raises(TimeoutError):
+        check_a_closed_client_waits_no_longer(tmp_path)
+
+
+def test_the_counts_of_a_server_do_not_grow_with_its_queries(tmp_path: Path) -> None:
+    def size(exchange: StagedExchange) -> int:
+        counts = (exchange._commit_counts, exchange._pass_counts, exchange._budget_versions)
+        return sum(len(pickle.dumps(each)) for each in counts)
+
+    with served(tmp_path) as (_, server):
+        before = size(server._staged)
+        for number in range(40):
+            with client(server, query=f"q{number}") as ex:
+                ex.declare("join", JOIN)
+                ex.drop()
+        assert size(server._staged) <= before + 40 * 3, "a name is kept of each query"
+
+
+def test_queries_that_share_a_count_all_end(tmp_path: Path, monkeypatch: Patch, pool: ThreadPoolExecutor) -> None:
+    monkeypatch.setattr(service, "SLOTS", 1)
+    with served(tmp_path) as (_, server), client(server, "q1") as ex, client(server, "q2") as other:
+        for each in (ex, other):
+            each.declare("join", JOIN)
+        waits = [pool.submit(each.wait_stage, 0, timeout=NEVER) for each in (ex, other)]
+        for each in (ex, other):
+            fill(each, "build", -1, range(2))
+        assert [wait.result(WAIT_LIMIT_S) for wait in waits] == [0, 0]
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+HUGE = 1 << 62
+WRONG: Mapping[str, tuple[str, Callable[[ExchangeClient], Any]]] = {
+    "claim of a text": ("consumers", lambda ex: ex.claim("ab")),
+    "claim of a number": ("consumers", lambda ex: ex.claim(5)),  # pyright: ignore[reportArgumentType]
+    "claim of nobody": ("consumers", lambda ex: ex.claim([])),
+    "claim twice": ("consumers", lambda ex: ex.claim(["a", "a"])),
+    "claim of too many": ("consumers", lambda ex: ex.claim([f"c{i}" for i in range(MAX_CHANNELS + 1)])),
+    "wait": ("stage", lambda ex: ex.wait_stage(HUGE)),
+    "push to a stage": ("stage", lambda ex: ex.push("a", HUGE, 0, batch("a", 0))),
+    "push of a sequence": ("seq", lambda ex: ex.push("a", 0, HUGE, batch("a", 0))),
+    "push of an attempt": ("attempt", lambda ex: ex.push("a", 0, 0, batch("a", 0), 1 << 63)),
+    "end": ("last_seq", lambda ex: ex.end("a", HUGE)),
+    "rows of an end": ("rows", lambda ex: ex.end("a", 0, rows=1 << 63)),
+    "budget": ("budget", lambda ex: ex.declare("a", JOIN, budget=1 << 63)),
+    "stages": ("stages", lambda ex: ex.declare("a", {HUGE: ["a"]})),
+    "cursor of a reader": ("cursor", lambda ex: ex.read("a", {"a": HUGE})),
+    "cursor of a consumer": ("cursor", lambda ex: ex.consume("a", 0, 5)),  # pyright: ignore[reportArgumentType]
+    "cursor of an acknowledgement": ("cursor", lambda ex: ex.acknowledge("a", 0, {"a": HUGE})),
+    "no cursor": ("cursor", lambda ex: ex.acknowledge("a", 0, None)),  # pyright: ignore[reportArgumentType]
+    "flush": ("a channel", lambda ex: ex.flush("")),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_argument_is_refused_by_name_before_anything_is_sent(case: str) -> None:
+    argument, call = WRONG[case]
+    with (
+        ExchangeClient("grpc://127.0.0.1:1", query="q1", timeout=0) as ex,  # nobody answers there
+        pytest.raises(el.InvalidInput, match=f"^{argument} "),
+    ):
+        call(ex)
 
 
 def check_a_wait_ends_with_the_server(folder: Path) -> None:
