@@ -72,8 +72,11 @@ def serve(
         raise InvalidInput(f"control= takes epochlog.CoordinatorSettings, not {control!r}")
     if isinstance(stage_counter or coordinator, CoordinatorSettings):
         raise InvalidInput("give times of heartbeats and checkpoints as control=")
-    if stage_counter is not None or coordinator is not None:
-        warnings.warn(f"{NO_STAGE_COUNTER}: leave stage_counter= out", DeprecationWarning, stacklevel=2)
+    for argument, value in (("stage_counter", stage_counter), ("coordinator", coordinator)):
+        if value is not None:
+            if not isinstance(value, str) or not value:
+                raise InvalidInput(f"{argument}= takes the URL of a Redis server, not {value!r}: leave it out")
+            warnings.warn(f"{NO_STAGE_COUNTER}: leave {argument}= out", DeprecationWarning, stacklevel=2)
     certificate = None if tls is None else Certificate(read_pem(tls[0]), read_pem(tls[1]))
     server = StoreServer(store, location, token, read_token, certificate, control, metrics, ui)
     store._handle.log(SERVER_STARTED, location=server.location)

@@ -10,7 +10,7 @@ from epochlog.checkpoint.job.wait_reasons import Wait
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.types.epoch import show_span, to_unix_ms
 
-from .text import epoch_text, one_line
+from .text import epoch_text, listed, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,9 @@ def _upstream_reason(job: JobLook, jobs: Mapping[str, JobLook]) -> str:
     else:
         need = f"{wait.upstream}, complete through {epoch_text(wait.through)}"
     line = f"job {wait.cause}" if wait.cause == wait.writer else f"job {wait.writer} waits for job {wait.cause}, which"
-    return f"{need}: {line} {CAUSES[jobs[str(wait.cause)].wait.kind]}"
+    others = [f"job {name}" for name in wait.jobs if name != wait.writer]
+    too = f"; and for {listed(others)}" if others else ""
+    return f"{need}: {line} {CAUSES[jobs[str(wait.cause)].wait.kind]}{too}"
 
 
 CAUSES = {

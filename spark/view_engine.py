@@ -191,6 +191,12 @@ class ViewEngine:
         with self._queries.named({name: self.reads.frame(name, rows) for name, rows in tables.items()}) as run:
             return run(query)
 
+    @property
+    def late_overflows(self) -> tuple[type[Exception], ...]:
+        from pyspark.errors import ArithmeticException
+
+        return (ArithmeticException,)
+
     def collect(self, rows: DataFrame, *, most: int | None = None, output: TableSchema | None = None) -> pa.Table:
         try:
             table = (rows if most is None else rows.limit(most)).toArrow()

@@ -97,6 +97,10 @@ class LocalEngine:
             self._connection.register(name, _plain(rows))
         return _run(self._connection, self._plan, query)
 
+    @property
+    def late_overflows(self) -> tuple[type[Exception], ...]:
+        return ()  # `run` raises them
+
     def collect(self, rows: pa.Table, *, most: int | None = None, output: TableSchema | None = None) -> pa.Table:
         del output
         return rows.slice(0, most)

@@ -25,6 +25,11 @@ class StepEngine(Protocol[R]):
         """Return the rows of a query of the plan. known: tables that are no upstreams. Raises InvalidInput."""
         ...
 
+    @property
+    def late_overflows(self) -> tuple[type[Exception], ...]:
+        """Errors with which rows that `run` has returned fail when they are written, for a value that does not fit."""
+        ...
+
     def collect(self, rows: R, *, most: int | None = None, output: TableSchema | None = None) -> pa.Table:
         """Return the rows in this process, at most this number. Raises InvalidInput if they cannot be computed.
 

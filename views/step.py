@@ -132,11 +132,17 @@ class _Driver(Generic[R]):
         except LimitExceeded:
             raise
         except InvalidInput:
-            self.ctx.take_all()
-            self.write(AllRows("refresh"))
+            self._write_at_once()
             return
-        for output, rows in chunk.items():
-            self.ctx.insert(output, rows)
+        try:
+            for output, rows in chunk.items():
+                self.ctx.insert(output, rows)
+        except self.engine.late_overflows:
+            self._write_at_once()
+
+    def _write_at_once(self) -> None:
+        self.ctx.take_all()
+        self.write(AllRows("refresh"))
 
     def _rows(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> dict[str, R]:
         """Return the rows of a block by output. A view has one block and one output."""

@@ -150,8 +150,8 @@ def _pending_error(runner: JobRunner) -> DrainPending:
     details += f"; its newest attempt failed with {job.last_error}" if job.last_error else ""
     return DrainPending(
         f"job {job.name!r} is at epoch {show_epoch(job.position)} and ends when it has processed all changes through "
-        f"{show_epoch(job.drain)}{details}. The end is recorded: the job's runner ends it, or call "
-        "stop(drain=True) again"
+        f"{show_epoch(job.drain)}{details}. The end is recorded, and the job's runner ends it: wait for it by "
+        f"job.stop(drain=True), or `epochlog stop STORE {job.name} --drain --wait SECONDS`"
     )
 
 

@@ -38,7 +38,7 @@ class Wait:
 
     nothing: the job reflects every change. boundary: the boundary `epoch`, at which it may commit next, is not past
     yet. upstream: `upstream`, written by job `writer`, is complete only through `through`, and the job's next commit is
-    at `epoch` or later; `cause` is the job at the end of that chain, which does not wait for an upstream. runner: a
+    at `epoch` or later (None before the upstream's first commit); `cause` is the job at the end of that chain, which does not wait for an upstream. runner: a
     barrier at `epoch` is recorded or due, and a runner must step the job. failed: the newest attempt, at `epoch`,
     failed, and a runner must try again. rebuild: the job is parked. over: its data has ended. since_ms: for runner,
     the time since which the barrier is due (Unix ms).
@@ -131,7 +131,7 @@ def _explain_no_barrier(view: EpochView, job: JobRecord, interval_ms: int, force
     due = first if first > through else _boundary_from(max(wanted, through + 1), interval_ms, forced)
     if due > view.last_epoch:
         return Wait("boundary", due)
-    return Wait("upstream", due, view.table(late).name, None, through)
+    return Wait("upstream", due if through else None, view.table(late).name, None, through)
 
 
 def _next_wanted_epoch(view: EpochView, job: JobRecord) -> int | None:

@@ -218,7 +218,7 @@ def test_stop_without_a_runner_leaves_the_end_to_the_next_one(run, lake) -> None
     done = run("stop", lake.root, "daily", "--drain", "--yes")
     assert done.code == 0 and "its next runner ends it; there is none now" in done.out
     pending = run("stop", lake.root, "daily", "--drain", "--wait", "0.01")
-    assert pending.code == 1 and "The end is recorded" in pending.err
+    assert pending.code == 1 and "`epochlog stop STORE daily --drain --wait SECONDS`" in pending.err
     with api.open(lake.root) as store:
         store.table("orders").upsert(pa.table({"id": [9], "day": ["sun"], "cents": [1]}))
         job = store.job("daily")

@@ -360,11 +360,14 @@ def test_d8_epochlog_serve_and_its_redis_are_killed_together(tmp_path: Path, red
 def test_d8_the_server_of_a_copy_is_taken_and_not_used(tmp_path: Path, redis: RedisProcess, argument: str) -> None:
     options: dict[str, Any] = {argument: redis.url()}
     with el.open(tmp_path / "s", durability="os") as store:
-        with pytest.warns(DeprecationWarning, match="the store's catalog counts.*leave stage_counter= out"):
+        with pytest.warns(DeprecationWarning, match=f"the store's catalog counts.*leave {argument}= out"):
             server = el.serve(store, **options)
         with server, client_of(server.location) as ex:
             declare(ex)
             produce(ex, "seed")
             assert ex.stage == -1
+        for value in ("", 5, True):
+            with pytest.raises(el.InvalidInput, match=f"{argument}= takes the URL"):
+                el.serve(store, **{argument: value})
     with redis.client() as client:
         assert client.dbsize() == 0

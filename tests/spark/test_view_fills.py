@@ -48,6 +48,21 @@ def change(store: el.Store) -> None:
     store.checkpoint()
 
 
+@pytest.mark.parametrize("rows", [6, 1])
+def test_a_sum_that_does_not_fit_within_one_chunk_is_taken_in_at_once(
+    store: el.Store, spark: SparkSession, rows: int
+) -> None:
+    """rows: 6 of a chunk whose sum does not fit, 1 of chunks of which the merged sums do not."""
+    values, ids = [30_000] * 6 + [-30_000] * 6 + [7], list(range(13))
+    store.table("orders").upsert(pa.table([ids, [0] * 13, [0] * 13, values], schema=ORDERS))
+    store.checkpoint()
+    sql = "SELECT day, CAST(SUM(cents) AS SMALLINT) AS cents FROM orders GROUP BY day"
+    view = store.create_view("v", sql, ["day"], snapshot_rows=rows)
+    while step(view._runner, spark, view.refresh) is not None:
+        pass
+    assert view.info.state != "creating" and raw_check(view).ok
+
+
 @pytest.mark.rule("R10")
 def test_chunks_of_both_engines_make_the_view(store: el.Store, spark: SparkSession) -> None:
     for name, (sql, key) in VIEWS.items():
