@@ -37,11 +37,11 @@ class Wait:
     """Reason for which a job waits.
 
     nothing: the job reflects every change. boundary: the boundary `epoch`, at which it may commit next, is not past
-    yet. upstream: `upstream`, written by job `writer`, is complete only through `through`, and the job's next commit is
-    at `epoch` or later (None before the upstream's first commit); `cause` is the job at the end of that chain, which does not wait for an upstream. runner: a
-    barrier at `epoch` is recorded or due, and a runner must step the job. failed: the newest attempt, at `epoch`,
-    failed, and a runner must try again. rebuild: the job is parked. over: its data has ended. since_ms: for runner,
-    the time since which the barrier is due (Unix ms).
+    yet. upstream: `upstream`, written by job `writer`, is complete only through `through`, and the job's next
+    commit is at `epoch` or later (None before the upstream's first commit); `cause` is the job at the end of that
+    chain, which does not wait for an upstream. runner: a barrier at `epoch` is recorded or due, and a runner must
+    step the job. failed: the newest attempt, at `epoch`, failed, and a runner must try again. rebuild: the job is
+    parked. over: its data has ended. since_ms: for runner, the time since which the barrier is due (Unix ms).
     """
 
     kind: WaitKind

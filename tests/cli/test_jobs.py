@@ -16,7 +16,6 @@ from rich.console import Console
 from epochlog.cli.render import pages
 from epochlog.cli.render.graph import graph
 from epochlog.facts.store import jobs_facts, look
-from epochlog.store.types.epoch import boundary
 from lab import INTERVAL_MS, Lab, mirror
 
 # no test here looks at files: one run with a folder and LMDB tells everything
