@@ -1,6 +1,6 @@
 """Runner of all passes of one make target, with one summary at the end; a failed pass does not stop the others.
 
-    python scripts/passes.py lint|check|test|long|redis|campaign [--workers N] [--cpu FOLDER]
+    python scripts/passes.py lint|check|test|long|redis|spark-oldest|campaign [--workers N] [--cpu FOLDER]
 
 The summary has the wall time of each pass and the CPU time of its process tree, with JVMs and servers. With --cpu the
 folder gets the CPU time of each test; `scripts/cpu_time.py --table FOLDER` prints it. The last line is
@@ -158,6 +158,12 @@ def redis(spread: Sequence[str]) -> list[Pass]:
     ]
 
 
+def spark_oldest(spread: Sequence[str]) -> list[Pass]:
+    """Return the pass of the oldest Spark, in the environment of scripts/setup_spark.sh."""
+    python = str(ROOT / ".venv-spark" / "4.0" / "bin" / "python")
+    return [Pass("Spark 4.0", (python, *PYTEST[1:], "tests/spark/test_features.py", "-m", "spark"), BRIEF_JVM)]
+
+
 def campaign(spread: Sequence[str]) -> list[Pass]:
     deep = {"HYPOTHESIS_PROFILE": "deep", "EPOCHLOG_LAW_SEEDS": "60"}
     long = {"EPOCHLOG_LAW_SLOW_SEEDS": "1000", "EPOCHLOG_RACE_SECONDS": "120", "HYPOTHESIS_PROFILE": "thorough"}
@@ -271,7 +277,15 @@ def run_all(passes: Sequence[Pass]) -> int:
     return int(not outcomes or any(outcome.failed for outcome in outcomes))
 
 
-TARGETS = {"lint": lint, "check": check, "test": test, "long": long, "redis": redis, "campaign": campaign}
+TARGETS = {
+    "lint": lint,
+    "check": check,
+    "test": test,
+    "long": long,
+    "redis": redis,
+    "spark-oldest": spark_oldest,
+    "campaign": campaign,
+}
 
 
 def main() -> int:

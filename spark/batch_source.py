@@ -304,16 +304,17 @@ def make_reader(load: Load, schema: StructType, options: Options) -> TableReader
 
 def plan_partitions(handle: Handle, load: Load, schema: pa.Schema) -> list[InputPartition]:
     """Plan the read of the columns of `schema` with a lease on its files, cut into Spark's partitions; at least one."""
-    return cut_partitions(handle, load, plan_with_lease(handle, load), schema)
+    partitions = cut_partitions(handle, load, plan_with_lease(handle, load), schema)
+    return [SplitPartition(partition) for partition in partitions]
 
 
-def cut_partitions(handle: Handle, load: Load, plan: ScanPlan | LogPlan, schema: pa.Schema) -> list[InputPartition]:
-    """Cut a planned read of the columns of `schema` into Spark's partitions; at least one."""
+def cut_partitions(handle: Handle, load: Load, plan: ScanPlan | LogPlan, schema: pa.Schema) -> list[ReadPartition]:
+    """Cut a planned read of the columns of `schema` into partitions; at least one."""
     columns = tuple(name for name in schema.names if name not in _CHANGE_NAMES)
     options = ReadOptions(columns, load.predicate())
     partition = ReadPartition(handle.files, plan, schema, options, load.mode, load.pre_images)
     # Return one empty partition for a plan without rows: Spark starts one task in any case.
-    return [SplitPartition(split) for split in cut(partition, load.tasks) or [partition]]
+    return cut(partition, load.tasks) or [partition]
 
 
 def plan_with_lease(handle: Handle, load: Load) -> ScanPlan | LogPlan:

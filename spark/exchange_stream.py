@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from epochlog.errors import InvalidInput
@@ -19,6 +18,7 @@ from epochlog.exchange.staged.state import ChannelProgress
 from .exchange_layout import ExchangeLayout
 from .exchange_source import ConsumerPartition, ConsumerRead
 from .types import arrow_schema
+from .versions import ReadLimit, SupportsTriggerAvailableNow
 from .worker_gc import freeze_loaded_objects
 
 Cursor = Mapping[str, int]
@@ -58,6 +58,7 @@ class ExchangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._layout = layout
         self._schema = arrow_schema(schema)
         self._target: dict[str, int] | None = None
+        self._seen: dict[str, int] = {}  # end of the last planned batch, as in LogStreamReader
         self._open_client: ExchangeClient | None = None
         self._incarnations: dict[str, int] | None = None  # of the consumers, once they are claimed
 
@@ -73,8 +74,9 @@ class ExchangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int] | None = None, limit: ReadLimit | None = None) -> dict[str, int]:
         freeze_loaded_objects()
         self._claim()
-        end = deliverable(self._layout, self._client().progress, start or {})
-        return end if self._target is None else {**(start or {}), **self._target}
+        start = start or self._seen
+        end = deliverable(self._layout, self._client().progress, start)
+        return end if self._target is None else {**start, **self._target}
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._layout.declare(self._client())
@@ -84,6 +86,7 @@ class ExchangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         freeze_loaded_objects()
         self._claim()
+        self._seen = end
         reads: list[InputPartition] = []
         for consumer in range(self._layout.consumers):
             begin, stop = self._layout.cursor(consumer, start), self._layout.cursor(consumer, end)

@@ -11,6 +11,7 @@ from epochlog.errors import EpochlogError
 from epochlog.store.env.local_folder import LocalFiles
 
 from .live_session import is_connect
+from .versions import offsets_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +62,7 @@ def find_micro_batch(session: SparkSession, batch_id: int | None = None) -> Micr
     planned = None if query is None else query.offsetLog().get(batch_id)  # None: a thread that outlived the query
     if planned is None or planned.isEmpty():
         return MicroBatch(query_id, batch_id)
-    return MicroBatch(query_id, batch_id, planned.get().metadataOpt().get().batchTimestampMs())
+    return MicroBatch(query_id, batch_id, offsets_metadata(planned.get()).get().batchTimestampMs())
 
 
 def read_planned_ms(checkpoint: str | None, batch_id: int) -> int | None:

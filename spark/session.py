@@ -29,6 +29,7 @@ from .exchange_format import ExchangeSource
 from .live_session import is_connect, require_live
 from .micro_batch import MicroBatch, find_micro_batch
 from .options import NO_CATALOG, UPDATE_MODE
+from .versions import checkpoint_file_manager
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,9 +48,6 @@ SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
     "spark.scheduler.mode": "FAIR",  # The jobs of a pipeline share the cores, each in its own pool.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -57,6 +55,8 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 """Settings of local sessions on local file systems: a micro-batch takes 50 ms with them, 250-350 ms without."""
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+"""Setting of the same kind whose value depends on the version of Spark."""
 
 
 def spark(app_name: str = "epochlog", **conf: Any) -> SparkSession:
@@ -83,6 +83,11 @@ def spark(app_name: str = "epochlog", **conf: Any) -> SparkSession:
         if wrong is not None:
             raise JavaMissing(wrong) from error
         raise
+    if _FILE_MANAGER not in settings:
+        context: Any = session.sparkContext
+        manager = checkpoint_file_manager(context._jvm)
+        context._jsc.sc().conf().set(_FILE_MANAGER, manager)  # of sessions to come
+        session.conf.set(_FILE_MANAGER, manager)
     register(session)
     return session
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructField, StructType
 
 from epochlog.errors import CheckpointMismatch, EpochlogError, InvalidInput, SchemaChanged, TxnOutcomeForgotten
@@ -59,6 +59,7 @@ from .options import (
 from .overwrite import commit_overwrite
 from .task_writer import write_batches
 from .types import arrow_schema
+from .versions import DataSourceStreamArrowWriter
 from .worker_gc import freeze_loaded_objects
 
 

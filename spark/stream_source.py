@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, consumer_key, log_key, table_prefix
@@ -33,6 +32,7 @@ from epochlog.store.types.schema import TableSchema
 from .options import OF_BATCHES, Options, StoreLocation, Tasks, bool_option, int_option, present_options, text_option
 from .partitions import ReadPartition, cut
 from .stream_offsets import LATEST, BatchLimits, LogEpoch, Offset, parse_start, plan_until
+from .versions import STREAM_LIMITS, ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow, needs
 from .worker_gc import freeze_loaded_objects
 
 _CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
@@ -65,6 +65,8 @@ class StreamRead:
         if consumer is not None:
             check_consumer_name(consumer)
         limits = BatchLimits(*(int_option(options, f"max{unit}PerTrigger", 1) for unit in ("Epochs", "Rows", "Bytes")))
+        if limits.any and not STREAM_LIMITS:
+            raise needs("a limit of a micro-batch, max…PerTrigger,", "4.2")
         return cls(
             location,
             table_id,
@@ -103,6 +105,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._columns = tuple(name for name in schema.names if name not in _CHANGE_NAMES)
         self._target: int | None = None
+        self._seen: dict[str, Any] | None = None
+        """End of the query's last planned batch. Spark before 4.2 does not give it to `latestOffset`, but asks for the
+        partitions from it to itself when a query starts again.
+        """
         self._open_handle: Handle | None = None
         self._claimed_consumer: Consumer | None = None
 
@@ -130,6 +136,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         freeze_loaded_objects()
+        start = start or self._seen
         begin = self._offset(start or self.initialOffset())
         limits = BatchLimits() if isinstance(limit, ReadAllAvailable) else self._read.limits
 
@@ -173,6 +180,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         freeze_loaded_objects()
         begin, until = self._offset(start), self._offset(end).epoch
+        self._seen = end
         self._consumer()
         if start == end or begin.start == LATEST:
             return []

@@ -7,7 +7,6 @@ answers for a null in a column declared NOT NULL.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -33,8 +32,6 @@ _WIDER = {
 MAX_PRECISION = 38
 COMMENT = b"comment"
 """Name in an Arrow field's metadata of the column's comment in SQL."""
-_SPARK_METADATA = b"SPARK::metadata::json"
-"""Name in an Arrow field's metadata of the metadata that PySpark gives the column."""
 
 
 def wire_type(kind: pa.DataType) -> pa.DataType:
@@ -44,7 +41,7 @@ def wire_type(kind: pa.DataType) -> pa.DataType:
     if _T.is_timestamp(kind):
         return pa.timestamp("us", "UTC" if kind.tz else None)
     if _T.is_time(kind):
-        return pa.time64("ns")
+        return _wire_time()
     if _T.is_duration(kind):
         return pa.duration("us")
     if _T.is_fixed_size_binary(kind) or _T.is_large_binary(kind):
@@ -62,6 +59,14 @@ def wire_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def _wire_time() -> pa.DataType:
+    from .versions import HAS_TIME, needs
+
+    if not HAS_TIME:
+        raise TypeError(str(needs("a column of TIME", "4.1")))
+    return pa.time64("ns")
+
+
 def _wire_decimal(kind: Any) -> pa.DataType:
     if kind.precision > MAX_PRECISION:
         raise TypeError(f"Spark has no decimal type of {kind.precision} digits")
@@ -73,7 +78,7 @@ def wire_schema(table: str, schema: pa.Schema) -> pa.Schema:
 
     def wire_field(field: pa.Field) -> pa.Field:
         try:
-            return pa.field(field.name, wire_type(field.type), field.nullable, _spark_metadata(field))
+            return pa.field(field.name, wire_type(field.type), field.nullable)
         except TypeError as error:
             raise SchemaMismatch(
                 f"table {table}, column {field.name!r}: {error}; leave it out with `columns`"
@@ -82,24 +87,24 @@ def wire_schema(table: str, schema: pa.Schema) -> pa.Schema:
     return pa.schema([wire_field(field) for field in schema])
 
 
-def _spark_metadata(field: pa.Field) -> dict[bytes, str] | None:
-    comment = (field.metadata or {}).get(COMMENT)
-    return None if comment is None else {_SPARK_METADATA: json.dumps({"comment": comment.decode(errors="replace")})}
-
-
 def spark_schema(table: str, schema: pa.Schema, key: tuple[str, ...] = ()) -> StructType:
     """Return Spark's schema of these columns, with their comments. Only the columns of `key` are declared NOT NULL."""
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from .versions import from_arrow
 
     nullable_schema = pa.schema([field.with_nullable(field.name not in key) for field in schema])
-    return from_arrow_schema(wire_schema(table, nullable_schema))
+    columns = from_arrow(wire_schema(table, nullable_schema))
+    for column, field in zip(columns, schema, strict=True):  # Spark before 4.2 drops the metadata of Arrow's fields
+        comment = (field.metadata or {}).get(COMMENT)
+        if comment is not None:
+            column.metadata = {"comment": comment.decode(errors="replace")}
+    return columns
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark expects of batches declared with this schema."""
-    from pyspark.sql.pandas.types import to_arrow_schema
+    from .versions import to_arrow
 
-    return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow(schema)
 
 
 def to_spark(table: str, data: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+from py4j.java_collections import JavaSet
+
 from epochlog.batch.tags import list_tags
 from epochlog.errors import InvalidInput, NotWritable, TableNotFound, TableNotReadable
 from epochlog.spark.options import STREAM_ADVICE
@@ -19,7 +21,7 @@ from epochlog.store.metadata.lookups import find_table
 
 from .advice import no_merge
 from .changes import TableChanges
-from .ddl import alter_from_sql, create_from_sql
+from .ddl import SeparateInfo, alter_from_sql, create_from_sql
 from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer
 from .planned_query import PlannedQueries, PlannedQuery
 from .query_epochs import CatalogTables, LoadedTable, NamedMoment, QueryEpochs
@@ -99,7 +101,7 @@ class StoreCatalog(Proxy):
     @answer
     def loadTable(self, identifier: Any, *context: Any) -> CatalogTable:
         """Load a table for a query. context: Java's TableContext (a version or a time, the privileges of a write), and
-        options.
+        options; before Spark 4.3 a version (text), a time (Unix microseconds), or the set of privileges.
         """
         namespace, name = _path(identifier.namespace()), identifier.name()
         if not self._namespace_known(namespace):
@@ -133,8 +135,8 @@ class StoreCatalog(Proxy):
         return TableChanges(self.jvm, self._tables.handle, label, loaded, context, self._planned.current)
 
     @answer
-    def createTable(self, identifier: Any, info: Any) -> CatalogTable:
-        """Create a root table. info: Java's TableInfo."""
+    def createTable(self, identifier: Any, *info: Any) -> CatalogTable:
+        """Create a root table. info: Java's TableInfo; in Spark 4.0 columns, partitions and properties."""
         namespace, name = _path(identifier.namespace()), identifier.name()
         if namespace:
             raise NotWritable(f"{namespace[0]} is a tag: create the table in the catalog itself, {self._name}")
@@ -148,7 +150,7 @@ class StoreCatalog(Proxy):
                 f"create it first, CREATE TABLE {label} (…) TBLPROPERTIES (primary_key = 'id'), or from a frame, "
                 f"frame.writeTo('{label}').tableProperty('primary_key', 'id').create()"
             )
-        return self._new_table(create_from_sql(self._tables.handle, name, info))
+        return self._new_table(create_from_sql(self._tables.handle, name, self._info(*info)))
 
     @answer
     def dropTable(self, identifier: Any) -> bool:
@@ -186,6 +188,10 @@ class StoreCatalog(Proxy):
 
     def purgeTable(self, identifier: Any) -> bool:
         return self.dropTable(identifier)
+
+    def _info(self, first: Any, *others: Any) -> Any:
+        """Return Java's TableInfo, or an object like it."""
+        return SeparateInfo(self.jvm, first, *others) if others else first
 
     def _load(
         self, namespace: Sequence[str], name: str, travel: str | int | None, *, writes: bool = False
@@ -362,12 +368,18 @@ def _shortened(version: str) -> str:
 
 def _privileges(context: Any) -> set[str]:
     """Return the privileges that a TableContext names. The end of a Java iterator would be an exception: 80 calls."""
-    privileges = context.writePrivileges()
+    if isinstance(context, str | int):
+        return set()
+    privileges = context if isinstance(context, JavaSet) else context.writePrivileges()
     return set() if privileges.isEmpty() else {str(privilege) for privilege in privileges.toArray()}
 
 
 def _time_travel(context: Any) -> str | int | None:
     """Return the version (text) or the time (Unix microseconds) of a TableContext; None without either."""
+    if isinstance(context, str | int):
+        return context
+    if isinstance(context, JavaSet):
+        return None
     travel = context.timeTravel()
     if not travel.isPresent():
         return None

@@ -18,6 +18,7 @@ from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
+from .jvm import Jvm
 from .sql_columns import stored_columns
 
 _SPARKS_OWN = {"owner", "is_managed_location"}
@@ -36,6 +37,31 @@ _NO_DEFAULT = (
     "a column that an INSERT does not name is NULL, also in a row that was there; name it in the INSERT with its "
     "value, or write the other columns alone with format('epochlog') and partial=true"
 )
+
+
+class SeparateInfo:
+    """Description of a new table from Spark 4.0, which has no TableInfo and no constraints."""
+
+    def __init__(self, jvm: Jvm, columns: Any, partitions: Any, properties: Any) -> None:
+        self._jvm = jvm
+        self._columns = columns
+        self._partitions = partitions
+        self._properties = properties
+
+    def columns(self) -> Any:
+        return self._columns
+
+    def schema(self) -> Any:
+        return self._jvm.spark.connector.catalog.CatalogV2Util.v2ColumnsToStructType(self._columns)
+
+    def partitions(self) -> Any:
+        return self._partitions
+
+    def properties(self) -> Any:
+        return self._properties
+
+    def constraints(self) -> Any:
+        return ()
 
 
 def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:

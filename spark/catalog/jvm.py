@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any, ParamSpec, TypeVar
 
-from py4j.java_gateway import JavaObject
-from py4j.protocol import Py4JJavaError
+from py4j.java_gateway import JavaObject, JavaPackage
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
@@ -83,9 +83,13 @@ class Jvm:
         self.equal_arrays: Any = self.java.util.Objects.deepEquals
         self._hash_map: Any = self.java.util.HashMap
         self._python_source: Any = python.PythonDataSourceV2
-        self._receive_read: Any = python.PythonDataSourceReadInfo.receive
-        self._data_stream: Any = self.java.io.DataInputStream
-        self._byte_stream: Any = self.java.io.ByteArrayInputStream
+        self.receive_read: Any = java_member(python.PythonDataSourceReadInfo, "receive")
+        """Decoder of a planned read; None for Spark 4.0, whose source plans its reads itself."""
+        refreshing = java_member(self.spark.execution.datasources.v2, "V2TableRefreshUtil")
+        self.loads_again = refreshing is not None
+        """False for Spark 4.0, which reads the tables of a query as it loaded them for each of its frames."""
+        self.data_stream: Any = self.java.io.DataInputStream
+        self.byte_stream: Any = self.java.io.ByteArrayInputStream
 
     @cached_property
     def scan_answers(self) -> ScanAnswers:
@@ -93,16 +97,23 @@ class Jvm:
         scan = self.python_table(self.spark.types.StructType()).newScanBuilder(self.no_options).build()
         return ScanAnswers(scan.columnarSupportMode(), scan.supportedCustomMetrics(), scan.reportDriverMetrics())
 
-    def python_table(self, schema: Any, read: bytes | None = None) -> Any:
-        """Return Spark's table over the Python source "epochlog" with this schema.
-
-        read: the planned read of its batches, as PySpark's planning process encodes it.
-        """
+    def python_source(self) -> Any:
+        """Return Spark's provider of the Python source "epochlog"."""
         source = self._python_source()
         source.setShortName("epochlog")
-        if read is not None:
-            source.setReadInfo(self._receive_read(self._data_stream(self._byte_stream(read))))
-        return source.getTable(schema, self.no_transforms, self.no_entries)
+        return source
+
+    def python_table(self, schema: Any) -> Any:
+        """Return Spark's table over the Python source "epochlog" with this schema."""
+        return self.python_source().getTable(schema, self.no_transforms, self.no_entries)
+
+    def readable(self, required: Any, present: Any) -> Any:
+        """Return the columns to read where Spark needs those of `required`. Spark 4.0 loses the rows of batches without
+        columns, so it reads the first of `present`.
+        """
+        if self.receive_read is None and not required.length() and present.length():
+            return self.spark.types.StructType(present.fields()[:1])
+        return required
 
     @cached_property
     def columnar_by_partition(self) -> Any:
@@ -154,6 +165,15 @@ class Jvm:
 
     def identifier(self, namespace: Iterable[str], name: str) -> Any:
         return self.spark.connector.catalog.Identifier.of(self.strings(namespace), name)
+
+
+def java_member(parent: Any, name: str) -> Any:
+    """Return the class below a Java package, or the static method of a class; None if this Spark lacks it."""
+    try:
+        member = getattr(parent, name)
+    except Py4JError:
+        return None
+    return None if isinstance(member, JavaPackage) else member
 
 
 def require_classic(session: object) -> None:

@@ -1,6 +1,7 @@
 """Planned queries: epochs that are chosen when Spark builds the scans of a query, once for all of its scans.
 
-Spark loads most tables of a query again just before it optimises the query. It loads the changes of a table, and a
+Spark loads most tables of a query again just before it optimises the query (Spark 4.0 does not, so there the scans load
+them again). It loads the changes of a table, and a
 table at a moment that the query names, only when it analyses the frame that names them, one after the other and perhaps
 long before. So the scans choose the end of those changes, and agree on the epochs of a moment. The scans of one query
 share Spark's tracker of its planning, on whatever threads and in whatever order it builds them.
@@ -56,6 +57,10 @@ class PlannedQuery:
             if table.moment is not None:
                 first = self._moments.setdefault(table.moment, chosen)
                 return replace(table, epoch=first.epoch_of(table.definition), chosen=first)
+            if not self._jvm.loads_again:
+                if self._newest is None:
+                    self._newest = self._tables.newest()
+                return self._tables.load_again(table, self._newest)
             if self._newest is None:
                 self._newest = chosen
             elif chosen is not self._newest and chosen != self._newest:

@@ -164,6 +164,20 @@ class CatalogTables:
 
         return replace(self.handle.catalog.read(read), fixed=self.fixed)
 
+    def load_again(self, loaded: LoadedTable, chosen: QueryEpochs) -> LoadedTable:
+        """Return a table that was loaded for a frame at the epoch of a query of the frame. Raises SchemaChanged for a
+        table that was altered between them, and the errors of `load`.
+        """
+        definition = loaded.definition
+        chosen.epoch_of(definition)  # raises for a table that was made anew
+        again = self.load(definition.name, chosen)
+        if again.definition.schema.version != definition.schema.version:
+            raise SchemaChanged(
+                f"table {definition.name!r} was altered after the frame was made, and this Spark keeps the columns of "
+                "a frame: make the frame again"
+            )
+        return again
+
     def to_write(self, loaded: LoadedTable) -> LoadedTable:
         """Return a table that a query writes, with its present columns; the epoch that reads have does not matter."""
         definition = loaded.definition

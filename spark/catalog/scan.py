@@ -8,22 +8,18 @@ reads one, so Spark starts no process to ask the source for them.
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from epochlog.errors import InvalidInput
 from epochlog.spark.batch_source import Load, cut_partitions, plan_with_lease
 from epochlog.spark.options import StoreLocation, Tasks, location_options
 from epochlog.spark.parquet_files import OPTIONS, parquet_relation
-from epochlog.spark.stream_source import SplitPartition
 from epochlog.spark.types import arrow_schema
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.log_plan import LogPlan
@@ -38,9 +34,9 @@ from epochlog.store.types.read_options import ReadOptions
 from .condition import READ_VALUES, read_filter
 from .jvm import CONNECTOR, Jvm, Proxy, answer
 from .planned_query import PlannedQuery
+from .planned_read import PlannedRead, planned_batch
 from .query_epochs import LoadedTable, require_present_columns
 
-FORMAT = "epochlog"
 SMALLEST_BYTES = 4 << 20
 """Bytes in memory of a read from which on Spark's reader saves more than its plan costs."""
 
@@ -84,7 +80,7 @@ class TableScanBuilder(Proxy):
         return self._filters
 
     def pruneColumns(self, required: Any) -> None:
-        self._java_schema = required
+        self._java_schema = self.jvm.readable(required, self._java_schema)
 
     @answer
     def build(self) -> TableScan:
@@ -135,8 +131,7 @@ class PlannedScan(Proxy):
             if self._batch is None:
                 filtered = replace(load, filter=self._filter())
                 partitions = cut_partitions(self._handle, filtered, plan, self._schema)
-                table = self.jvm.python_table(self._java_schema, encode_read(partitions, self._schema))
-                self._batch = table.newScanBuilder(self.jvm.no_options).build().toBatch()
+                self._batch = planned_batch(self.jvm, self._java_schema, PlannedRead.of(partitions, self._spark_schema))
         return self._batch
 
     def _of_parquet(self, plan: ScanPlan | LogPlan) -> Any:
@@ -336,48 +331,3 @@ class TableStatistics(Proxy):
 
     def columnStats(self) -> Any:
         return self.jvm.no_entries
-
-
-# ---- the read --------------------------------------------------------------------------------------------------------
-
-
-class PlannedReader(DataSourceReader):
-    """Reader whose partitions are planned. The function that tasks run has the class only, and no partition."""
-
-    def __init__(self, partitions: Sequence[InputPartition]) -> None:
-        self._partitions = partitions
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return self._partitions
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SplitPartition)
-        return partition.read_partition.read()
-
-
-class PlannedSource(DataSource):
-    """Source that a planned read names in its errors."""
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
-
-
-def encode_read(partitions: Sequence[InputPartition], schema: pa.Schema) -> bytes:
-    """Return the message with which PySpark's planning process would answer: the read function and the partitions."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-    from pyspark.sql.worker.plan_data_source_read import write_read_func_and_partitions
-
-    message = io.BytesIO()
-    write_read_func_and_partitions(
-        message,
-        reader=PlannedReader(list(partitions)),
-        data_source=PlannedSource({}),
-        schema=from_arrow_schema(schema),
-        max_arrow_batch_size=1,  # of rows as tuples, which no read of a table returns
-        binary_as_bytes=True,
-    )
-    return message.getvalue()

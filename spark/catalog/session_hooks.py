@@ -19,6 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from epochlog.errors import EpochlogError, TableNotFound
 from epochlog.spark.column_names import quoted
 from epochlog.spark.create_guard import NAME, name_parts, without_texts
+from epochlog.spark.versions import needs
 from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
@@ -26,6 +27,7 @@ from epochlog.store.types.schema import TableSchema
 
 from .advice import case_twins, no_merge, no_replace, unknown_condition
 from .catalog import StoreCatalog
+from .jvm import java_member
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,6 +45,25 @@ _AMBIGUOUS = re.compile(rf"\[AMBIGUOUS_REFERENCE\] .* could be: \[(?P<column>{NA
 _NAMED = re.compile(rf"\b(INTO|OVERWRITE|FROM|JOIN)\s+(TABLE\s+)?(?P<table>{NAME})", re.IGNORECASE)
 """Tables that a statement names."""
 _TWICE = re.compile(r"\[COLUMN_ALREADY_EXISTS\] The column `(?P<column>.+?)` already exists")
+_LATER_SYNTAX = (
+    (
+        re.compile(r"\bCHANGES\s+FROM\b", re.IGNORECASE),
+        "Changelog",
+        "4.2",
+        "CHANGES FROM",
+        "or read them by spark.read.format('epochlog') with .option('readChangeFeed', 'true')",
+    ),
+    (
+        re.compile(r"\bPRIMARY\s+KEY\b", re.IGNORECASE),
+        "constraints.Constraint",
+        "4.1",
+        "PRIMARY KEY",
+        "or write TBLPROPERTIES (primary_key = 'id')",
+    ),
+)
+"""Syntax that Spark has from a version on: its pattern, Java's class below `connector.catalog` that came with it, the
+version, its name, and what to write before it.
+"""
 _ATTRIBUTE_ID = re.compile(r"#\d+L?")
 
 
@@ -129,6 +150,9 @@ def _find_advice(session: SparkSession, statement: str, text: str) -> EpochlogEr
     if unsupported is not None:
         refuse = no_merge if unsupported["operation"].startswith("MERGE") else no_replace
         return _advise_writer(session, unsupported["table"], lambda label, schema: refuse(label, schema.name))
+    later = _find_later_syntax(session, statement) if "[PARSE_SYNTAX_ERROR]" in text else None
+    if later is not None:
+        return later
     twins = _find_case_twins(session, statement, text)
     if twins is not None:
         return twins
@@ -137,6 +161,20 @@ def _find_advice(session: SparkSession, statement: str, text: str) -> EpochlogEr
         return None
     condition = "a subquery" if untranslated is None else _ATTRIBUTE_ID.sub("", untranslated["condition"])
     return _advise_writer(session, deleted["table"], lambda label, schema: unknown_condition(label, schema, condition))
+
+
+def _find_later_syntax(session: SparkSession, statement: str) -> EpochlogError | None:
+    """Return the error of a statement that this Spark cannot parse and a later one can."""
+    inner: Any = session
+    plain = without_texts(statement)
+    for pattern, java_class, version, name, instead in _LATER_SYNTAX:
+        package = inner._jvm.org.apache.spark.sql.connector.catalog
+        *path, last = java_class.split(".")
+        for part in path:
+            package = getattr(package, part)
+        if pattern.search(plain) and java_member(package, last) is None:
+            return needs(name, version, instead)
+    return None
 
 
 def _advise_writer(

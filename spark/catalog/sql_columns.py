@@ -9,13 +9,16 @@ import pyarrow as pa
 from pyspark.sql import types as kinds
 
 from epochlog.errors import InvalidSchema
+from epochlog.spark import versions
 from epochlog.spark.types import COMMENT, arrow_schema
 
 _KEPT = (
     kinds.BooleanType,
     kinds.NumericType,
     kinds.BinaryType,
-    kinds.DatetimeType,
+    kinds.DateType,
+    kinds.TimestampType,
+    kinds.TimestampNTZType,
     kinds.NullType,  # the table refuses it itself
 )
 _NESTED = (kinds.ArrayType, kinds.MapType, kinds.StructType)
@@ -95,9 +98,9 @@ def _instead(kind: kinds.DataType) -> str | None:
         case kinds.DayTimeIntervalType():
             full = (kind.startField, kind.endField) == (kind.DAY, kind.SECOND)
             return None if full else "INTERVAL DAY TO SECOND"
-        case kinds.TimeType():
-            return None if kind.precision == kinds.TimeType().precision else "TIME(6)"
-        case kinds.GeometryType() | kinds.GeographyType():
+        case versions.TimeType():
+            return None if kind.precision == versions.TimeType().precision else "TIME(6)"
+        case versions.GeometryType() | versions.GeographyType():
             return "BINARY: st_asbinary(…) writes it, and st_geomfromwkb(…) or st_geogfromwkb(…) reads it"
         case _:
             return None if isinstance(kind, _KEPT) else "a type of numbers, texts, binaries or times, with a CAST"

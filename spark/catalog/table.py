@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from epochlog.errors import NotWritable
@@ -18,6 +17,7 @@ from epochlog.spark.delete_where import commit_delete
 from epochlog.spark.options import STREAM, WRITE, location_options, refuse_catalog_options, show_names
 from epochlog.spark.overwrite import commit_overwrite
 from epochlog.spark.types import spark_schema
+from epochlog.spark.versions import from_arrow_kind
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.root_commit import refuse_unwritable
@@ -26,7 +26,7 @@ from epochlog.store.types.schema import TableSchema
 
 from .advice import no_partitions, no_replace
 from .condition import read_condition, require_expressions
-from .jvm import CONNECTOR, Jvm, Proxy, answer, option_names, thrown_by_java
+from .jvm import CONNECTOR, Jvm, Proxy, answer, java_member, option_names, thrown_by_java
 from .planned_query import PlannedQuery
 from .query_epochs import LoadedTable
 from .scan import TableScanBuilder
@@ -59,7 +59,8 @@ class JavaShapes:
         self._jvm = jvm
         self._shapes: dict[int, tuple[TableSchema, JavaShape]] = {}
         self.no_transforms = jvm.no_transforms
-        self.no_constraints = jvm.gateway.new_array(jvm.spark.connector.catalog.constraints.Constraint, 0)
+        constraint = java_member(jvm.spark.connector.catalog.constraints, "Constraint")  # from Spark 4.1 on
+        self.no_constraints = None if constraint is None else jvm.gateway.new_array(constraint, 0)
         self.capabilities = jvm.java.util.HashSet()
         kinds = jvm.spark.connector.catalog.TableCapability
         of_streams = (kinds.MICRO_BATCH_READ, kinds.STREAMING_WRITE)
@@ -118,7 +119,7 @@ class ChangeColumn(Proxy):
     def __init__(self, jvm: Jvm, field: pa.Field) -> None:
         super().__init__(jvm)
         self._field = field
-        self._type = jvm.spark.types.DataType.fromJson(from_arrow_type(field.type).json())
+        self._type = jvm.spark.types.DataType.fromJson(from_arrow_kind(field.type).json())
 
     def name(self) -> str:
         return self._field.name

@@ -11,11 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.clientserver import ClientServerConnection
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import InputPartition
 
 import epochlog as el
 from epochlog.spark.catalog import scan
-from epochlog.spark.stream_source import SplitPartition
+from epochlog.spark.partitions import ReadPartition
 
 pytestmark = pytest.mark.spark
 WIDTH = 50
@@ -71,23 +70,24 @@ def test_two_of_fifty_columns_are_decoded_without_the_others(
     wide: el.Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The partitions that the query's tasks got are read again here, where the decoded columns can be counted."""
-    planned: list[SplitPartition] = []
+    planned: list[ReadPartition] = []
     decoded: list[str] = []
-    encode, decode = scan.encode_read, pq.ParquetFile.read_row_groups
+    cut, decode = scan.cut_partitions, pq.ParquetFile.read_row_groups
 
-    def remembering(partitions: Sequence[InputPartition], schema: pa.Schema) -> bytes:
-        planned.extend(partition for partition in partitions if isinstance(partition, SplitPartition))
-        return encode(partitions, schema)
+    def remembering(*arguments: Any) -> list[ReadPartition]:
+        partitions = cut(*arguments)
+        planned.extend(partitions)
+        return partitions
 
     def counting(self: pq.ParquetFile, groups: list[int], columns: Sequence[str], **options: Any) -> pa.Table:
         decoded.extend(columns)
         return decode(self, groups, columns, **options)
 
-    monkeypatch.setattr(scan, "encode_read", remembering)
+    monkeypatch.setattr(scan, "cut_partitions", remembering)
     (row,) = spark.sql("SELECT SUM(c7), SUM(c31) FROM lake.wide").collect()
     assert tuple(row) == (499_500, 499_500)
     monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counting)
-    batches = [batch for partition in planned for batch in partition.read_partition.read()]
+    batches = [batch for partition in planned for batch in partition.read()]
     assert sum(batch.num_rows for batch in batches) == 1000
     assert {name for batch in batches for name in batch.schema.names} == {"c7", "c31"}
     assert {"c7", "c31"} <= set(decoded) <= {"c7", "c31", "_op"}, decoded

@@ -1,0 +1,299 @@
+"""Each way from Spark into a store and back, as a short case with its answer: `make spark-versions` runs them on each
+version of Spark that epochlog supports and writes the table of docs/SPARK.md.
+
+A feature that a version lacks is refused there with the first version that has it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+
+import epochlog as el
+from epochlog.spark import versions
+from epochlog.spark.catalog.jvm import java_member
+from spark_store import Lake, refusal, rows
+
+pytestmark = pytest.mark.spark
+
+KEYED = "TBLPROPERTIES (primary_key = 'id')"
+
+
+@pytest.fixture
+def feature(record_property: Callable[[str, object], None]) -> Callable[..., Any]:
+    """Names the feature of the test for the table of versions: feature(name); or feature(name, there, since, call) of
+    one that this Spark may lack, which then refuses the call and names the version `since`. Returns True if it has it.
+    """
+
+    def named(name: str, there: bool = True, since: str = "", call: Callable[[], object] | None = None) -> bool:
+        record_property("feature", name)
+        record_property("works", "yes" if there else f"from {since} on")
+        if not there:
+            assert call is not None
+            assert f"needs Spark {since}" in refusal(call)
+        return there
+
+    return named
+
+
+@pytest.fixture
+def pond(lake: Lake) -> Lake:
+    """The store of `lake` with rows, as the catalog `pond`."""
+    lake.orders.upsert(rows(0, 6))
+    lake.store.checkpoint()
+    el.catalog(lake.spark, lake.store, "pond")
+    return lake
+
+
+def java_catalog(pond: Lake) -> Any:
+    session: Any = pond.spark
+    return session._jvm.org.apache.spark.sql.connector.catalog
+
+
+def ids(frame: DataFrame) -> list[int]:
+    return sorted(row["id"] for row in frame.collect())
+
+
+# ---- format("epochlog") ----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_read_and_its_epochs(pond: Lake, feature) -> None:
+    feature("`format` read, `versionAsOf`, `columns`, `filter`")
+    epoch = pond.store.snapshot(["orders"]).epochs["orders"]
+    pond.orders.upsert(rows(6, 3))
+    pond.store.checkpoint()
+    assert ids(pond.read()) == list(range(9))
+    assert pond.read().count() == 9
+    assert ids(pond.read(versionAsOf=epoch)) == list(range(6))
+    assert ids(pond.read(columns="id", filter="day = 'd1'")) == [1, 4, 7]
+
+
+def test_a_change_feed(pond: Lake, feature) -> None:
+    feature("`readChangeFeed`")
+    pond.orders.delete({"id": [2]})
+    pond.store.checkpoint()
+    changes = pond.read(readChangeFeed="true", startingVersion="earliest").collect()
+    assert sorted((row["id"], row["_change_type"]) for row in changes)[2:4] == [(2, "delete"), (2, "upsert")]
+
+
+def test_batch_writes(pond: Lake, feature) -> None:
+    feature("`format` append and overwrite, `partial`")
+    new = pond.spark.createDataFrame([(7, "d9", 1.5)], "id long, day string, amount double")
+    pond.write(new)
+    pond.write(pond.spark.createDataFrame([(7, "d8")], "id long, day string"), partial="true")
+    assert pond.orders.get({"id": [7]}).to_pylist() == [{"id": 7, "day": "d8", "amount": 1.5}]
+    pond.write(new, mode="overwrite")
+    assert pond.orders.count() == 1
+
+
+def test_a_stream_from_table_to_table_goes_on_where_it_was(pond: Lake, feature) -> None:
+    feature("stream read and stream write, resumed")
+    copy = pond.store.create_table("copy", pond.orders.schema, ["id"])
+    for turn in range(3):
+        pond.orders.upsert(rows(10 * turn, 4, amount=turn))
+        pond.store.checkpoint()
+        pond.into(pond.stream(), "copy", "ck")
+        assert copy.to_arrow().equals(pond.orders.to_arrow())
+    assert copy.history().num_rows == 3
+
+
+def test_limits_of_a_micro_batch(pond: Lake, feature) -> None:
+    copy = pond.store.create_table("copy", pond.orders.schema, ["id"])
+    for turn in range(3):
+        pond.orders.upsert(rows(10 * turn, 4))
+        pond.store.checkpoint()
+    options = {"startingVersion": "earliest", "maxEpochsPerTrigger": 1}
+    call = lambda: pond.into(pond.stream(**options), "copy", "ck")  # noqa: E731
+    if feature("`maxRowsPerTrigger`, `maxEpochsPerTrigger`, `maxBytesPerTrigger`", versions.STREAM_LIMITS, "4.2", call):
+        call()
+        assert copy.history().num_rows == 4
+
+
+def test_a_stream_of_rates_into_a_table(pond: Lake, feature) -> None:
+    feature("a stream of another source into a table")
+    pond.store.create_table("ticks", pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))]), ["id"])
+    ticks = pond.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    frame = ticks.selectExpr("value AS id", "timestamp AS at")
+    writer = frame.writeStream.format("epochlog").options(**pond.options("ticks"))
+    query = writer.option("checkpointLocation", str(pond.scratch / "rates")).trigger(once=True).start()
+    query.awaitTermination()
+    assert pond.store.table("ticks").count() == 5
+
+
+def test_zoned_and_local_times_and_decimals_keep_their_values(pond: Lake, feature) -> None:
+    feature("timestamps with and without a zone, dates, decimals, lists, structs, maps")
+    schema = pa.schema([
+        pa.field("id", pa.int64(), nullable=False),
+        ("zoned", pa.timestamp("us", "UTC")), ("local", pa.timestamp("us")), ("day", pa.date32()),
+        ("price", pa.decimal128(12, 3)), ("tags", pa.list_(pa.string())),
+        ("point", pa.struct([("x", pa.int32()), ("y", pa.float32())])), ("words", pa.map_(pa.string(), pa.int64())),
+    ])  # fmt: skip
+    moment = dt.datetime(2024, 7, 1, 12, 30, 0, 5)
+    zoned = moment.replace(tzinfo=dt.UTC)
+    values = [1, zoned, moment, moment.date(), Decimal("12.345"), ["a", None], {"x": 3, "y": 0.5}, [("k", 9)]]
+    made = pond.store.create_table("kinds", schema, ["id"])
+    made.upsert(pa.table([[value] for value in values], schema=schema))
+    pond.store.create_table("again", schema, ["id"])
+    frame = pond.read("kinds")
+    assert [kind for _, kind in frame.dtypes][1:4] == ["timestamp", "timestamp_ntz", "date"]
+    pond.write(frame, "again")
+    pond.spark.sql("INSERT INTO pond.again SELECT id + 1, zoned, local, day, price, tags, point, words FROM pond.kinds")
+    for key in (1, 2):
+        (row,) = pond.store.table("again").get({"id": [key]}).to_pylist()
+        assert list(row.values())[1:] == values[1:], row
+
+
+def test_columns_of_time(pond: Lake, feature) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("at", pa.time64("us"))])
+    table = pond.store.create_table("clock", schema, ["id"])
+    table.upsert([{"id": 1, "at": dt.time(12, 30, 5, 7)}])
+    pond.store.checkpoint()
+    call = lambda: pond.read("clock").collect()  # noqa: E731
+    if feature("columns of TIME", versions.HAS_TIME, "4.1", call):
+        assert tuple(call()[0]) == (1, dt.time(12, 30, 5, 7))
+
+
+# ---- functions of the library ----------------------------------------------------------------------------------------
+
+
+def test_the_sink_in_foreach_batch(pond: Lake, feature) -> None:
+    feature("`el.sink` in `foreachBatch`")
+    copy = pond.store.create_table("copy", pond.orders.schema, ["id"])
+    day = pond.store.create_table("days", pa.schema([("day", pa.string())]), ["day"])
+    columns = ["id", "day", "amount"]
+    sink = el.sink(
+        {"copy": lambda frame: frame.select(columns), "days": lambda frame: frame.select("day").distinct()},
+        app_id="both", path=pond.root,
+    )  # fmt: skip
+    for turn in range(2):
+        pond.orders.upsert(rows(6 * turn, 6))
+        pond.store.checkpoint()
+        writer = pond.stream().writeStream.foreachBatch(sink)
+        pond.drain(writer.option("checkpointLocation", str(pond.scratch / "ck")))
+    assert (copy.count(), day.count()) == (12, 3)
+
+
+def test_views_and_jobs_on_spark(pond: Lake, feature) -> None:
+    feature("`view.step`, `view.start`, `job.step`, `Pipeline`")
+    sums = pond.store.create_view("sums", "SELECT day, SUM(amount) AS total FROM orders GROUP BY day", ["day"])
+    sums.step(pond.spark)
+    assert pond.store.table("sums").to_arrow().num_rows == 3
+    query = sums.start(pond.spark)
+    pond.orders.upsert(rows(6, 3))
+    pond.store.checkpoint()
+    query.processAllAvailable()
+    query.stop()
+    (expected,) = pond.spark.sql("SELECT SUM(amount) FROM pond.orders").collect()
+    assert sum(pond.store.table("sums").to_arrow()["total"].to_pylist()) == expected[0]
+
+
+def test_snapshots_and_compaction_on_spark(pond: Lake, feature) -> None:
+    feature("`snapshot.spark`, `compact(spark=…)`")
+    with pond.store.snapshot(["orders"]) as snapshot:
+        pond.orders.upsert(rows(6, 3))
+        pond.store.checkpoint()
+        assert ids(snapshot.spark("orders", pond.spark)) == list(range(6))
+    pond.store.compact("orders", full=True, spark=pond.spark)
+    assert ids(pond.read()) == list(range(9))
+
+
+def test_a_staged_exchange_between_applications(pond: Lake, feature) -> None:
+    feature('`format("epochlog.exchange")`, batch and stream')
+    schema = "_stage BIGINT, id BIGINT, text STRING"
+    with el.serve(pond.store, token="the-token") as server:
+        options = {"location": server.location, "token": "the-token", "query": "both", "stages": "0,1"}
+        for stage in range(2):
+            frame = pond.spark.range(stage * 30, stage * 30 + 30, 1, 2).selectExpr("id", "concat('row ', id) AS text")
+            frame.write.format("epochlog.exchange").mode("append").options(**options, stage=stage, channels=2).save()
+            stream = pond.spark.readStream.format("epochlog.exchange").schema(schema).options(**options, channels=2)
+            writer = stream.load().writeStream.format("parquet").option("path", str(pond.scratch / "read"))
+            pond.drain(writer.option("checkpointLocation", str(pond.scratch / "ck")))
+            assert pond.spark.read.parquet(str(pond.scratch / "read")).count() == 30 * (stage + 1)
+
+
+# ---- the catalog -----------------------------------------------------------------------------------------------------
+
+
+def test_the_catalog_counts_rows_without_a_column(pond: Lake, feature) -> None:
+    feature("catalog: `SELECT`, `count(*)`, filters, joins")
+    sql = lambda text: [tuple(row) for row in pond.spark.sql(text).collect()]  # noqa: E731
+    assert sql("SELECT count(*) FROM pond.orders") == [(6,)]
+    assert sql("SELECT 1 FROM pond.orders WHERE id > 3") == [(1,), (1,)]
+    assert sql("SELECT count(*) FROM pond.orders a JOIN pond.orders b USING (day)") == [(12,)]
+    assert sql("SELECT count(*) FROM pond.orders a CROSS JOIN pond.orders b") == [(36,)]
+    assert pond.spark.table("pond.orders").count() == 6
+    assert sql("SELECT day, count(*) FROM pond.orders GROUP BY day ORDER BY day") == [(f"d{i}", 2) for i in range(3)]
+
+
+def test_the_catalog_creates_and_writes(pond: Lake, feature) -> None:
+    feature("catalog: `CREATE`, `CREATE … AS SELECT`, `INSERT`, `INSERT OVERWRITE`, `DELETE`, `writeTo`, `DROP`")
+    sql = pond.spark.sql
+    sql(f"CREATE TABLE pond.made (id BIGINT COMMENT 'the key', note STRING) {KEYED}")
+    sql("INSERT INTO pond.made VALUES (1, 'one'), (2, 'two'), (3, 'three')")
+    sql("DELETE FROM pond.made WHERE id = 2")
+    sql(f"CREATE TABLE pond.other {KEYED} AS SELECT * FROM pond.made")
+    sql("INSERT OVERWRITE pond.made VALUES (9, 'nine')")
+    pond.spark.table("pond.other").writeTo("pond.made").append()
+    assert pond.store.table("made").to_arrow().to_pydict() == {"id": [1, 3, 9], "note": ["one", "three", "nine"]}
+    sql("DROP TABLE pond.other")
+    assert [row["tableName"] for row in sql("SHOW TABLES IN pond").collect()] == ["made", "orders"]
+
+
+def test_the_catalog_declares_a_key(pond: Lake, feature) -> None:
+    there = java_member(java_catalog(pond).constraints, "Constraint") is not None
+    text = "CREATE TABLE pond.keyed (id BIGINT PRIMARY KEY, n INT)"
+    if feature("catalog: `PRIMARY KEY` in `CREATE TABLE`", there, "4.1", lambda: pond.spark.sql(text)):
+        pond.spark.sql(text)
+        assert pond.store.table("keyed").primary_key == ["id"]
+
+
+def test_the_catalog_alters_and_describes(pond: Lake, feature) -> None:
+    feature("catalog: `ALTER TABLE`, `DESCRIBE`, `SHOW CREATE TABLE`, comments of columns")
+    sql = pond.spark.sql
+    sql(f"CREATE TABLE pond.made (id BIGINT COMMENT 'the key', n INT) {KEYED}")
+    sql("ALTER TABLE pond.made ADD COLUMNS (note STRING COMMENT 'free text')")
+    sql("ALTER TABLE pond.made ALTER COLUMN n TYPE BIGINT")
+    shown = {row["col_name"]: (row["data_type"], row["comment"]) for row in sql("DESCRIBE pond.made").collect()}
+    assert shown["id"] == ("bigint", "the key")
+    assert shown["n"][0] == "bigint"
+    assert shown["note"] == ("string", "free text")
+    (text,) = sql("SHOW CREATE TABLE pond.made").collect()[0]
+    sql("DROP TABLE pond.made")
+    sql(text)
+    assert pond.store.table("made").schema.names == ["id", "n", "note"]
+
+
+def test_the_catalog_reads_the_past(pond: Lake, feature) -> None:
+    feature("catalog: `VERSION AS OF`, `TIMESTAMP AS OF`, tags as namespaces")
+    tag = pond.store.tag("before")
+    pond.orders.upsert(rows(6, 3))
+    pond.store.checkpoint()
+    sql = lambda text: pond.spark.sql(text).collect()[0][0]  # noqa: E731
+    assert sql(f"SELECT count(*) FROM pond.orders VERSION AS OF {tag.epochs['orders']}") == 6
+    assert sql("SELECT count(*) FROM pond.orders VERSION AS OF 'before'") == 6
+    assert sql("SELECT count(*) FROM pond.before.orders") == 6
+    assert sql("SELECT count(*) FROM pond.orders TIMESTAMP AS OF current_timestamp()") == 9
+
+
+def test_the_catalog_streams(pond: Lake, feature) -> None:
+    feature("catalog: `readStream.table`, `toTable`")
+    pond.store.create_table("copy", pond.orders.schema, ["id"])
+    for turn in range(2):
+        pond.orders.upsert(rows(6 * turn, 6))
+        pond.store.checkpoint()
+        writer = pond.spark.readStream.table("pond.orders").writeStream.trigger(availableNow=True)
+        writer.option("checkpointLocation", str(pond.scratch / "ck")).toTable("pond.copy").awaitTermination()
+    assert pond.store.table("copy").to_arrow().equals(pond.orders.to_arrow())
+
+
+def test_the_catalog_reads_changes(pond: Lake, feature) -> None:
+    there = java_member(java_catalog(pond), "Changelog") is not None
+    text = "SELECT id, _change_type FROM pond.orders CHANGES FROM VERSION 1"
+    if feature("catalog: `CHANGES FROM VERSION`", there, "4.2", lambda: pond.spark.sql(text)):
+        assert {tuple(row) for row in pond.spark.sql(text).collect()} == {(key, "insert") for key in range(6)}
