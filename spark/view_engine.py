@@ -44,7 +44,7 @@ from epochlog.views.table_reads import TableRead, table_reads
 from .column_names import column_named, column_of, columns_named
 from .errors import find_epochlog_error
 from .frames import read_frame
-from .live_session import is_session_lost
+from .live_session import is_session_lost, require_live
 from .partitions import ReadPartition
 from .refresh_context import BROADCAST_BYTES, SparkRefreshContext
 from .types import arrow_schema, from_spark, spark_schema, to_spark
@@ -280,6 +280,7 @@ class ViewSession:
     """Session for the queries of views, made of the user's session."""
 
     def __init__(self, session: SparkSession) -> None:
+        require_live(session, "a view")
         with _lock:
             own = _sessions.get(session)
             if own is None:

@@ -34,8 +34,9 @@ def test_a_client_reads_writes_and_streams(tmp_path: Path) -> None:
         outcomes = json.loads(done.stdout.splitlines()[-1])
         assert outcomes.pop("session").startswith("pyspark.sql.connect.")
         assert "InvalidInput: a session of Spark Connect cannot have the store as a catalog" in outcomes.pop("catalog")
-        for refused in ("step", "compact"):
+        for refused in ("step", "compact", "view step"):
             assert "spark must be a classic SparkSession" in outcomes.pop(refused)
+        assert "InvalidInput: a view needs a classic SparkSession" in outcomes.pop("view")
         assert "does not support format('epochlog')" in outcomes.pop("saveAsTable")
         assert "InvalidInput: CREATE TABLE t USING epochlog does not work" in outcomes.pop("create")
         error, epochs, count = outcomes.pop("sink")
