@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -44,6 +45,17 @@ def on_s3(server: S3Server) -> Files:
     return open_files(server.uri(f"{server.new_bucket()}/lake"))
 
 
+def s3_client(server: S3Server, **options: Any) -> pafs.S3FileSystem:
+    return pafs.S3FileSystem(
+        access_key=USER,
+        secret_key=SECRET,
+        endpoint_override=f"127.0.0.1:{server.port}",
+        scheme="http",
+        region="us-east-1",
+        **options,
+    )
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_it_keeps_the_promise(files: Files, case: Callable[[Files], None], request: pytest.FixtureRequest) -> None:
     if case is workers_receive_files_by_pickle and "arrow-mock" in request.node.name:
@@ -53,7 +65,9 @@ def test_it_keeps_the_promise(files: Files, case: Callable[[Files], None], reque
 
 @pytest.mark.slow
 def test_a_listing_of_many_files_is_whole(s3: S3Server) -> None:
-    files, names = on_s3(s3), sorted(new_name() for _ in range(1_010))
+    patient = s3_client(s3, request_timeout=600, retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=3))
+    files = ArrowFiles(patient, f"{s3.new_bucket()}/lake")  # a loaded machine takes seconds to a page of the listing
+    names = sorted(new_name() for _ in range(1_010))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: files.write(name, b"x"), names))
     s3.requests()
@@ -104,15 +118,7 @@ def stopped() -> S3Server:
 
 @pytest.mark.medium
 def test_a_server_that_is_gone(stopped: S3Server) -> None:
-    once = pafs.S3FileSystem(
-        access_key=USER,
-        secret_key=SECRET,
-        endpoint_override=f"127.0.0.1:{stopped.port}",
-        scheme="http",
-        region="us-east-1",
-        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=1),
-        allow_delayed_open=True,
-    )
+    once = s3_client(stopped, retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=1), allow_delayed_open=True)
     refused(ArrowFiles(once, "bucket/lake"), new_name(), "NETWORK_CONNECTION")
 
 
