@@ -231,6 +231,22 @@ def test_the_catalog_counts_rows_without_a_column(pond: Lake, feature) -> None:
     assert sql("SELECT day, count(*) FROM pond.orders GROUP BY day ORDER BY day") == [(f"d{i}", 2) for i in range(3)]
 
 
+def test_frames_of_the_catalog_are_read_at_one_epoch(pond: Lake, feature) -> None:
+    feature("catalog: frames of several tables, made at several times, at one epoch")
+    other = pond.store.create_table("other", pond.orders.schema, ["id"])
+    other.upsert(rows(0, 6))
+    pond.store.checkpoint()
+    first = pond.spark.table("pond.orders").selectExpr("id", "amount AS a")
+    for turn in (2, 3):
+        with pond.store.transaction() as both:
+            both.upsert("orders", rows(0, 6, amount=turn))
+            both.upsert("other", rows(0, 6, amount=turn))
+        pond.store.checkpoint()
+        joined = first.join(pond.spark.table("pond.other").selectExpr("id", "amount AS b"), "id")
+        assert [row for row in joined.collect() if row["a"] != row["b"]] == []
+        assert joined.groupBy().sum("a").collect()[0][0] == 15 * turn
+
+
 def test_the_catalog_creates_and_writes(pond: Lake, feature) -> None:
     feature("catalog: `CREATE`, `CREATE … AS SELECT`, `INSERT`, `INSERT OVERWRITE`, `DELETE`, `writeTo`, `DROP`")
     sql = pond.spark.sql
