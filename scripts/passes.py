@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+from spark_versions import FEATURES, VERSIONS, interpreter
+
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PYTEST = (sys.executable, "-m", "pytest", "-q")
@@ -160,8 +162,8 @@ def redis(spread: Sequence[str]) -> list[Pass]:
 
 def spark_oldest(spread: Sequence[str]) -> list[Pass]:
     """Return the pass of the oldest Spark, in the environment of scripts/setup_spark.sh."""
-    python = str(ROOT / ".venv-spark" / "4.0" / "bin" / "python")
-    return [Pass("Spark 4.0", (python, *PYTEST[1:], "tests/spark/test_features.py", "-m", "spark"), BRIEF_JVM)]
+    oldest = VERSIONS[0]
+    return [Pass(f"Spark {oldest}", (interpreter(oldest), *PYTEST[1:], FEATURES, "-m", "spark"), BRIEF_JVM)]
 
 
 def campaign(spread: Sequence[str]) -> list[Pass]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyspark
+from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError
 from pyspark.sql import types as kinds
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
@@ -104,9 +106,18 @@ def offsets_metadata(offsets: Any) -> Any:
         return offsets.metadata()
 
 
+def java_member(parent: Any, path: str) -> Any:
+    """Return the class or the static method at a path below a Java package or class; None if this Spark lacks it."""
+    try:
+        member = reduce(getattr, path.split("."), parent)
+    except Py4JError:
+        return None
+    return None if isinstance(member, JavaPackage) else member  # Py4J makes a package of a name without a class
+
+
 def checkpoint_file_manager(jvm: Any) -> str:
     """Return the Java class of the checkpoint file manager that asks the file system alone. jvm: PySpark's."""
-    streaming = jvm.org.apache.spark.sql.execution.streaming
-    # Py4J makes a package of a name without a class
-    inner = type(getattr(streaming.checkpointing, _FILE_MANAGER)).__name__ == "JavaClass"
-    return f"org.apache.spark.sql.execution.streaming.{'checkpointing.' if inner else ''}{_FILE_MANAGER}"
+    path = f"checkpointing.{_FILE_MANAGER}"
+    if java_member(jvm.org.apache.spark.sql.execution.streaming, path) is None:
+        path = _FILE_MANAGER
+    return f"org.apache.spark.sql.execution.streaming.{path}"

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any, ParamSpec, TypeVar
 
-from py4j.java_gateway import JavaObject, JavaPackage
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from epochlog.errors import EpochlogError, InvalidInput, StoreClosed
 from epochlog.spark.live_session import is_connect, require_live
+from epochlog.spark.versions import java_member
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -165,15 +166,6 @@ class Jvm:
 
     def identifier(self, namespace: Iterable[str], name: str) -> Any:
         return self.spark.connector.catalog.Identifier.of(self.strings(namespace), name)
-
-
-def java_member(parent: Any, name: str) -> Any:
-    """Return the class below a Java package, or the static method of a class; None if this Spark lacks it."""
-    try:
-        member = getattr(parent, name)
-    except Py4JError:
-        return None
-    return None if isinstance(member, JavaPackage) else member
 
 
 def require_classic(session: object) -> None:

@@ -39,9 +39,12 @@ class PlannedRead:
 
     def message(self) -> bytes:
         """Return the read as PySpark's planning process sends it to the JVM."""
-        sizes = [struct.pack(">i", len(part)) for part in (self.function, *self.partitions)]
-        parts = b"".join(size + part for size, part in zip(sizes[1:], self.partitions, strict=True))
-        return sizes[0] + self.function + struct.pack(">i", len(self.partitions)) + parts
+        count = struct.pack(">i", len(self.partitions))
+        return b"".join([_with_size(self.function), count, *map(_with_size, self.partitions)])
+
+
+def _with_size(part: bytes) -> bytes:
+    return struct.pack(">i", len(part)) + part
 
 
 def read_planned(partitions: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

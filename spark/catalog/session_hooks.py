@@ -19,7 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from epochlog.errors import EpochlogError, TableNotFound
 from epochlog.spark.column_names import quoted
 from epochlog.spark.create_guard import NAME, name_parts, without_texts
-from epochlog.spark.versions import needs
+from epochlog.spark.versions import java_member, needs
 from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
@@ -27,7 +27,6 @@ from epochlog.store.types.schema import TableSchema
 
 from .advice import case_twins, no_merge, no_replace, unknown_condition
 from .catalog import StoreCatalog
-from .jvm import java_member
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -168,11 +167,8 @@ def _find_later_syntax(session: SparkSession, statement: str) -> EpochlogError |
     inner: Any = session
     plain = without_texts(statement)
     for pattern, java_class, version, name, instead in _LATER_SYNTAX:
-        package = inner._jvm.org.apache.spark.sql.connector.catalog
-        *path, last = java_class.split(".")
-        for part in path:
-            package = getattr(package, part)
-        if pattern.search(plain) and java_member(package, last) is None:
+        catalog = inner._jvm.org.apache.spark.sql.connector.catalog
+        if pattern.search(plain) and java_member(catalog, java_class) is None:
             return needs(name, version, instead)
     return None
 

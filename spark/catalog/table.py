@@ -17,7 +17,7 @@ from epochlog.spark.delete_where import commit_delete
 from epochlog.spark.options import STREAM, WRITE, location_options, refuse_catalog_options, show_names
 from epochlog.spark.overwrite import commit_overwrite
 from epochlog.spark.types import spark_schema
-from epochlog.spark.versions import from_arrow_kind
+from epochlog.spark.versions import from_arrow_kind, java_member
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.root_commit import refuse_unwritable
@@ -26,7 +26,7 @@ from epochlog.store.types.schema import TableSchema
 
 from .advice import no_partitions, no_replace
 from .condition import read_condition, require_expressions
-from .jvm import CONNECTOR, Jvm, Proxy, answer, java_member, option_names, thrown_by_java
+from .jvm import CONNECTOR, Jvm, Proxy, answer, option_names, thrown_by_java
 from .planned_query import PlannedQuery
 from .query_epochs import LoadedTable
 from .scan import TableScanBuilder
@@ -59,7 +59,7 @@ class JavaShapes:
         self._jvm = jvm
         self._shapes: dict[int, tuple[TableSchema, JavaShape]] = {}
         self.no_transforms = jvm.no_transforms
-        constraint = java_member(jvm.spark.connector.catalog.constraints, "Constraint")  # from Spark 4.1 on
+        constraint = java_member(jvm.spark.connector.catalog, "constraints.Constraint")  # from Spark 4.1 on
         self.no_constraints = None if constraint is None else jvm.gateway.new_array(constraint, 0)
         self.capabilities = jvm.java.util.HashSet()
         kinds = jvm.spark.connector.catalog.TableCapability

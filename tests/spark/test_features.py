@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 
 import epochlog as el
 from epochlog.spark import versions
-from epochlog.spark.catalog.jvm import java_member
+from epochlog.spark.versions import java_member
 from spark_store import Lake, refusal, rows
 
 pytestmark = pytest.mark.spark
@@ -44,7 +44,7 @@ def feature(record_property: Callable[[str, object], None]) -> Callable[..., Any
 
 @pytest.fixture
 def pond(lake: Lake) -> Lake:
-    """The store of `lake` with rows, as the catalog `pond`."""
+    """Return the store of `lake` with rows, as the catalog `pond`."""
     lake.orders.upsert(rows(0, 6))
     lake.store.checkpoint()
     el.catalog(lake.spark, lake.store, "pond")
@@ -109,7 +109,10 @@ def test_limits_of_a_micro_batch(pond: Lake, feature) -> None:
         pond.orders.upsert(rows(10 * turn, 4))
         pond.store.checkpoint()
     options = {"startingVersion": "earliest", "maxEpochsPerTrigger": 1}
-    call = lambda: pond.into(pond.stream(**options), "copy", "ck")  # noqa: E731
+
+    def call() -> object:
+        return pond.into(pond.stream(**options), "copy", "ck")
+
     if feature("`maxRowsPerTrigger`, `maxEpochsPerTrigger`, `maxBytesPerTrigger`", versions.STREAM_LIMITS, "4.2", call):
         call()
         assert copy.history().num_rows == 4
@@ -154,7 +157,10 @@ def test_columns_of_time(pond: Lake, feature) -> None:
     table = pond.store.create_table("clock", schema, ["id"])
     table.upsert([{"id": 1, "at": dt.time(12, 30, 5, 7)}])
     pond.store.checkpoint()
-    call = lambda: pond.read("clock").collect()  # noqa: E731
+
+    def call() -> list[Any]:
+        return pond.read("clock").collect()
+
     if feature("columns of TIME", versions.HAS_TIME, "4.1", call):
         assert tuple(call()[0]) == (1, dt.time(12, 30, 5, 7))
 
@@ -222,7 +228,10 @@ def test_a_staged_exchange_between_applications(pond: Lake, feature) -> None:
 
 def test_the_catalog_counts_rows_without_a_column(pond: Lake, feature) -> None:
     feature("catalog: `SELECT`, `count(*)`, filters, joins")
-    sql = lambda text: [tuple(row) for row in pond.spark.sql(text).collect()]  # noqa: E731
+
+    def sql(text: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in pond.spark.sql(text).collect()]
+
     assert sql("SELECT count(*) FROM pond.orders") == [(6,)]
     assert sql("SELECT 1 FROM pond.orders WHERE id > 3") == [(1,), (1,)]
     assert sql("SELECT count(*) FROM pond.orders a JOIN pond.orders b USING (day)") == [(12,)]
@@ -262,7 +271,7 @@ def test_the_catalog_creates_and_writes(pond: Lake, feature) -> None:
 
 
 def test_the_catalog_declares_a_key(pond: Lake, feature) -> None:
-    there = java_member(java_catalog(pond).constraints, "Constraint") is not None
+    there = java_member(java_catalog(pond), "constraints.Constraint") is not None
     text = "CREATE TABLE pond.keyed (id BIGINT PRIMARY KEY, n INT)"
     if feature("catalog: `PRIMARY KEY` in `CREATE TABLE`", there, "4.1", lambda: pond.spark.sql(text)):
         pond.spark.sql(text)
@@ -290,7 +299,10 @@ def test_the_catalog_reads_the_past(pond: Lake, feature) -> None:
     tag = pond.store.tag("before")
     pond.orders.upsert(rows(6, 3))
     pond.store.checkpoint()
-    sql = lambda text: pond.spark.sql(text).collect()[0][0]  # noqa: E731
+
+    def sql(text: str) -> object:
+        return pond.spark.sql(text).collect()[0][0]
+
     assert sql(f"SELECT count(*) FROM pond.orders VERSION AS OF {tag.epochs['orders']}") == 6
     assert sql("SELECT count(*) FROM pond.orders VERSION AS OF 'before'") == 6
     assert sql("SELECT count(*) FROM pond.before.orders") == 6

@@ -73,6 +73,16 @@ def test_a_load_that_failed_or_was_stopped_ends_nothing_and_goes_on(lake, folder
     assert lake.store.verify().ok
 
 
+def stop_query(lake, stopped: threading.Event) -> None:
+    """Stop the only query; set `stopped` while its stop still waits for the micro-batch, and wait for the stop."""
+    (query,) = lake.spark._jsparkSession.streams().active()
+    ending = threading.Thread(target=query.stop)
+    ending.start()
+    wait_until(lambda: not query.isActive())
+    stopped.set()
+    ending.join()
+
+
 def load_and_stop(lake, folder) -> None:
     """Load, and stop the query from another thread during a micro-batch."""
     began, stopped = threading.Event(), threading.Event()
@@ -84,12 +94,7 @@ def load_and_stop(lake, folder) -> None:
 
     def stop() -> None:
         began.wait()
-        (query,) = lake.spark._jsparkSession.streams().active()
-        ending = threading.Thread(target=query.stop)
-        ending.start()
-        wait_until(lambda: not query.isActive())
-        stopped.set()
-        ending.join()
+        stop_query(lake, stopped)
 
     stopper = threading.Thread(target=stop)
     stopper.start()
@@ -140,12 +145,7 @@ def load_and_stop_after_a_batch(lake, folder, monkeypatch) -> None:
 
     def stop() -> None:
         written.wait()
-        (query,) = lake.spark._jsparkSession.streams().active()
-        ending = threading.Thread(target=query.stop)
-        ending.start()
-        wait_until(lambda: not query.isActive())
-        stopped.set()
-        ending.join()
+        stop_query(lake, stopped)
 
     monkeypatch.setattr(foreach_sink, "_write_batch", write)
     stopper = threading.Thread(target=stop)
