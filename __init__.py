@@ -119,8 +119,9 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .snapshot import Snapshot
     from .spark.catalog.install import catalog
     from .spark.foreach_sink import Sink, sink
+    from .spark.local_session import spark
     from .spark.refresh_context import SparkRefreshContext
-    from .spark.session import register, spark
+    from .spark.session import register
     from .store.backup.catalog_restore import RestoreReport, restore_catalog
     from .store.changelog.consumer_info import ConsumerInfo
     from .store.maintenance.vacuum import VacuumedFile, VacuumReport
@@ -190,10 +191,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "checkpoint.worker.actor": ("LoadPart",),
     "checkpoint.worker.job_part": ("JobPart",),
     "checkpoint.coordinator.state": ("CoordinatorSettings",),
-    "spark.session": (
-        "register",
-        "spark",
-    ),
+    "spark.session": ("register",),
+    "spark.local_session": ("spark",),
     "spark.foreach_sink": ("Sink", "sink"),
     "spark.catalog.install": ("catalog",),
 }

@@ -25,6 +25,6 @@ class CommandSession:
         """Return a Spark session of this process for `--engine spark`, else None."""
         if self.options.engine != "spark":
             return None
-        from epochlog.spark.session import spark
+        from epochlog.spark.local_session import spark
 
         return spark()

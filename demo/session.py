@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from epochlog.errors import EpochlogError
 from epochlog.spark.job_query import start
-from epochlog.spark.session import spark
+from epochlog.spark.local_session import spark
 from epochlog.view import View
 
 SETTINGS = {

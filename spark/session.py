@@ -1,4 +1,4 @@
-"""Spark data source "epochlog", and sessions in which it is registered."""
+"""Spark data source "epochlog", and its registration in a session."""
 
 # ruff: noqa: N802, N803  # Spark calls these methods by its own names
 
@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -22,14 +21,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from epochlog.errors import EpochlogError, InvalidInput, JavaMissing
+from epochlog.errors import EpochlogError, InvalidInput
 
 from .create_guard import guard_creation
 from .exchange_format import ExchangeSource
 from .live_session import is_connect, require_live
 from .micro_batch import MicroBatch, find_micro_batch
 from .options import NO_CATALOG, UPDATE_MODE
-from .versions import checkpoint_file_manager
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,86 +38,6 @@ ReaderDefaults = Callable[[Any], Mapping[str, str]]
 """Function from a reader to the options that `format("epochlog")` sets on it."""
 
 FORMAT = "epochlog"
-OLDEST_JAVA = 17
-
-SETTINGS = {
-    "spark.python.unix.domain.socket.enabled": "true",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    "spark.scheduler.mode": "FAIR",  # The jobs of a pipeline share the cores, each in its own pool.
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
-"""Settings of local sessions on local file systems: a micro-batch takes 50 ms with them, 250-350 ms without."""
-_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-"""Setting of the same kind whose value depends on the version of Spark."""
-
-
-def spark(app_name: str = "epochlog", **conf: Any) -> SparkSession:
-    """Return a local Spark session with the data source registered and suitable settings, whose workers run this
-    interpreter.
-
-    conf: Spark settings, with dots (`**{"spark.sql.shuffle.partitions": 4}`) or double underscores
-    (`spark__sql__shuffle__partitions=4`) in their names; `master` is local[*] by default. They override the settings of
-    this library. Raises JavaMissing, which names the Java found, if Spark cannot run on it.
-    """
-    from pyspark.sql import SparkSession
-
-    # Spark reads the workers' interpreter from the environment when it creates the session's context.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    user_settings = {name.replace("__", "."): value for name, value in conf.items()}
-    settings = {**SETTINGS, "spark.sql.shuffle.partitions": str(os.cpu_count() or 2), **user_settings}
-    builder = SparkSession.builder.appName(app_name).master(str(settings.pop("master", "local[*]")))
-    for name, value in settings.items():
-        builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
-    try:
-        session = builder.getOrCreate()
-    except Exception as error:
-        wrong = find_java_problem(os.environ)
-        if wrong is not None:
-            raise JavaMissing(wrong) from error
-        raise
-    if _FILE_MANAGER not in settings:
-        context: Any = session.sparkContext
-        manager = checkpoint_file_manager(context._jvm)
-        context._jsc.sc().conf().set(_FILE_MANAGER, manager)  # of sessions to come
-        session.conf.set(_FILE_MANAGER, manager)
-    register(session)
-    return session
-
-
-def find_java_problem(environ: Mapping[str, str]) -> str | None:
-    """Return an error message with advice if Spark cannot run on the Java of this environment, else None."""
-    home = environ.get("JAVA_HOME")
-    folders = [os.path.join(home, "bin")] if home else environ.get("PATH", "").split(os.pathsep)
-    candidates = [os.path.join(folder, "java") for folder in folders]
-    path = (
-        candidates[0] if home else next((candidate for candidate in candidates if os.access(candidate, os.X_OK)), None)
-    )
-    advice = (
-        f"Spark needs Java {OLDEST_JAVA} or newer. On Debian or Ubuntu: sudo apt-get install openjdk-17-jre-headless; "
-        "elsewhere https://adoptium.net. Set JAVA_HOME to the folder of an installed one"
-    )
-    if path is None:
-        return f"no Java was found: JAVA_HOME is not set, and there is no java on PATH. {advice}"
-    origin = f"JAVA_HOME is {home!r}" if home else "it is the first on PATH"
-    try:
-        process = subprocess.run(
-            [path, "-version"], check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"the Java at {path} does not run ({origin}): {error}. {advice}"
-    output = f"{process.stderr}{process.stdout}".strip()
-    version = re.search(r'version "(?:1\.)?(\d+)', output)
-    if version is None:
-        return f"{path} does not print a version ({origin}), but {output[:200]!r}. {advice}"
-    if int(version[1]) < OLDEST_JAVA:
-        return f"the Java at {path} is version {version[1]}, which is too old ({origin}). {advice}"
-    return None
 
 
 def register(session: SparkSession) -> None:
@@ -130,18 +48,29 @@ def register(session: SparkSession) -> None:
     stopped.
     """
     if is_connect(session):
-        session.dataSource.register(EpochlogSource)
-        session.dataSource.register(ExchangeSource)
+        for source in (EpochlogSource, ExchangeSource):
+            _register_on_server(session, source)
         _patch_readers_and_writers(connect=True)
         return
     require_live(session, "register")
     context = session.sparkContext
     if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         context.pythonExec = sys.executable  # Spark's default, the first python3 on PATH, may lack packages.
+    inner: Any = session
+    known = inner._jsparkSession.sessionState().dataSourceManager()
     with _active(session):
-        session.dataSource.register(EpochlogSource)
-        session.dataSource.register(ExchangeSource)
+        for source in (EpochlogSource, ExchangeSource):
+            if not known.dataSourceExists(source.name()):  # else Spark has found its module pyspark_*
+                session.dataSource.register(source)
     _patch_readers_and_writers(connect=False)
+
+
+def _register_on_server(session: SparkSession, source: type[DataSource]) -> None:
+    try:
+        session.dataSource.register(source)
+    except AnalysisException as error:  # Spark 4.0, whose server has found the source by its module
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 @contextlib.contextmanager

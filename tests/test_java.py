@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from epochlog.spark.session import find_java_problem
+from epochlog.spark.local_session import find_java_problem
 
 
 def fake(folder: Path, version_output: str) -> Path:

@@ -21,6 +21,9 @@ PACKAGES = (
     "views",
 )
 
+MODULES = ("pyspark_epochlog", "pyspark_epochlog_exchange")
+"""Modules beside the package, by which Spark finds the data sources."""
+
 IMPORT_ALL = """
 import importlib, pathlib, pkgutil, epochlog
 home = pathlib.Path(epochlog.__file__).parent
@@ -85,7 +88,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_holds_the_library_and_nothing_else(wheel: Path) -> None:
     names = ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names}
-    assert top == {"epochlog", f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"}
+    assert top == {"epochlog", *(f"{name}.py" for name in MODULES), f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"}
     inside = {Path(name).parts[1] for name in names if name.startswith("epochlog/")}
     assert {part for part in inside if "." not in part} == set(PACKAGES)
     assert {"__init__.py", "errors.py", "py.typed"} <= inside
@@ -95,7 +98,8 @@ def test_it_holds_the_library_and_nothing_else(wheel: Path) -> None:
 def test_every_source_module_is_in_it(wheel: Path) -> None:
     here = {path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     here |= {path.relative_to(ROOT) for path in ROOT.glob("*.py")}
-    there = {Path(name).relative_to("epochlog") for name in ZipFile(wheel).namelist() if name.endswith(".py")}
+    names = (Path(name) for name in ZipFile(wheel).namelist() if name.endswith(".py"))
+    there = {name.relative_to("epochlog") for name in names if name.parts[0] == "epochlog"}
     assert there == here
 
 
@@ -109,6 +113,12 @@ def test_the_files_of_the_page_are_in_it(wheel: Path) -> None:
 def test_every_module_imports_in_an_empty_environment(environment: Path) -> None:
     names = run(environment / "bin" / "python", "-I", "-c", IMPORT_ALL, cwd=environment).split()
     assert {f"epochlog.{package}" for package in PACKAGES} <= set(names)
+
+
+def test_spark_finds_the_data_sources_by_their_modules(environment: Path) -> None:
+    names = "print(*(__import__(name).DefaultSource.name() for name in sys.argv[1:]))"
+    printed = run(environment / "bin" / "python", "-I", "-c", f"import sys; {names}", *MODULES, cwd=environment)
+    assert printed.split() == ["epochlog", "epochlog.exchange"]
 
 
 def test_the_command_is_installed(environment: Path) -> None:

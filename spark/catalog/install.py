@@ -1,16 +1,20 @@
-"""`el.catalog`: install a store as a catalog in a session."""
+"""`el.catalog`: install a store as a catalog in a session, or in all sessions of an application."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
 
 from epochlog.batch.default_policy import named_policy
 from epochlog.batch.policy import Policy
 from epochlog.batch.snapshot import default_of
 from epochlog.errors import InvalidInput
 from epochlog.spark.create_guard import SPARK_CATALOG
+from epochlog.spark.java_class import cause_of
 from epochlog.spark.live_session import require_live
 from epochlog.spark.session import register
 from epochlog.store.session.handle import Handle, HasHandle, open_handle
@@ -19,6 +23,7 @@ from epochlog.store.types.schema import is_name
 from .catalog import StoreCatalog
 from .jvm import Jvm, require_classic
 from .query_epochs import CatalogTables, require_suitable
+from .session_catalogs import CLASS, catalog_class, delegates
 from .session_hooks import installed, patch_sessions
 
 if TYPE_CHECKING:
@@ -33,6 +38,7 @@ def catalog(
     *,
     tables: Sequence[str] | None = None,
     read_only: bool = False,
+    all_sessions: bool = False,
     **policy_options: object,
 ) -> None:
     """Install the store as a catalog of Spark SQL: `SELECT … FROM lake.orders`. A query reads all tables at one epoch.
@@ -59,7 +65,7 @@ def catalog(
     require_suitable(policy, names)
     catalog_tables = CatalogTables(_open(store, read_only), policy, names)
     catalog_tables.require_tables()
-    _install(spark, name, catalog_tables)
+    (_install_in_all if all_sessions else _install)(spark, name, catalog_tables)
     patch_sessions(lambda session, name, like: _install(session, name, like.tables))
 
 
@@ -67,10 +73,38 @@ def _install(session: SparkSession, name: str, tables: CatalogTables) -> None:
     jvm = Jvm(session, name)
     register(session)
     proxy = StoreCatalog(jvm, name, tables)
+    _catalogs_of(jvm).put(name, proxy)
+    installed[proxy.identity()] = proxy
+
+
+def _install_in_all(session: SparkSession, name: str, tables: CatalogTables) -> None:
+    jvm = Jvm(session, name)
+    try:
+        defined = catalog_class(jvm, dir(StoreCatalog))
+    except Py4JError as error:
+        warnings.warn(
+            f"the catalog {name!r} is in this session alone, since its class cannot be made in this JVM "
+            f"({cause_of(error)}): call el.catalog for each further session",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        _install(session, name, tables)
+        return
+    register(session)
+    proxy = StoreCatalog(jvm, name, tables)
+    delegates(defined)[name] = proxy
+    setting = f"spark.sql.catalog.{name}"
+    jvm.context.conf().set(setting, CLASS)  # of sessions to come
+    session.conf.set(setting, CLASS)
+    _catalogs_of(jvm).remove(name)  # one that the session had under this name before
+    installed[proxy.identity()] = proxy
+
+
+def _catalogs_of(jvm: Jvm) -> Any:
+    """Return the session's map of the catalogs that it has made. Spark makes another one if a name is missing."""
     catalogs = jvm.catalogs.getClass().getDeclaredField("catalogs")
     catalogs.setAccessible(True)
-    catalogs.get(jvm.catalogs).put(name, proxy)
-    installed[proxy.identity()] = proxy
+    return catalogs.get(jvm.catalogs)
 
 
 _opened: dict[tuple[str, bool], Handle] = {}

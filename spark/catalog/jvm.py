@@ -56,6 +56,7 @@ class Jvm:
         inner: Any = session
         context: Any = session.sparkContext
         self.session = session
+        """Session in which the catalog was installed."""
         self.catalog = catalog
         self.gateway: Any = context._gateway
         self.context: Any = context._jsc.sc()
@@ -71,6 +72,7 @@ class Jvm:
         self.spark: Any = self.root.org.apache.spark.sql
         self.java: Any = self.root.java
         self.catalogs: Any = inner._jsparkSession.sessionState().catalogManager()
+        self._sessions: Any = inner._get_j_spark_session_class(inner._jvm)
 
         # Py4J asks the JVM at each mention of a name which kind of thing it is, so what each query needs is kept.
         python = self.spark.execution.datasources.v2.python
@@ -91,6 +93,15 @@ class Jvm:
         """False for Spark 4.0, which reads the tables of a query as it loaded them for each of its frames."""
         self.data_stream: Any = self.java.io.DataInputStream
         self.byte_stream: Any = self.java.io.ByteArrayInputStream
+
+    @property
+    def query_session(self) -> SparkSession:
+        """Return the session whose query this Java thread plans or runs; without one, that of the installation."""
+        installer: Any = self.session
+        active = self._sessions.getActiveSession()
+        if active.isEmpty() or active.get().equals(installer._jsparkSession):
+            return self.session
+        return SparkSession(self.session.sparkContext, active.get())
 
     @cached_property
     def scan_answers(self) -> ScanAnswers:
@@ -127,7 +138,7 @@ class Jvm:
 
     def parquet_batch(self, relation: Any, options: Mapping[str, str], filters: Any) -> Any:
         """Return Spark's batch over the rows of a relation of Parquet files, without some that fail Java's filters."""
-        inner: Any = self.session
+        inner: Any = self.query_session
         builder = self.spark.execution.datasources.v2.parquet.ParquetScanBuilder(
             inner._jsparkSession,
             relation.location(),
@@ -171,7 +182,10 @@ class Jvm:
 def require_classic(session: object) -> None:
     """Raise InvalidInput for an object that is no classic Spark session."""
     if is_connect(session):
-        raise InvalidInput(f"a session of Spark Connect cannot have the store as a catalog; {_DATA_SOURCE}")
+        raise InvalidInput(
+            "a session of Spark Connect cannot install a catalog: the driver that hosts its server can, with "
+            f"el.catalog(spark, store, all_sessions=True); or {_DATA_SOURCE}"
+        )
     if not isinstance(session, SparkSession):
         raise InvalidInput(f"a catalog is installed in a Spark session, not in {session!r}")
 

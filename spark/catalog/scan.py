@@ -269,7 +269,7 @@ class TableScan(PlannedScan):
         assert isinstance(plan, ScanPlan)
         if bytes_to_read(plan, ReadOptions(self._schema.names)) < SMALLEST_BYTES:
             return None
-        relation = parquet_relation(self.jvm.session, self._handle.files, plan, self._spark_schema)
+        relation = parquet_relation(self.jvm.query_session, self._handle.files, plan, self._spark_schema)
         if relation is None:
             return None
         self._is_parquet = True

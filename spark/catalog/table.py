@@ -302,7 +302,7 @@ class CatalogTable(Proxy):
             return
         condition = read_condition(self.jvm, self._label, self._loaded.definition.schema, selective)
         try:
-            commit_delete(self._handle, self.jvm.session, self._loaded.definition, condition)
+            commit_delete(self._handle, self.jvm.query_session, self._loaded.definition, condition)
         except PySparkException as error:
             raise thrown_by_java(error) from error
 

@@ -101,7 +101,7 @@ def become(connection: socket.socket) -> int:
     if not header or len(request) < size:  # the program was killed
         return KILLED
     arguments, environment, folder = json.loads(request)
-    assert arguments[0] == "-m", arguments
+    assert arguments[0] in {"-m", "-c"}, arguments
     os.setpgid(0, 0)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -113,6 +113,8 @@ def become(connection: socket.socket) -> int:
     sys.argv = arguments[1:]
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     try:
+        if arguments[0] == "-c":
+            return subprocess.call([sys.executable, *arguments])
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)

@@ -58,6 +58,7 @@ LAYERS = (
     "views",
     "lineage",
     "spark",
+    "src",
     "table",
     "transaction",
     "snapshot",

@@ -1,0 +1,232 @@
+"""Catalogs that every session of a Spark application has, and the Java class behind them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import epochlog as el
+from epochlog.spark import java_class
+from epochlog.spark.catalog import session_catalogs
+from epochlog.spark.catalog.session_catalogs import CLASS, JavaMethod, class_source
+from spark_store import Lake, refusal, rows
+
+pytestmark = pytest.mark.spark
+
+HOST = Path(__file__).with_name("connect_host.py")
+SETTING = "spark.sql.catalog.pond"
+
+
+@pytest.fixture
+def pond(lake: Lake) -> Iterator[Lake]:
+    """Return the store of `lake` with rows, as the catalog `pond` of all sessions to come."""
+    lake.orders.upsert(rows(0, 6))
+    lake.store.checkpoint()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        el.catalog(lake.spark, lake.store, "pond", all_sessions=True)
+    yield lake
+    conf: Any = lake.spark.sparkContext
+    conf._jsc.sc().conf().remove(SETTING)
+    lake.spark.conf.unset(SETTING)
+
+
+def count(session: SparkSession, table: str = "pond.orders") -> int:
+    return session.sql(f"SELECT count(*) FROM {table}").collect()[0][0]
+
+
+def test_a_new_session_reads_and_writes(pond: Lake) -> None:
+    session = pond.spark.newSession()
+    assert count(session) == 6
+    assert [row["tableName"] for row in session.sql("SHOW TABLES IN pond").collect()] == ["orders"]
+    epoch = pond.store.snapshot(["orders"]).epochs["orders"]
+    session.sql("INSERT INTO pond.orders VALUES (7, 'd9', 1.5)")
+    session.sql("DELETE FROM pond.orders WHERE day = 'd0' AND id < 3")
+    session.sql("CREATE TABLE pond.made (id BIGINT, n INT) TBLPROPERTIES (primary_key = 'id')")
+    session.sql("INSERT INTO pond.made SELECT id, 1 FROM pond.orders")
+    assert pond.store.table("made").count() == count(pond.spark) == count(session) == 6
+    assert count(session, f"pond.orders VERSION AS OF {epoch}") == 6
+    session.sql("USE pond")
+    assert session.sql("SELECT sum(n) FROM made").collect()[0][0] == 6
+    assert pond.spark.catalog.currentCatalog() == "spark_catalog"
+
+
+def test_a_cloned_session_and_that_of_a_micro_batch_have_it(pond: Lake) -> None:
+    inner: Any = pond.spark
+    clone = SparkSession(pond.spark.sparkContext, inner._jsparkSession.cloneSession())
+    assert count(clone) == 6
+    seen: list[int] = []
+
+    def look(frame: DataFrame, _: int) -> None:
+        seen.append(frame.join(frame.sparkSession.table("pond.orders"), "id").count())
+
+    stream = pond.spark.newSession().readStream.table("pond.orders").writeStream.foreachBatch(look)
+    pond.drain(stream.option("checkpointLocation", str(pond.scratch / "ck")))
+    assert seen == [6]
+
+
+def test_sessions_in_threads_read_at_the_same_time(pond: Lake) -> None:
+    counted: list[int] = []
+    sessions = [pond.spark.newSession() for _ in range(4)]
+    threads = [threading.Thread(target=lambda session=session: counted.append(count(session))) for session in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counted == [6] * 4
+
+
+def test_large_parquet_files_are_read_with_the_settings_of_the_session_of_the_query(lake: Lake) -> None:
+    """Spark reads large runs itself, and a query of another session with that one's settings."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
+    table = lake.store.create_table("wide", schema, ["id"])
+    table.upsert(pa.table({"id": range(60_000), "text": [f"{number:0100}" for number in range(60_000)]}))
+    lake.store.checkpoint()
+    lake.store.compact("wide")
+    el.catalog(lake.spark, lake.store, "pond", all_sessions=True)
+    session = lake.spark.newSession()
+    session.conf.set("spark.sql.files.maxPartitionBytes", 100_000)
+    try:
+        few = lake.spark.sql("SELECT sum(length(text)) AS n FROM pond.wide WHERE id >= 0")
+        many = session.sql("SELECT sum(length(text)) AS n FROM pond.wide WHERE id >= 0")
+        assert few.collect() == many.collect() == [(6_000_000,)]
+        assert session.table("pond.wide").rdd.getNumPartitions() >= lake.spark.table("pond.wide").rdd.getNumPartitions()
+    finally:
+        conf: Any = lake.spark.sparkContext
+        conf._jsc.sc().conf().remove(SETTING)
+        lake.spark.conf.unset(SETTING)
+
+
+def test_a_second_call_replaces_the_catalog_in_all_sessions(pond: Lake, tmp_path: Path) -> None:
+    session = pond.spark.newSession()
+    assert count(session) == 6
+    with el.open(tmp_path / "other") as other:
+        other.create_table("orders", pond.orders.schema, ["id"]).upsert(rows(0, 2))
+        other.checkpoint()
+        el.catalog(session, other, "pond", all_sessions=True)
+        assert count(session) == count(pond.spark) == count(pond.spark.newSession()) == 2
+        el.catalog(session, pond.store, "pond")  # of this session alone
+        assert (count(session), count(pond.spark)) == (6, 2)
+        el.catalog(session, other, "pond", all_sessions=True)
+        assert count(session) == 2
+    assert "the store of the catalog 'pond' was closed" in refusal(lambda: count(pond.spark))
+
+
+def test_errors_and_advice_reach_every_session(pond: Lake) -> None:
+    session = pond.spark.newSession()
+    assert "NotWritable" in refusal(lambda: session.sql("ALTER TABLE pond.orders RENAME TO pond.x"))
+    merge = "MERGE INTO pond.orders t USING (SELECT 1 AS id) s ON t.id = s.id WHEN MATCHED THEN DELETE"
+    assert "NotWritable" in refusal(lambda: session.sql(merge))
+    assert "InvalidInput" in refusal(lambda: session.sql("DELETE FROM pond.orders WHERE id IN (SELECT 1)"))
+
+
+def test_a_session_is_made_with_its_catalogs(pond: Lake) -> None:
+    """`el.spark` returns the session that there is, with the catalogs in it."""
+    session = el.spark(catalogs={"pond": pond.store, "other": pond.root})
+    try:
+        assert count(session, "other.orders") == count(session.newSession(), "other.orders") == 6
+    finally:
+        conf: Any = session.sparkContext
+        conf._jsc.sc().conf().remove("spark.sql.catalog.other")
+        session.conf.unset("spark.sql.catalog.other")
+
+
+def test_the_sources_are_known_in_every_session(lake: Lake) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    session = lake.spark.newSession()
+    assert session.read.format("epochlog").options(**lake.options("orders")).load().count() == 3
+    with pytest.raises(Exception, match="columns of all stages"):
+        session.read.format("epochlog.exchange").load()
+
+
+def test_a_catalog_without_its_driver_says_what_to_do(pond: Lake) -> None:
+    session = pond.spark.newSession()
+    session.conf.set("spark.sql.catalog.lost", CLASS)
+    with pytest.raises(Exception, match=r"no store as the catalog lost: install one, el\.catalog\(spark, store"):
+        session.sql("SELECT * FROM lost.orders")
+
+
+def test_without_a_class_the_catalog_is_in_this_session_and_says_so(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's compiler refuses a class that is no Java, as it would any that it cannot make."""
+    lake.orders.upsert(rows(0, 6))
+    lake.store.checkpoint()
+    monkeypatch.setattr(session_catalogs, "NAME", "EpochlogCatalogOfATest")
+    monkeypatch.setattr(session_catalogs, "class_source", lambda *_: "this is no Java")
+    with pytest.warns(RuntimeWarning, match="the catalog 'pond' is in this session alone"):
+        el.catalog(lake.spark, lake.store, "pond", all_sessions=True)
+    assert count(lake.spark) == 6
+    with pytest.raises(Exception, match="pond"):
+        count(lake.spark.newSession())
+
+
+def test_a_client_of_spark_connect_has_the_catalog_of_the_driver_of_its_server(pond: Lake) -> None:
+    done = subprocess.run(
+        [sys.executable, HOST, pond.root],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen == {"tables": ["orders"], "count": 6, "after": 6, "made": 6, "source": 6, "modules": []}
+    assert pond.store.table("made").count() == 6
+
+
+# ---- the class -------------------------------------------------------------------------------------------------------
+
+PACKAGE = "org.apache.spark.sql.connector.catalog"
+
+
+def test_a_method_is_read_from_the_text_of_javas_reflection() -> None:
+    text = (
+        f"public default {PACKAGE}.Table {PACKAGE}.TableCatalog.createTable({PACKAGE}.Identifier,"
+        f"{PACKAGE}.Outer$Inner[],java.util.Map) throws org.a.NoSuchTableException,org.b.Other"
+    )
+    method = JavaMethod.parse(text)
+    assert method is not None
+    assert method.parameters == (f"{PACKAGE}.Identifier", f"{PACKAGE}.Outer.Inner[]", "java.util.Map")
+    assert (method.name, method.returns) == ("createTable", f"{PACKAGE}.Table")
+    assert method.source().strip() == (
+        f"public {PACKAGE}.Table createTable({PACKAGE}.Identifier a0, {PACKAGE}.Outer.Inner[] a1, java.util.Map a2) "
+        f"throws org.a.NoSuchTableException,org.b.Other {{ return (({PACKAGE}.TableCatalog) delegate())"
+        ".createTable(a0, a1, a2); }"
+    )
+
+
+@pytest.mark.parametrize("modifiers", ["public static ", "public default volatile "])
+def test_methods_that_no_object_answers_are_left_out(modifiers: str) -> None:
+    assert JavaMethod.parse(f"{modifiers}void a.B.c()") is None
+
+
+def test_a_text_that_is_no_method_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no method of Java"):
+        JavaMethod.parse("class a.B")
+
+
+def test_the_class_has_what_the_object_answers_once() -> None:
+    first = ["public abstract void a.B.drop(int)", "public default int a.B.more()", "public abstract void a.B.name()"]
+    source = class_source([*first, "public abstract void a.C.drop(int)"], {"drop", "name"})
+    assert source.count("void drop(int a0) { ((a.B) delegate()).drop(a0); }") == source.count(" drop(") == 1
+    assert "more" not in source
+    assert source.count("name()") == 1
+
+
+def test_the_class_is_made_once(pond: Lake) -> None:
+    jvm: Any = pond.spark.sparkContext
+    again = java_class.java_class(jvm._jvm, session_catalogs.NAME, lambda _loader: pytest.fail("made twice"))
+    assert again.getName() == CLASS
