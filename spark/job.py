@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from epochlog.checkpoint.job.claims import RunnerLease
+from epochlog.checkpoint.job.refresh_adapter import CommittedStep
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.store.env.log_events import STEP_NOT_SHOWN
 from epochlog.store.session.handle import Handle
 
 from .errors import find_epochlog_error
 from .live_session import is_session_lost, session_lost_error
 from .refresh_context import SparkRefreshContext
+from .step_events import show_step
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +36,8 @@ class SparkRefreshAdapter:
     engine: ClassVar[str] = "spark"
     handle: Handle
     session: SparkSession
+    note: Callable[[CommittedStep], None] | None = None
+    """Called after each commit, by the query whose progress has it."""
 
     def context(self, plan: RefreshPlan) -> SparkRefreshContext:
         return SparkRefreshContext(self.session, self.handle, plan)
@@ -52,6 +57,15 @@ class SparkRefreshAdapter:
         if typed_error is None and not isinstance(error, EpochlogError) and is_session_lost(self.session):
             return session_lost_error(f"job {job!r}", "this barrier", self.session)
         return typed_error or error
+
+    def committed(self, step: CommittedStep) -> None:
+        """Show the step in Spark's UI, and in the progress of its query."""
+        try:
+            show_step(self.session, step)
+        except Exception as error:  # noqa: BLE001  # py4j has errors of many kinds; the step has committed
+            self.handle.log(STEP_NOT_SHOWN, job=step.job, epoch=step.epoch, error=error)
+        if self.note is not None:
+            self.note(step)
 
 
 def step(
@@ -88,13 +102,14 @@ def require_session(runner: JobRunner, session: object) -> None:
 
 def begin_step_on_thread(session: SparkSession, name: str) -> None:
     """Give this thread new local properties in Spark, for a step of a job: none that an earlier job's refresh has set
-    (job group, description, tags, its own), and a scheduler pool of the job's name. The jobs share the cores if the
-    session's scheduler is fair.
+    (job group, tags, its own), and a scheduler pool and a description of the job's name. The jobs share the cores if
+    the session's scheduler is fair.
     """
     try:
         context: Any = session.sparkContext
         properties = context._jvm.java.util.Properties()
         properties.setProperty("spark.scheduler.pool", name)
+        properties.setProperty("spark.job.description", name)
         context._jsc.sc().setLocalProperties(properties)
     except Exception:  # noqa: BLE001  # The session is lost; the step raises SparkLost.
         return

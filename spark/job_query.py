@@ -1,6 +1,6 @@
 """Jobs as a StreamingQuery: its micro-batches step the job in the driver, wait and retry.
 
-The query's source is one of Spark's own, whose rows are ignored. So a query needs no extra process, and its checkpoint
+The rows of the query's source are ignored. So a query needs no extra process, and its checkpoint
 may be lost: the catalog has all state of the job. Failures follow the rules of a pipeline (`step_scheduler`).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -19,6 +19,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from epochlog.checkpoint.job.driver import JobDriver
+from epochlog.checkpoint.job.refresh_adapter import CommittedStep
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.running_queries import is_active, live
 from epochlog.checkpoint.job.step_scheduler import BACKOFF, TRIES, JobStep, started, succeeded
@@ -29,6 +30,7 @@ from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.log_events import RETRY
 
 from .job import Refresh, SparkRefreshAdapter, check_arguments, step
+from .job_source import JobSource
 from .live_session import is_session_lost, session_lost_error
 
 if TYPE_CHECKING:
@@ -116,6 +118,9 @@ class Loop:
         self._pause = threading.Event()
         self._stopped = False
         self._step_lock = threading.RLock()
+        self.source = JobSource(session, f"{driver.runner.name}, runner {driver.lease.holder}")
+        self._steps: list[CommittedStep] = []
+        """Steps of the running micro-batch that have committed."""
 
     @property
     def active(self) -> bool:
@@ -167,12 +172,14 @@ class Loop:
 
     def __call__(self, _frame: DataFrame, batch: int) -> None:
         """Run one micro-batch."""
-        idle_deadline_s, has_committed = monotonic_s() + MAX_IDLE_S, False
+        deadline_s, has_committed = monotonic_s() + MAX_IDLE_S, False
+        self._steps.clear()
+        self._show_steps()
         while self.active:
             now_ms = _now_ms()
             if now_ms < self._schedule.due_ms:
                 if self._schedule.state == "idle" and (
-                    has_committed or monotonic_s() > idle_deadline_s or self._trigger.kind != "continuous"
+                    has_committed or monotonic_s() > deadline_s or self._trigger.kind != "continuous"
                 ):
                     return
                 self._pause.wait(min((self._schedule.due_ms - now_ms) / 1000, POLL_S))
@@ -185,9 +192,17 @@ class Loop:
                 if epoch is not None:
                     self._note_cost(batch, began_s)
             has_committed = has_committed or epoch is not None
-            if epoch and self._trigger.kind == "every":
+            if epoch and (self._trigger.kind == "every" or monotonic_s() > deadline_s):
                 return
         self.driver.leave()
+
+    def _note_step(self, step: CommittedStep) -> None:
+        self._steps.append(step)
+        self._show_steps()
+
+    def _show_steps(self) -> None:
+        """Show the steps of this micro-batch in its progress."""
+        self.source.show(progress_metrics(self.runner.name, self._steps))
 
     def _step_once(self) -> int | None:
         """Run one step and schedule the next; return the committed epoch or None. Raises errors that no retry can fix,
@@ -196,7 +211,7 @@ class Loop:
         self._schedule = started(self._schedule)
         try:
             self.driver.enter()
-            epoch = self.driver.step(SparkRefreshAdapter(self.runner.handle, self._session))
+            epoch = self.driver.step(SparkRefreshAdapter(self.runner.handle, self._session, self._note_step))
             is_idle = epoch is None and self.driver.found_no_work()
         except Exception as error:  # noqa: BLE001  # a refresh may raise any error
             self._handle_error(error)
@@ -323,7 +338,7 @@ def _new_driver(
 
 
 def _start_query(loop: Loop, session: SparkSession, trigger: Trigger) -> StreamingQuery:
-    stream = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    stream = loop.source.rows()
     name = f"{loop.runner.name}@{loop.runner.handle.store_id[:8]}"
     if any(query.name == name for query in session.streams.active):  # a fenced query that has not ended yet
         name = f"{name}, incarnation {loop.driver.lease.incarnation}"
@@ -350,6 +365,19 @@ def _start_with_retries(
             RETRY.log(what=f"starting the query of job {runner.name}", error=error)
             pause.wait(BACKOFF.delay_s(failures))
     raise AssertionError("not reached")
+
+
+def progress_metrics(job: str, steps: Sequence[CommittedStep]) -> dict[str, str]:
+    """Return what the progress of a micro-batch says of its steps, by name: of the last one all, and the sum of their
+    rows and times. Pure.
+    """
+    metrics = {"job": job, "steps": str(len(steps))}
+    if steps:
+        last = steps[-1]
+        metrics |= {"epoch": str(last.epoch), "engine": last.engine, "operation": last.operation}
+        metrics |= {"rows": str(sum(step.rows for step in steps))}
+        metrics |= {"refreshMs": str(sum(step.took_ms for step in steps))}
+    return metrics
 
 
 def _now_ms() -> int:

@@ -54,7 +54,7 @@ from .local_context import LocalRefreshContext
 from .next_barrier import BARRIER_PHASES
 from .next_step import JobState, depends_on_time, read_job_state
 from .rebuild import request_rebuild
-from .refresh_adapter import LocalRefreshAdapter, RefreshAdapter
+from .refresh_adapter import CommittedStep, LocalRefreshAdapter, RefreshAdapter
 from .refresh_context import RefreshContext
 from .refresh_plan import RefreshPlan, plan_barrier, plan_chunk
 from .refresh_run import refresh_run
@@ -342,7 +342,8 @@ class JobRunner(JobClaims):
         self, plan: RefreshPlan, refresh: Callable[[Any], Any], adapter: RefreshAdapter, times: list[float]
     ) -> int:
         """Refresh and commit a barrier; return its epoch. times: of the begin and end of its decision."""
-        plan = replace(plan, engine=adapter.engine)
+        plan, operation = replace(plan, engine=adapter.engine), "refresh"
+        segments: dict[str, list[Segment]] = {}
         with refresh_run(self.handle, plan) as run:
             if plan.fully_loaded:
                 times.append(monotonic_s())
@@ -352,11 +353,13 @@ class JobRunner(JobClaims):
                 try:
                     segments = self.run_refresh(plan, context, refresh, adapter)
                     times.append(monotonic_s())
-                    run.epoch = epoch = self.commit(context.plan, segments, operation=context.operation)
+                    operation = context.operation
+                    run.epoch = epoch = self.commit(context.plan, segments, operation=operation)
                 finally:
                     context._end()
         if epoch:
             self._note_phases([*times, monotonic_s()])
+        adapter.committed(CommittedStep.of(plan, epoch, segments, operation))
         return epoch
 
     def is_overtaken(self, plan: RefreshPlan) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from epochlog.checkpoint import control_messages as wire
-from epochlog.checkpoint.job.refresh_adapter import RefreshAdapter
+from epochlog.checkpoint.job.refresh_adapter import CommittedStep, RefreshAdapter
 from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.refresh_plan import barrier_of, plan_chunk
 from epochlog.checkpoint.job.runner import JobRunner
@@ -29,6 +30,7 @@ class JobPart(Part):
 
     _reported: tuple[int, int] | None = None
     _context: RefreshContext[Any, Any, Any] | None = None  # of the newest refresh, until its segments are committed
+    _refreshed: CommittedStep | None = None  # of the newest refresh, without its epoch
 
     def step(self, refresh: PartRefresh, timeout: float | None = None) -> int | None:
         """Run the next barrier; return its epoch, or None after `timeout` seconds or when the job has finished.
@@ -82,6 +84,8 @@ class JobPart(Part):
             epoch = self._committed[1] if self._committed[0] >= inject.barrier_id or self.finished else None
         if epoch is not None:
             self.end_context()
+            if self._refreshed is not None:
+                adapter.committed(replace(self._refreshed, epoch=epoch))
         return epoch
 
     def _refresh(
@@ -101,8 +105,9 @@ class JobPart(Part):
                 return None
             runner = JobRunner(handle, job.id, job.name)
             plan = runner.plan(job)
-            plan = plan_chunk(handle.files, plan) if self.of == 1 else plan
+            plan = replace(plan_chunk(handle.files, plan) if self.of == 1 else plan, engine=adapter.engine)
             if plan.fully_loaded:
+                self._refreshed = CommittedStep.of(plan, 0, {}, "refresh")
                 return {}
             self.end_context()
             self._context = context = adapter.context(plan)
@@ -114,10 +119,12 @@ class JobPart(Part):
                 self.end_context()
                 self._decline(inject, f"the view was replaced or is to be rebuilt: {error}")
                 return None
+            self._refreshed = CommittedStep.of(plan, 0, segments, context.operation)
             if context.plan.next_cursor is None:
                 return segments
             try:
                 runner.commit(context.plan, segments)
+                adapter.committed(self._refreshed)
             except (BarrierChanged, Fenced) as error:
                 self.end_context()
                 self._decline(inject, f"another runner has the job: {error}")

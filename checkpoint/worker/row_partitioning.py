@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pandas.util import hash_array
 
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
+from epochlog.checkpoint.job.refresh_adapter import CommittedStep
 from epochlog.checkpoint.job.refresh_plan import PlannedOutput, RefreshPlan
 from epochlog.errors import InvalidInput
 from epochlog.store.session.handle import Handle
@@ -65,6 +66,9 @@ class PartRefreshAdapter:
 
     def translate_error(self, error: BaseException, job: str) -> BaseException:
         return error
+
+    def committed(self, step: CommittedStep) -> None:
+        """Do nothing: the catalog and the log have all of it."""
 
 
 def split(data: pa.Table, by: Sequence[str], part: int, parts: int) -> pa.Table:

@@ -171,6 +171,9 @@ REFRESH_RESTARTED = LogEvent(
     "store job reason",
     "A view was replaced, or is to be rebuilt, during its step, which begins again.",
 )
+STEP_NOT_SHOWN = LogEvent(
+    "step_not_shown", "job", INFO, "store job epoch error", "Spark's UI does not show a step, which has committed."
+)
 VIEW_KEY = LogEvent(
     "view_key",
     "view",

@@ -1,0 +1,174 @@
+"""Steps of a job as Spark shows them: in the progress of its query, to listeners, and in the UI."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError
+from pyspark.sql.streaming import StreamingQueryListener
+
+from epochlog.checkpoint.job.refresh_adapter import CommittedStep
+from epochlog.spark import job as spark_job
+from epochlog.spark import job_source
+from epochlog.spark.job_query import progress_metrics
+from epochlog.spark.step_events import description
+from logged_events import logged
+from spark_store import Lake, rows
+from wait_until import wait_until
+
+pytestmark = pytest.mark.spark
+
+UI = Path(__file__).with_name("ui_driver.py")
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+class Heard(StreamingQueryListener):
+    """Listener that keeps the metrics of the sources of each progress."""
+
+    def __init__(self) -> None:
+        self.metrics: list[dict[str, str]] = []
+        self.names: set[str] = set()
+        self._lock = threading.Lock()
+
+    def onQueryStarted(self, event: Any) -> None:
+        pass
+
+    def onQueryProgress(self, event: Any) -> None:
+        with self._lock:
+            self.names.add(event.progress.name)
+            self.metrics += [dict(source.metrics) for source in event.progress.sources]
+
+    def onQueryIdle(self, event: Any) -> None:
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:
+        pass
+
+    def steps(self, job: str) -> list[dict[str, str]]:
+        with self._lock:
+            return [metrics for metrics in self.metrics if metrics.get("job") == job and metrics["steps"] != "0"]
+
+
+def progress_of(query: Any) -> Any:
+    return query.lastProgress
+
+
+def test_a_listener_hears_of_each_view_with_its_rows_and_engine(lake: Lake) -> None:
+    lake.orders.upsert(rows(0, 6))
+    lake.store.checkpoint()
+    days = lake.store.create_view("days", "SELECT day, sum(amount) AS total FROM orders GROUP BY day", ["day"])
+    big = lake.store.create_view("big", "SELECT id, amount FROM orders WHERE amount > 2", ["id"])
+    heard = Heard()
+    lake.spark.streams.addListener(heard)
+    queries = [view.start(lake.spark) for view in (days, big)]
+    try:
+        wait_until(lambda: heard.steps("days") and heard.steps("big"))
+        assert sum(int(step["rows"]) for step in heard.steps("days")) == 3
+        assert sum(int(step["rows"]) for step in heard.steps("big")) == 3
+        lake.orders.upsert(rows(6, 1))
+        epoch = lake.store.checkpoint()
+        wait_until(lambda: days.info.committed_epoch >= epoch)
+        wait_until(lambda: heard.steps("days")[-1]["epoch"] == str(days.info.committed_epoch))
+        last = heard.steps("days")[-1]
+        assert (last["engine"], last["rows"], last["steps"]) == ("spark", "1", "1")
+        assert int(last["epoch"]) >= epoch
+        assert int(last["refreshMs"]) >= 0
+        (source,) = progress_of(queries[0])["sources"]
+        assert source["metrics"]["job"] == "days"
+        assert "epochlog job days" in source["description"]
+    finally:
+        for query in queries:
+            query.stop()
+        lake.spark.streams.removeListener(heard)
+
+
+def test_a_micro_batch_without_a_step_does_not_repeat_the_last_one(lake: Lake) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    view = lake.store.create_view("v", "SELECT id FROM orders", ["id"])
+    query = view.start(lake.spark, trigger="200 milliseconds")
+    try:
+        wait_until(lambda: any(progress["sources"][0]["metrics"]["steps"] == "1" for progress in query.recentProgress))
+        wait_until(lambda: progress_of(query)["sources"][0]["metrics"] == {"job": "v", "steps": "0"})
+    finally:
+        query.stop()
+
+
+def test_a_query_whose_source_cannot_be_made_runs_without_metrics(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    view = lake.store.create_view("v", "SELECT id FROM orders", ["id"])
+    monkeypatch.setattr(job_source, "NAME", "EpochlogJobOfATest")
+    monkeypatch.setattr(job_source, "_SOURCE", "this is no Java")
+    with pytest.warns(RuntimeWarning, match="the progress of the query of job v, .* has no metrics"):
+        query = view.start(lake.spark)
+    try:
+        wait_until(lambda: view.info.committed_epoch > 0)
+        wait_until(lambda: query.lastProgress is not None)
+        assert not progress_of(query)["sources"][0]["metrics"]
+    finally:
+        query.stop()
+    assert lake.store.table("v").count() == 3
+
+
+def test_the_ui_shows_each_step_with_its_rows_and_engine(lake: Lake) -> None:
+    lake.orders.upsert(rows(0, 6))
+    lake.store.checkpoint()
+    lake.store.create_view("days", "SELECT day, sum(amount) AS total FROM orders GROUP BY day", ["day"])
+    done = subprocess.run(
+        [sys.executable, UI, lake.root],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(SUPPORT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = json.loads(done.stdout.splitlines()[-1])
+    (step,) = [each for each in shown if each["description"].startswith("days: ")]
+    epoch = lake.store.job("days").info.committed_epoch
+    assert step["description"] == f"days: refresh to epoch {epoch}, 3 rows, engine spark"
+    assert step["status"] == "COMPLETED"
+    assert step["duration"] >= 0
+    assert len({each["id"] for each in shown}) == len(shown)
+
+
+@pytest.mark.logs("step_not_shown")
+def test_a_step_that_the_ui_cannot_show_has_committed_all_the_same(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    view = lake.store.create_view("v", "SELECT id FROM orders", ["id"])
+
+    def fail(session: object, step: CommittedStep) -> None:
+        raise Py4JError(f"Spark has no place for {step.rows} rows")
+
+    monkeypatch.setattr(spark_job, "show_step", fail)
+    epoch = view.step(lake.spark)
+    (event,) = logged(caplog, "step_not_shown")
+    assert "Spark has no place for 3 rows" in str(event["error"]) and event["epoch"] == epoch
+    assert lake.store.table("v").count() == 3
+
+
+def test_a_step_is_described_by_what_it_did() -> None:
+    step = CommittedStep("v", 12, 3, "spark", "recompute", 40)
+    assert description(step) == "v: recompute to epoch 12, 3 rows, engine spark"
+    chunk = CommittedStep("v", 0, 3, "spark", "refresh", 40)
+    assert description(chunk) == "v: refresh to a chunk of its backfill, 3 rows, engine spark"
+    assert progress_metrics("v", []) == {"job": "v", "steps": "0"}
+    assert progress_metrics("v", [chunk, step]) == {
+        "job": "v",
+        "steps": "2",
+        "epoch": "12",
+        "engine": "spark",
+        "operation": "recompute",
+        "rows": "6",
+        "refreshMs": "80",
+    }
