@@ -37,6 +37,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 public class {NAME} implements TableProvider, SupportsRead, ScanBuilder, Scan, MicroBatchStream,
         SupportsTriggerAvailableNow, ReportsSourceMetrics {{
+    /** Lines of names and values, by job. */
     public static final Map METRICS = new java.util.concurrent.ConcurrentHashMap();
     private final TableProvider provider = new RatePerMicroBatchProvider();
     private SupportsRead table;
@@ -67,8 +68,13 @@ public class {NAME} implements TableProvider, SupportsRead, ScanBuilder, Scan, M
     }}
     private MicroBatchStream inner() {{ return (MicroBatchStream) stream; }}
     public Map metrics(Optional latest) {{
-        Map metrics = (Map) METRICS.get(job);
-        return metrics == null ? java.util.Collections.emptyMap() : metrics;
+        Map metrics = new java.util.TreeMap();
+        String[] lines = String.valueOf(METRICS.getOrDefault(job, "")).split("\\n");
+        for (int i = 0; i < lines.length; i++) {{
+            int end = lines[i].indexOf('=');
+            if (end > 0) metrics.put(lines[i].substring(0, end), lines[i].substring(end + 1));
+        }}
+        return metrics;
     }}
     public Offset initialOffset() {{ return stream.initialOffset(); }}
     public Offset deserializeOffset(String json) {{ return stream.deserializeOffset(json); }}
@@ -120,8 +126,5 @@ class JobSource:
 
     def show(self, metrics: Mapping[str, str]) -> None:
         """Set the metrics that the progress of the running micro-batch has."""
-        if self._metrics is not None:
-            shown = self._jvm.java.util.TreeMap()
-            for name, value in metrics.items():
-                shown.put(name, value)
-            self._metrics.put(self._job, shown)
+        if self._metrics is not None:  # as one text: each call into the JVM costs a quarter of a millisecond
+            self._metrics.put(self._job, "\n".join(f"{name}={value}" for name, value in metrics.items()))

@@ -33,7 +33,7 @@ def test_a_client_reads_writes_and_streams(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         outcomes = json.loads(done.stdout.splitlines()[-1])
         assert outcomes.pop("session").startswith("pyspark.sql.connect.")
-        assert "InvalidInput: a session of Spark Connect cannot have the store as a catalog" in outcomes.pop("catalog")
+        assert "InvalidInput: a session of Spark Connect cannot install a catalog" in outcomes.pop("catalog")
         for refused in ("step", "compact", "view step"):
             assert "spark must be a classic SparkSession" in outcomes.pop(refused)
         assert "InvalidInput: a view needs a classic SparkSession" in outcomes.pop("view")
