@@ -30,7 +30,7 @@ import epochlog as el
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.maintenance.scheduler import Maintenance
 from epochlog.store.metadata.lookups import find_table
-from epochlog.store.types.epoch import from_unix_ms
+from epochlog.store.types.epoch import from_unix_ms, to_unix_ms
 from model.tables import SHAPES, ModelTable, Op, Row, Shape, key_order, plain, rows_of
 
 RETENTIONS_MS = [(0, 0), (0, 86_400_000), (10, 1000), (1000, 10), (1000, 86_400_000), (3_600_000, 86_400_000)]
@@ -590,7 +590,8 @@ class StoreMachine(RuleBasedStateMachine):
         lasting=st.none() | st.sampled_from([5.0, 2000.0]),
     )
     def tag(self, name: str, names: set[str], policy: str, lasting: float | None) -> None:
-        until_ms = None if lasting is None else self.now + round(lasting * 1000)
+        latest_ms = max(self.now, to_unix_ms(self.last_epoch))  # the clock may have been put back
+        until_ms = None if lasting is None else latest_ms + round(lasting * 1000)
         taken = self.live_tag(name)
         with self.store.snapshot(sorted(names), consistency=policy) as snapshot:
             if taken and {table: epoch for table, (_, epoch) in taken.items()} != snapshot.epochs:
