@@ -121,6 +121,8 @@ class Loop:
         self.source = JobSource(session, f"{driver.runner.name}, runner {driver.lease.holder}")
         self._steps: list[CommittedStep] = []
         """Steps of the running micro-batch that have committed."""
+        self._last_batch = 0
+        """Number of the newest micro-batch that began before the end of the job."""
 
     @property
     def active(self) -> bool:
@@ -152,7 +154,9 @@ class Loop:
         return False
 
     def _end(self) -> None:
-        """End the query of a job that has finished. A micro-batch cannot stop its own query, so a thread does."""
+        """End the query of a job that has finished. A micro-batch cannot stop its own query, so a thread does, once the
+        query has reported the progress of this micro-batch.
+        """
         self._stopped = True
         self.driver.leave()
         threading.Thread(target=self._stop_query, name=f"epochlog end of {self.runner.name}", daemon=True).start()
@@ -161,7 +165,15 @@ class Loop:
         self._started.wait()
         if self.query is not None:
             with suppress(Exception):  # The session was stopped meanwhile, and its queries with it.
+                deadline_s = monotonic_s() + MAX_IDLE_S
+                while self.query.isActive and not self._is_reported(self.query) and monotonic_s() < deadline_s:
+                    self._pause.wait(POLL_S)
                 self.query.stop()
+
+    def _is_reported(self, query: StreamingQuery) -> bool:
+        """Return True if the query has reported the progress of the newest micro-batch that took a step."""
+        progress = query.lastProgress
+        return progress is not None and progress.batchId >= self._last_batch
 
     def _note_cost(self, batch: int, began_s: float) -> None:
         """Add the time of a step that committed to that of its micro-batch."""
@@ -173,6 +185,7 @@ class Loop:
     def __call__(self, _frame: DataFrame, batch: int) -> None:
         """Run one micro-batch."""
         deadline_s, has_committed = monotonic_s() + MAX_IDLE_S, False
+        self._last_batch = batch if self.active else self._last_batch
         self._steps.clear()
         self._show_steps()
         while self.active:
@@ -192,7 +205,8 @@ class Loop:
                 if epoch is not None:
                     self._note_cost(batch, began_s)
             has_committed = has_committed or epoch is not None
-            if epoch and (self._trigger.kind == "every" or monotonic_s() > deadline_s):
+            is_over = self._trigger.kind == "continuous" and monotonic_s() > deadline_s
+            if epoch and (self._trigger.kind == "every" or is_over):
                 return
         self.driver.leave()
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epochlog.errors import JavaMissing
+from epochlog.errors import InvalidInput, JavaMissing
 
 from .catalog.install import catalog
 from .session import register
@@ -54,6 +54,8 @@ def spark(
     """
     from pyspark.sql import SparkSession
 
+    if not isinstance(catalogs or {}, Mapping):
+        raise InvalidInput(f"catalogs must map names to stores or their roots, not {catalogs!r}")
     # Spark reads the workers' interpreter from the environment when it creates the session's context.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     user_settings = {name.replace("__", "."): value for name, value in conf.items()}

@@ -47,9 +47,12 @@ def catalog(
     second call replaces it. consistency and policy_options: the policy that chooses the epoch of each query, as those
     of `store.snapshot`; None: the default of a read of these tables. tables: the tables that the catalog has, and that
     the policy aligns; None for all that take part in `global`. read_only: open the root for reads alone, where nothing
-    may be written; statements that write raise StoreReadOnly. Each session needs a call of its own, also
-    `spark.newSession()`.
-    Raises InvalidInput for a session of Spark Connect or without pinned threads, and for wrong arguments; TableNotFound
+    may be written; statements that write raise StoreReadOnly. all_sessions: True for a catalog of this session and of
+    each session that the application makes from now on, `spark.newSession()` and those of a Spark Connect server that
+    this driver hosts too. False: each session needs a call of its own. If the JVM does not let the class of such
+    catalogs be defined, this session alone has it, and a RuntimeWarning says so.
+    Raises InvalidInput for a session of Spark Connect or without pinned threads, for a name that the session's settings
+    give to another catalog, and for wrong arguments; TableNotFound
     for a table that the store does not have; StoreClosed for a closed store; SparkLost for a session that was stopped.
     """
     require_classic(spark)
@@ -58,6 +61,10 @@ def catalog(
         raise InvalidInput(f"a catalog cannot be named {name!r}: use 1 to 63 of a-z, 0-9 and _, a letter first")
     if name == SPARK_CATALOG:
         raise InvalidInput(f"{name} is Spark's own catalog; choose another name, such as lake")
+    for option, flag in (("read_only", read_only), ("all_sessions", all_sessions)):
+        if not isinstance(flag, bool):
+            raise InvalidInput(f"{option} must be True or False, not {flag!r}")
+    _require_free(spark, name, all_sessions=all_sessions)
     if isinstance(tables, str) or (tables is not None and not tables):
         raise InvalidInput(f"tables must be a list of table names, not {tables!r}")
     names = None if tables is None else tuple(tables)
@@ -67,6 +74,22 @@ def catalog(
     catalog_tables.require_tables()
     (_install_in_all if all_sessions else _install)(spark, name, catalog_tables)
     patch_sessions(lambda session, name, like: _install(session, name, like.tables))
+
+
+def _require_free(session: SparkSession, name: str, *, all_sessions: bool) -> None:
+    """Raise InvalidInput if the session's settings name another catalog so, or one of all sessions."""
+    known = session.conf.get(_setting(name), None)
+    if known == CLASS and not all_sessions:
+        raise InvalidInput(
+            f"the catalog {name!r} is one of all sessions: replace it in all of them with all_sessions=True, or choose "
+            "another name"
+        )
+    if known not in (None, CLASS):
+        raise InvalidInput(f"{_setting(name)} is set to {known}: choose another name for the catalog of the store")
+
+
+def _setting(name: str) -> str:
+    return f"spark.sql.catalog.{name}"
 
 
 def _install(session: SparkSession, name: str, tables: CatalogTables) -> None:
@@ -93,10 +116,10 @@ def _install_in_all(session: SparkSession, name: str, tables: CatalogTables) -> 
     register(session)
     proxy = StoreCatalog(jvm, name, tables)
     delegates(defined)[name] = proxy
-    setting = f"spark.sql.catalog.{name}"
-    jvm.context.conf().set(setting, CLASS)  # of sessions to come
-    session.conf.set(setting, CLASS)
+    jvm.context.conf().set(_setting(name), CLASS)  # of sessions to come
+    session.conf.set(_setting(name), CLASS)
     _catalogs_of(jvm).remove(name)  # one that the session had under this name before
+    jvm.catalogs.catalog(name)  # so that SHOW CATALOGS lists it at once
     installed[proxy.identity()] = proxy
 
 

@@ -37,9 +37,14 @@ def pond(lake: Lake) -> Iterator[Lake]:
         warnings.simplefilter("error")
         el.catalog(lake.spark, lake.store, "pond", all_sessions=True)
     yield lake
-    conf: Any = lake.spark.sparkContext
-    conf._jsc.sc().conf().remove(SETTING)
-    lake.spark.conf.unset(SETTING)
+    forget(lake.spark, "pond")
+
+
+def forget(session: SparkSession, name: str) -> None:
+    """Make the catalog unknown to the sessions of the tests to come."""
+    context: Any = session.sparkContext
+    context._jsc.sc().conf().remove(f"spark.sql.catalog.{name}")
+    session.conf.unset(f"spark.sql.catalog.{name}")
 
 
 def count(session: SparkSession, table: str = "pond.orders") -> int:
@@ -103,9 +108,7 @@ def test_large_parquet_files_are_read_with_the_settings_of_the_session_of_the_qu
         assert few.collect() == many.collect() == [(6_000_000,)]
         assert session.table("pond.wide").rdd.getNumPartitions() >= lake.spark.table("pond.wide").rdd.getNumPartitions()
     finally:
-        conf: Any = lake.spark.sparkContext
-        conf._jsc.sc().conf().remove(SETTING)
-        lake.spark.conf.unset(SETTING)
+        forget(lake.spark, "pond")
 
 
 def test_a_second_call_replaces_the_catalog_in_all_sessions(pond: Lake, tmp_path: Path) -> None:
@@ -116,11 +119,60 @@ def test_a_second_call_replaces_the_catalog_in_all_sessions(pond: Lake, tmp_path
         other.checkpoint()
         el.catalog(session, other, "pond", all_sessions=True)
         assert count(session) == count(pond.spark) == count(pond.spark.newSession()) == 2
-        el.catalog(session, pond.store, "pond")  # of this session alone
-        assert (count(session), count(pond.spark)) == (6, 2)
-        el.catalog(session, other, "pond", all_sessions=True)
+        with pytest.raises(el.InvalidInput, match="one of all sessions: replace it in all of them"):
+            el.catalog(session, pond.store, "pond")  # else a clone of the session, and its streams, would read `other`
         assert count(session) == 2
     assert "the store of the catalog 'pond' was closed" in refusal(lambda: count(pond.spark))
+
+
+def test_a_catalog_of_one_session_goes_before_that_of_all(lake: Lake, tmp_path: Path) -> None:
+    """A session that had a catalog of its own keeps it, also in the frames of its micro-batches."""
+    lake.orders.upsert(rows(0, 6))
+    lake.store.checkpoint()
+    session = lake.spark.newSession()
+    el.catalog(session, lake.store, "pond")
+    with el.open(tmp_path / "other") as other:
+        other.create_table("orders", lake.orders.schema, ["id"]).upsert(rows(0, 2))
+        other.checkpoint()
+        el.catalog(lake.spark, other, "pond", all_sessions=True)
+        try:
+            seen: list[int] = []
+            stream = session.readStream.table("pond.orders").writeStream
+            stream = stream.foreachBatch(lambda frame, _: seen.append(count(frame.sparkSession)))
+            lake.drain(stream.option("checkpointLocation", str(tmp_path / "ck")))
+            assert (count(session), seen, count(lake.spark)) == (6, [6], 2)
+        finally:
+            forget(lake.spark, "pond")
+
+
+def test_the_session_that_installs_it_lists_it(pond: Lake) -> None:
+    assert ("pond",) in pond.spark.sql("SHOW CATALOGS").collect()
+
+
+def test_the_name_of_another_catalog_is_refused(lake: Lake) -> None:
+    lake.spark.conf.set(SETTING, "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog")
+    try:
+        for all_sessions in (False, True):
+            with pytest.raises(el.InvalidInput, match=r"spark\.sql\.catalog\.pond is set to org\..*JDBCTableCatalog"):
+                el.catalog(lake.spark, lake.store, "pond", all_sessions=all_sessions)
+    finally:
+        lake.spark.conf.unset(SETTING)
+
+
+def test_wrong_arguments_are_refused(lake: Lake) -> None:
+    with pytest.raises(el.InvalidInput, match="all_sessions must be True or False, not 'no'"):
+        el.catalog(lake.spark, lake.store, "pond", all_sessions="no")
+    for wrong in (["lake"], "lake", 7):
+        with pytest.raises(el.InvalidInput, match="catalogs must map names to stores"):
+            el.spark(catalogs=wrong)
+
+
+def test_a_search_for_sources_imports_nothing_of_epochlog() -> None:
+    """Each Spark application of a machine that has epochlog imports these modules."""
+    seen = "[name for name in sys.modules if name.startswith('epochlog')]"
+    code = f"import pyspark_epochlog, pyspark_epochlog_exchange, sys; print({seen})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_errors_and_advice_reach_every_session(pond: Lake) -> None:
@@ -137,9 +189,7 @@ def test_a_session_is_made_with_its_catalogs(pond: Lake) -> None:
     try:
         assert count(session, "other.orders") == count(session.newSession(), "other.orders") == 6
     finally:
-        conf: Any = session.sparkContext
-        conf._jsc.sc().conf().remove("spark.sql.catalog.other")
-        session.conf.unset("spark.sql.catalog.other")
+        forget(session, "other")
 
 
 def test_the_sources_are_known_in_every_session(lake: Lake) -> None:

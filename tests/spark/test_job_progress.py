@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StreamingQueryListener
 
 from epochlog.checkpoint.job.refresh_adapter import CommittedStep
 from epochlog.spark import job as spark_job
-from epochlog.spark import job_source
+from epochlog.spark import job_query, job_source
 from epochlog.spark.job_query import progress_metrics
 from epochlog.spark.step_events import description
 from logged_events import logged
@@ -137,6 +137,39 @@ def test_the_ui_shows_each_step_with_its_rows_and_engine(lake: Lake) -> None:
     assert step["status"] == "COMPLETED"
     assert step["duration"] >= 0
     assert len({each["id"] for each in shown}) == len(shown)
+
+
+def test_the_last_step_of_a_finished_job_is_reported(lake: Lake) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.orders.finish()
+    view = lake.store.create_view("v", "SELECT id FROM orders", ["id"])
+    query = view.start(lake.spark)
+    assert query.awaitTermination(600)
+    reported = [progress["sources"][0]["metrics"] for progress in query.recentProgress]
+    assert sum(int(metrics.get("rows", 0)) for metrics in reported) == 3
+
+
+def test_available_now_takes_all_steps_also_after_the_time_of_a_micro_batch(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under available_now there is one micro-batch."""
+    monkeypatch.setattr(job_query, "MAX_IDLE_S", 0.0)
+    job = lake.store.create_job("copy", ["orders"], {"copy": (lake.orders.schema, ["id"])})
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    more = iter([rows(3, 2), rows(5, 1)])
+
+    def refresh(ctx: Any) -> None:
+        ctx.upsert("copy", ctx.changes("orders").select("id", "day", "amount"))
+        for added in more:
+            lake.orders.upsert(added)
+            lake.store.checkpoint()
+            return
+
+    query = job.start(lake.spark, refresh, trigger="available_now")
+    assert query.awaitTermination(600)
+    assert lake.store.table("copy").count() == 6
+    assert progress_of(query)["sources"][0]["metrics"]["steps"] == "3"
 
 
 @pytest.mark.logs("step_not_shown")
