@@ -191,9 +191,9 @@ class Loop:
         while self.active:
             now_ms = _now_ms()
             if now_ms < self._schedule.due_ms:
-                if self._schedule.state == "idle" and (
-                    has_committed or monotonic_s() > deadline_s or self._trigger.kind != "continuous"
-                ):
+                if self._schedule.state == "idle" and (has_committed or self._trigger.kind != "continuous"):
+                    return
+                if self._is_over(deadline_s):
                     return
                 self._pause.wait(min((self._schedule.due_ms - now_ms) / 1000, POLL_S))
                 continue
@@ -205,10 +205,13 @@ class Loop:
                 if epoch is not None:
                     self._note_cost(batch, began_s)
             has_committed = has_committed or epoch is not None
-            is_over = self._trigger.kind == "continuous" and monotonic_s() > deadline_s
-            if epoch and (self._trigger.kind == "every" or is_over):
+            if (epoch and self._trigger.kind == "every") or self._is_over(deadline_s):
                 return
         self.driver.leave()
+
+    def _is_over(self, deadline_s: float) -> bool:
+        """Return True if this micro-batch ends so that its query reports progress: another one goes on."""
+        return self._trigger.kind == "continuous" and monotonic_s() > deadline_s
 
     def _note_step(self, step: CommittedStep) -> None:
         self._steps.append(step)
