@@ -49,7 +49,15 @@ def _nullable(kind: pa.DataType) -> Any:
 
 
 def _exact(kind: pa.DataType) -> Any:
-    return _NULLABLE.get(kind) or pd.ArrowDtype(kind)
+    """Return a type of pandas that holds all values: its nullable floats hold no NaN since pandas 3."""
+    return (None if _T.is_floating(kind) else _NULLABLE.get(kind)) or pd.ArrowDtype(kind)
+
+
+def _holds(target: Any, values: Any, nullable: bool) -> bool:
+    """Return True if a column of pandas' type `target` (None: of numpy's) holds these values."""
+    if isinstance(target, pd.Float32Dtype | pd.Float64Dtype):
+        return _numpy_holds(values, True)
+    return target is not None or _numpy_holds(values, nullable)
 
 
 _MAPPERS: dict[str | None, TypesMapper] = {None: lambda _: None, "pyarrow": pd.ArrowDtype, "numpy_nullable": _nullable}
@@ -73,8 +81,8 @@ def frame_of(
     exact = [
         field.name
         for field in table.schema
-        if types_mapper(field.type) is None
-        and not all(_numpy_holds(chunk, field.nullable) for chunk in table.column(field.name).chunks)
+        for target in (types_mapper(field.type),)
+        if not all(_holds(target, chunk, field.nullable) for chunk in table.column(field.name).chunks)
     ]
     if not exact:
         return table.to_pandas(types_mapper=types_mapper)

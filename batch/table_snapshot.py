@@ -97,8 +97,8 @@ class TableSnapshot(OneProcess):
         """Return the rows that pass the filter (None: all) as a pandas DataFrame, in key order.
 
         The frame holds all values, and can be written back. dtype_backend: "pyarrow" for Arrow-backed columns;
-        "numpy_nullable" for pandas' nullable types, and Arrow-backed ones where pandas has none; None for pandas'
-        default types. There a NaN is a null, so columns with values that numpy cannot hold get a nullable or an
+        "numpy_nullable" for pandas' nullable types, and Arrow-backed ones for a NaN or where pandas has none; None for
+        pandas' default types. There a NaN is a null, so columns with values that numpy cannot hold get a nullable or an
         Arrow-backed type: those with a NaN of their own, with integers from 2**53 on beside nulls, or with times that
         Python lacks. types_mapper: a function from an Arrow type to a pandas type or None, as of pyarrow's `to_pandas`,
         in place of dtype_backend.

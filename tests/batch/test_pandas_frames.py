@@ -54,6 +54,7 @@ def shown(column: pa.Array) -> str:
 
 
 OPTIONS = [{}, {"dtype_backend": "pyarrow"}, {"dtype_backend": "numpy_nullable"}, {"types_mapper": pd.ArrowDtype}]
+FLOATS = {pa.float32(): pd.Float32Dtype(), pa.float64(): pd.Float64Dtype()}
 
 
 @pytest.mark.rule("1.30")
@@ -93,6 +94,22 @@ def test_the_default_types_are_those_of_numpy_where_it_holds_the_values(store: e
     before = table.to_arrow()
     table.upsert(table.to_pandas())
     assert table.to_arrow() == before
+
+
+@pytest.mark.parametrize("nullable", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype_backend": "numpy_nullable"}, {"types_mapper": FLOATS.get}],
+    ids=["numpy_nullable", "types_mapper"],
+)
+def test_a_nan_has_no_nullable_float_of_pandas(store: el.Store, options: dict[str, Any], nullable: bool) -> None:
+    """pandas 3 would make a null of it."""
+    fields = [pa.field("x", pa.float32(), nullable), pa.field("y", pa.float64(), nullable)]
+    table = written(store, "t", *fields, columns={"x": [NAN, 1.5], "y": [0.5, 1.5]})
+    before, frame = table.to_arrow(), table.to_pandas(**options)
+    assert frame["x"].dtype == pd.ArrowDtype(pa.float32()) and frame["y"].dtype == pd.Float64Dtype()
+    table.upsert(frame)
+    assert same_rows(table.to_arrow(), before)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
