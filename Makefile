@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-one lint check long redis spark-oldest spark-versions campaign format docs bench bench-quick microbench pypaimon clean
+.PHONY: help setup setup-demo demo test test-one lint check long redis spark-oldest spark-versions versions campaign format docs bench bench-quick microbench pypaimon clean
 
 # With it set, every test process would compile every test again: a seventh of the time of `make check`.
 unexport PYTHONDONTWRITEBYTECODE
@@ -57,6 +57,9 @@ spark-oldest: setup  ## each way from Spark into a store and back, on the oldest
 spark-versions: setup  ## the same on each version of Spark; writes the table of docs/SPARK.md
 	@$(BIN)/python scripts/spark_versions.py --write
 
+versions: setup  ## short tests with the lowest and newest packages, on each Python of the machine
+	@$(BIN)/python scripts/versions.py --workers $(WORKERS)
+
 campaign: setup  ## the longest tests: each failpoint every time it is reached, random power cuts, races for minutes, thousands of seeds
 	@EPOCHLOG_SIM_SEEDS=$(SEEDS) $(PASSES) campaign
 
@@ -82,5 +85,5 @@ docs: setup  ## build the site of all pages and the API reference in site/, and 
 	@echo "read site/index.html; its search needs a server: $(BIN)/python -m http.server --directory site"
 
 clean:  ## remove all environments and generated files
-	@rm -rf .venv .venv-pypaimon .venv-spark .redis build dist site demo-output *.egg-info src/*.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks spark-warehouse metastore_db
+	@rm -rf .venv .venv-pypaimon .venv-spark .venv-versions .redis build dist site demo-output *.egg-info src/*.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks spark-warehouse metastore_db
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

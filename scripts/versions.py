@@ -1,0 +1,293 @@
+"""Runner of short tests with the lowest and with the newest packages that pyproject.toml allows, on each Python of the
+machine.
+
+    python scripts/versions.py [--json FILE] [--workers N] [TRIAL ...]
+
+Each trial has an environment in .venv-versions; .venv stays as it is. `lowest` has each package at its lower bound, all
+other trials have the newest that pip finds when the script runs. `lowest` and `newest` run on the oldest Python of the
+machine that epochlog supports, pythonX.Y on each further one that is on PATH or in ~/.pyenv/versions. The tests' own
+tools have the versions of requirements.lock. Spark is that of .venv; the Spark tests of `lowest` have the oldest
+(scripts/setup_spark.sh). The exit code is 1 if an installation or a test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from passes import BRIEF_JVM, QUICK, Outcome, Pass, run
+from spark_versions import FEATURES, VERSIONS
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / ".venv-versions"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+EXTRAS = ("sql", "openlineage")
+"""Extras of pyproject.toml whose packages are tried beside the dependencies."""
+NOT_FOUND = "not found on this machine"
+ALL_BUT_LONG = "not spark and not slow and not long and not campaign"
+SUITES = {
+    "tests/batch": ALL_BUT_LONG,
+    "tests/store": QUICK,
+    "tests/views": QUICK,
+    "tests/conformance": QUICK,
+    "tests/cli": QUICK,
+}
+"""Suites without Spark, with their markers."""
+IMPORTS = "imports of all modules and public names"
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+for name in sys.argv[1:]:
+    package = importlib.import_module(name)
+    for module in pkgutil.iter_modules(package.__path__, f"{name}.") if "." in name else ():
+        importlib.import_module(module.name)
+    for public in getattr(package, "__all__", ()):
+        getattr(package, public)
+"""
+VERSIONS_OF = """
+import json, platform, sys
+from importlib.metadata import version
+print(json.dumps({"Python": platform.python_version(), **{name: version(name) for name in sys.argv[1:]}}))
+"""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Environment of a trial."""
+
+    name: str
+    python: str | None
+    """Path of its interpreter; None: not found on this machine."""
+    requirements: tuple[str, ...]
+    """Requirements that pip installs."""
+    oldest_spark: bool = False
+    """True if its Spark tests run on the oldest Spark, False: on that of .venv."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of a trial."""
+
+    trial: str
+    problem: str = ""
+    """Reason why nothing ran; "" if the tests ran."""
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Version by package, Python's first; empty if nothing ran."""
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
+    """Outcome by suite."""
+
+    @property
+    def failed(self) -> bool:
+        return self.problem not in ("", NOT_FOUND) or any(outcome.failed for outcome in self.outcomes.values())
+
+
+# ---- trials ----------------------------------------------------------------------------------------------------------
+
+
+def read_project() -> dict[str, Any]:
+    """Return pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def lower_bounds(project: Mapping[str, Any]) -> dict[str, str]:
+    """Return the lower bounds of the packages to try, by name. project: the table of pyproject.toml."""
+    lines = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
+    return {
+        requirement.name: next(part.version for part in requirement.specifier if part.operator == ">=")
+        for requirement in sorted(map(Requirement, lines), key=lambda requirement: requirement.name)
+    }
+
+
+def tools(project: Mapping[str, Any], lock: str) -> tuple[str, ...]:
+    """Return the requirements of the tests that are no packages to try, at the versions of the lock."""
+    locked = dict(re.findall(r"^([A-Za-z0-9-]+)==([^ ]+)", lock, re.MULTILINE))
+    tried, pinned = lower_bounds(project), list[str]()
+    for requirement in map(Requirement, [*project["optional-dependencies"]["test"], "py4j"]):
+        if requirement.name not in tried:
+            requirement.specifier = SpecifierSet(f"=={locked[requirement.name]}")
+            pinned.append(str(requirement))
+    return tuple(pinned)
+
+
+def trials_of(project: Mapping[str, Any], lock: str, pythons: Mapping[str, str]) -> list[Trial]:
+    """Return the trials of a machine. pythons: by version the paths of the interpreters that it has."""
+    bounds, pinned = lower_bounds(project), tools(project, lock)
+    del bounds["pyspark"]
+    lowest = tuple(f"{name}=={bound}" for name, bound in bounds.items())
+    newest = tuple(f"{name}>={bound}" for name, bound in bounds.items())
+    oldest = min(pythons, key=PYTHONS.index)
+    return [
+        Trial("lowest", pythons[oldest], (*lowest, *pinned), oldest_spark=True),
+        Trial("newest", pythons[oldest], (*newest, *pinned)),
+        *(
+            Trial(f"python{version}", pythons.get(version), (*newest, *pinned))
+            for version in PYTHONS
+            if version != oldest
+        ),
+    ]
+
+
+def interpreters(places: Iterable[str]) -> dict[str, str]:
+    """Return by version the first interpreter of the places that runs; a name on PATH may be a shim that does not."""
+    found = dict[str, str]()
+    ask = "import os, sys; print('%d.%d' % sys.version_info[:2], os.path.realpath(sys._base_executable))"
+    for place in places:
+        done = subprocess.run([place, "-c", ask], capture_output=True, text=True, check=False)
+        version, _, path = done.stdout.strip().partition(" ")
+        if done.returncode == 0 and version in PYTHONS:
+            found.setdefault(version, path)
+    return found
+
+
+def places_of_pythons() -> list[str]:
+    """Return paths that may be interpreters: this one, those on PATH, and those of pyenv."""
+    names = [f"python{version}" for version in PYTHONS]
+    on_path = [path for name in names if (path := shutil.which(name))]
+    pyenv = Path.home() / ".pyenv" / "versions"
+    return [sys.executable, *on_path, *(str(path) for name in names for path in sorted(pyenv.glob(f"*/bin/{name}")))]
+
+
+# ---- a trial ---------------------------------------------------------------------------------------------------------
+
+
+def make_environment(trial: Trial) -> str:
+    """Make the environment of a trial, or install what is newer by now; return its interpreter. Raises
+    CalledProcessError, with pip's message as its stderr.
+    """
+    assert trial.python is not None
+    python = FOLDER / trial.name / "bin" / "python"
+    if not python.exists():
+        subprocess.run([trial.python, "-m", "venv", "--without-pip", "--clear", python.parents[1]], check=True)
+    packages = Path(answer(str(python), "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    (packages / "epochlog.pth").write_text(f"{ROOT / 'src'}\n", "utf-8")
+    for spark in Path(sysconfig.get_path("purelib")).glob("pyspark*"):  # half a gigabyte, which suits each Python
+        (packages / spark.name).unlink(missing_ok=True)
+        (packages / spark.name).symlink_to(spark)
+    pip = (sys.executable, "-m", "pip", "--python", str(python), "install", "-qq", "--disable-pip-version-check")
+    options = ("--no-input", "--upgrade", "--upgrade-strategy", "eager", "--only-binary", ":all:")
+    subprocess.run([*pip, *options, *trial.requirements], check=True, stderr=subprocess.PIPE, text=True)
+    return str(python)
+
+
+def answer(python: str, program: str, *arguments: str, **environment: str) -> str:
+    """Return the standard output of a program of Python."""
+    done = subprocess.run(
+        [python, "-c", program, *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def oldest_spark() -> dict[str, str]:
+    """Make the environment of the oldest Spark; return the variables with which a process takes Spark from it."""
+    version = VERSIONS[0]
+    subprocess.run([ROOT / "scripts" / "setup_spark.sh", version], check=True)
+    (packages,) = (ROOT / ".venv-spark" / version / "lib").glob("python*/site-packages")
+    return {"PYTHONPATH": str(packages)}
+
+
+def passes_of(trial: Trial, python: str, workers: str, spark: Mapping[str, str]) -> dict[str, Pass]:
+    """Return the passes of a trial by suite. python: its interpreter; spark: variables of its Spark tests."""
+    environment = {"PYTHONPYCACHEPREFIX": str(FOLDER / trial.name / "pycache")}  # Spark's modules are those of .venv
+    if not shutil.which("redis-server") and (server := Path(sys.executable).with_name("redis-server")).exists():
+        environment["EPOCHLOG_TEST_REDIS_SERVER"] = str(server)
+    modules = [name for name in read_project()["tool"]["setuptools"]["packages"] if name != "epochlog.demo"]
+    passes = {IMPORTS: Pass(f"{trial.name}: {IMPORTS}", (python, "-c", IMPORT_ALL, *modules), environment)}
+    pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    for suite, markers in SUITES.items():
+        command = (*pytest, suite, "-m", markers, "-n", workers, "--dist", "worksteal")
+        passes[suite] = Pass(f"{trial.name}: {suite}", command, environment)
+    spark_environment = {**environment, **BRIEF_JVM, **spark}
+    return {**passes, FEATURES: Pass(f"{trial.name}: {FEATURES}", (*pytest, FEATURES), spark_environment)}
+
+
+def result_of(trial: Trial, names: Sequence[str], workers: str) -> Result:
+    """Make the environment of a trial and run all suites in it. names: the packages to try."""
+    if trial.python is None:
+        return Result(trial.name, NOT_FOUND)
+    print(f"== {trial.name}: installing ==", flush=True)
+    try:
+        python = make_environment(trial)
+    except subprocess.CalledProcessError as error:
+        print(error.stderr, flush=True)
+        return Result(trial.name, "not installed")
+    spark = oldest_spark() if trial.oldest_spark else {}
+    versions = json.loads(answer(python, VERSIONS_OF, *names, **spark))
+    with tempfile.TemporaryDirectory(prefix="epochlog-versions-") as folder:
+        outcomes = {
+            suite: run(pass_, Path(folder) / f"{number}.xml")
+            for number, (suite, pass_) in enumerate(passes_of(trial, python, workers, spark).items())
+        }
+    return Result(trial.name, "", versions, outcomes)
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def table(results: Sequence[Result], names: Iterable[str]) -> str:
+    """Return the table of results, with a row for each suite. names: its first rows, Python and the packages."""
+    lines = [f"| | {' | '.join(result.trial for result in results)} |", f"|---|{'---|' * len(results)}"]
+    for name in names:
+        cells = [result.versions.get(name, result.problem if name == "Python" else "") for result in results]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    for suite in (IMPORTS, *SUITES, FEATURES):
+        cells = [counts(result.outcomes[suite]) if suite in result.outcomes else "" for result in results]
+        lines.append(f"| {suite} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def counts(outcome: Outcome) -> str:
+    """Return the numbers of passed and failed tests as a cell."""
+    return f"{outcome.passed} passed" + (f", {len(outcome.failed)} failed" if outcome.failed else "")
+
+
+def as_json(results: Sequence[Result]) -> dict[str, Any]:
+    """Return by trial the versions of its packages, and by suite the number of passed and the names of failed tests."""
+    return {
+        result.trial: {
+            "problem": result.problem,
+            "versions": dict(result.versions),
+            "suites": {
+                suite: {"passed": outcome.passed, "failed": list(outcome.failed)}
+                for suite, outcome in result.outcomes.items()
+            },
+        }
+        for result in results
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    project = read_project()["project"]
+    names = list(lower_bounds(project))
+    lock = (ROOT / "requirements.lock").read_text("utf-8")
+    trials = {trial.name: trial for trial in trials_of(project, lock, interpreters(places_of_pythons()))}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trials", nargs="*", choices=[*trials, []], help="all, without any")
+    parser.add_argument("--json", type=Path, help="file that gets the results as JSON")
+    parser.add_argument("--workers", default="2", help="test processes side by side")
+    chosen = parser.parse_args(arguments)
+    results = [result_of(trials[name], names, chosen.workers) for name in chosen.trials or trials]
+    print(table(results, ["Python", *names]))
+    if chosen.json:
+        chosen.json.write_text(json.dumps(as_json(results), indent=1), "utf-8")
+    return int(any(result.failed for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
