@@ -30,7 +30,8 @@ class Pipeline(PipelineRunner):
 
     A job that raises is tried again after a delay that doubles each time, up to 30 seconds; the other jobs are not
     affected. A job that finishes, is parked or dropped, or is taken over by another runner ends, and `status` shows its
-    state; the pipeline does not claim it again. Safe to use from several threads.
+    state; the pipeline does not claim it again. If the Spark session is lost, all jobs end: `run` returns, and the next
+    process continues them. Safe to use from several threads.
 
     After a commit the job's tables whose L0 has reached `compact_segments` are compacted, before its next step. Nothing
     else is maintained: retention and vacuum are those of a store that is open with `maintenance=True`, which

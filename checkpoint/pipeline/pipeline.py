@@ -24,7 +24,7 @@ from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.running_queries import live
 from epochlog.checkpoint.job.step_scheduler import TRIES, JobStep, notified, quiescent, started, succeeded, waiting
 from epochlog.checkpoint.manager.job_graph import JobGraph, vertex_of
-from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, StoreClosed
+from epochlog.errors import CatalogUnavailable, EpochlogError, InvalidInput, SparkLost, StoreClosed
 from epochlog.store.commit.boundaries import force_boundary
 from epochlog.store.compaction.write_stall import compact_outputs
 from epochlog.store.env.process_local import OneProcess
@@ -76,6 +76,8 @@ class PipelineRunner(OneProcess):
         self._graph = JobGraph()  # of the members, as of their newest looks
         self._running = False
         self._stopping = False
+        self._lost: SparkLost | None = None
+        """Error of the first job that has found the session of the run lost: no job can take another step."""
         self._target: int | None = None  # the epoch that a run until idle waits for
         self._boundary_ms: int | None = None  # monotonic time of the boundary after the newest look
         self._wake = threading.Event()
@@ -121,7 +123,7 @@ class PipelineRunner(OneProcess):
         with self._lock:
             if self._running:
                 raise InvalidInput("this pipeline is running already; add more jobs with add(), or stop() it first")
-            self._running, self._stopping, self._target = True, False, target
+            self._running, self._stopping, self._target, self._lost = True, False, target, None
             self._pool = StepPool(self._threads, self._pauses.now_ms)
             self._over.clear()
         errors: list[BaseException] = []
@@ -333,6 +335,10 @@ class PipelineRunner(OneProcess):
 
         A long step would take the processor, and the interpreter's lock, from the short ones.
         """
+        if self._lost is not None:
+            for member in due:
+                self._delay(member, self._lost)
+            return
         target = self._target
         requests = [m.request for m in due]
         unchanged = {m.runner.job_id: m.idle_at for m in due if m.idle_at is not None}
@@ -459,6 +465,10 @@ class PipelineRunner(OneProcess):
                 settled = member.step.settled or look.settled(idle=False)
                 after = replace(after, settled=settled, missing=look.missing)
             member.step = after
+            if isinstance(error, SparkLost) and self._lost is None:
+                self._lost = error
+                for other in self._members.values():
+                    other.step = replace(other.step, due_ms=self._pauses.now_ms())
             if after.state == "parked":
                 self._graph.parked(member.runner.job_id)
             elif after.state == "dropped":

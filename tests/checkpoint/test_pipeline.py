@@ -548,6 +548,62 @@ def test_the_phases_of_each_barrier_are_measured(lab: Lab) -> None:
     assert 'epochlog_table_lag_seconds{table="k_out"} 0' in text
 
 
+# ---- a session that is lost ------------------------------------------------------------------------------------------
+
+
+def loses_its_session(ctx: Any) -> None:
+    raise el.SparkLost("the JVM has died")
+
+
+def test_a_lost_session_ends_all_jobs_also_one_that_never_has_work(lab: Lab) -> None:
+    """The second job reads the first, which cannot commit any more: `run` must not wait for it."""
+    pipe = el.Pipeline(lab.store)
+    pipe.add(lab.job("a", ["r"]), loses_its_session)
+    pipe.add(lab.job("b", ["a_out"]), mirror("a_out", "b_out"))
+    lab.put({0: (0, 0)})
+    lab.store.checkpoint()
+    with running(pipe) as thread:
+        wait_until(lambda: not thread.is_alive())
+    assert states(pipe) == {"a": "given up", "b": "given up"}
+    assert all("SparkLost" in str(row.last_error) for row in pipe.status())
+    assert all(lab.store.job(name).info.runner is None for name in "ab")
+
+
+@pytest.mark.medium
+def test_a_lost_session_ends_a_job_that_works_backs_off_or_waits(lab: Lab) -> None:
+    """The job at work commits first."""
+    jobs = {name: lab.job(name, ["r"]) for name in ("works", "fails", "waits", "loses")}
+    pipe, at_work, held, ended = el.Pipeline(lab.store), *_events(3)
+
+    def works(ctx: Any) -> None:
+        at_work.set()
+        wait_until(lambda: states(pipe)["loses"] == "given up")
+        mirror("r", "works_out")(ctx)
+
+    def holds(ctx: Any) -> None:
+        held.set()
+        assert ended.wait(WAIT_LIMIT_S)
+
+    def loses(ctx: Any) -> None:
+        assert at_work.wait(WAIT_LIMIT_S)
+        wait_until(lambda: (states(pipe)["fails"], states(pipe)["waits"]) == ("backing off", "waiting"))
+        loses_its_session(ctx)
+
+    lab.put({0: (0, 0)})
+    lab.store.checkpoint()
+    step = threading.Thread(target=lab.store.job("waits").step_local, args=[holds])
+    step.start()
+    assert held.wait(WAIT_LIMIT_S)
+    for name, refresh in (("works", works), ("fails", fails), ("waits", mirror("r", "waits_out")), ("loses", loses)):
+        pipe.add(jobs[name], refresh)
+    with running(pipe, ended.set) as thread:
+        wait_until(lambda: not thread.is_alive())
+    step.join()
+    assert set(states(pipe).values()) == {"given up"}
+    assert lab.rows("works_out") == lab.rows("r")
+    assert all(job.info.runner is None for job in jobs.values())
+
+
 # ---- compaction --------------------------------------------------------------------------------------------------
 
 
