@@ -63,6 +63,7 @@ SETTINGS = {
     "spark.speculation": True,
     "spark.speculation.quantile": 0.5,
     "spark.speculation.multiplier": 1.2,
+    "spark.speculation.task.duration.threshold": "500ms",
     "spark.dynamicAllocation.enabled": True,
     "spark.dynamicAllocation.shuffleTracking.enabled": True,
     "spark.dynamicAllocation.shuffleTracking.timeout": "3s",
