@@ -7,12 +7,12 @@ views in SQL follow them: the large payments, the balances of accounts, and the 
 executors of its own (Spark's local-cluster), keep the views under a coordinator. The catalog is in Redis, the files are
 on S3: this process starts both servers, on loopback. Spark runs with speculation and dynamic allocation.
 
-Meanwhile SIGKILL ends drivers, JVMs of drivers, executors, Python workers and the coordinator. A round kills one of
-each kind, in random order and at random times. The next round begins when all views have taken in what was committed
-before the last kill. A driver or a coordinator that has ended is started again; all else is up to Spark. Again and
-again the newest epoch at which all three views are valid is tagged, and each view is compared with DuckDB's answer over
-the payments of that epoch, and over those of the writer's ledger. At the end the views take in everything, and all tags
-are read and compared once more.
+Once the views have rows, SIGKILL ends drivers, JVMs of drivers, executors, Python workers and the coordinator. A round
+kills one of each kind, in random order and at random times. The next round begins when all views have taken in what was
+committed before the last kill. A driver or a coordinator that has ended is started again; all else is up to Spark.
+Again and again the newest epoch at which all three views are valid is tagged, and each view is compared with DuckDB's
+answer over the payments of that epoch, and over those of the writer's ledger. At the end the views take in everything,
+and all tags are read and compared once more.
 
     --minutes 10    time after which the killing ends, but not before each kind of process was killed
     --seed 7        seed of the kills and of the payments; printed. When exactly a process dies is left to chance
@@ -61,9 +61,6 @@ SETTINGS = {
     "spark.executor.extraJavaOptions": JVM_OPTIONS,
     "spark.sql.shuffle.partitions": 2,
     "spark.speculation": True,
-    "spark.speculation.quantile": 0.5,
-    "spark.speculation.multiplier": 1.2,
-    "spark.speculation.task.duration.threshold": "500ms",
     "spark.dynamicAllocation.enabled": True,
     "spark.dynamicAllocation.shuffleTracking.enabled": True,
     "spark.dynamicAllocation.shuffleTracking.timeout": "3s",
@@ -73,6 +70,9 @@ SETTINGS = {
     "spark.eventLog.compress": False,
     "spark.eventLog.rolling.enabled": False,
 }
+"""Settings of both sessions. local-cluster honours dynamic allocation: idle executors end, and come back with the work.
+Speculation is on, but starts no second attempt: Spark starts it on another host, and these executors are all on one.
+"""
 COMMIT_EVERY_S = 0.3
 LONGEST_PAUSE_S = 15.0
 """Longest time between two kills of a round."""
@@ -150,14 +150,13 @@ class ChaosRun:
         deck: list[str] = []
         kill_s = moment_s = 0.0
         while self._passed_s() < 60 * minutes or len({kill.kind for kill in self.kills}) < len(KINDS):
-            if not deck and all(kill.recovered_s is not None for kill in self.kills):
+            if self._passed_s() >= moment_s and self._tag():
+                moment_s = self._passed_s() + max(60 * minutes / MOMENTS, 5.0)
+            if self.tags and not deck and all(kill.recovered_s is not None for kill in self.kills):
                 deck = self._chance.sample(KINDS, len(KINDS))
             if deck and self._passed_s() >= kill_s and self._kill(deck[-1]):
                 deck.pop()
                 kill_s = self._passed_s() + self._chance.uniform(0, LONGEST_PAUSE_S)
-            if self._passed_s() >= moment_s:
-                self._tag()
-                moment_s = self._passed_s() + max(60 * minutes / MOMENTS, 5.0)
             self._look()
         self._writer.communicate()  # its standard input ends
         self._store.checkpoint()
@@ -201,12 +200,14 @@ class ChaosRun:
             return True
         return False
 
-    def _tag(self) -> None:
-        """Tag the newest epoch that is valid for all tables, if they have one by now, and judge it."""
+    def _tag(self) -> bool:
+        """Tag the newest epoch that is valid for all tables, and judge it; return False if they have none yet."""
         with suppress(el.NoConsistentEpoch):
             tag = self._store.tag(f"moment-{len(self.tags)}", list(TABLES), consistency="aligned")
             self.tags.append(tag)
             self._say(f"epoch {tag.epochs['payments']}: {self._judge(tag) or 'equal to DuckDB and to the ledger'}")
+            return True
+        return False
 
     def _judge(self, tag: el.Tag) -> dict[str, int]:
         newest = self._newest()
