@@ -64,6 +64,7 @@ campaign: setup  ## the longest tests: each failpoint every time it is reached, 
 	@EPOCHLOG_SIM_SEEDS=$(SEEDS) $(PASSES) campaign
 
 bench: setup pypaimon  ## measure epochlog and its peers, and write docs/PERFORMANCE.md: three quarters of an hour on two slow cores
+	@scripts/setup_spark.sh 4.0
 	@$(BENCH) --benchmark-columns=min,median,rounds --benchmark-sort=name
 
 bench-quick: setup pypaimon  ## print the tables of `make bench` at a tenth of the size, and what moved since the last of record

@@ -41,11 +41,11 @@ class Driver:
     log: Path
 
     @classmethod
-    def start(cls, kind: str, folder: Path) -> Driver:
+    def start(cls, kind: str, folder: Path, python: Path = Path(sys.executable)) -> Driver:
         folder.mkdir()
         log = folder / "spark.log"
         with log.open("w") as errors:
-            command = [sys.executable, str(DRIVER), kind, str(folder)]
+            command = [str(python), str(DRIVER), kind, str(folder)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
         return cls(process, log)
 

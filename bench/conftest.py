@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import summary
+import throughput
 from bench_spark import Sessions
 from of_record import RatioRecord, compared, path_of
 from pairs import ReplayClock
@@ -187,6 +188,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     book.write(path, command_line(book.scale))
     if path == DOCUMENT:
         summary.write(path, book.figures)
+        throughput.write(path, book.figures)
     terminalreporter.write_line(f"written to {path}")
 
 

@@ -48,9 +48,10 @@ _SEVERAL = {
     "P23": 4,
     "P24": 3,
     "P25": 2,
+    "P26": 10,
 }
 _WHOLE = {
-    BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in (*range(1, 18), *range(19, 26)))},
+    BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in (*range(1, 18), *range(19, 27)))},
     STRING: _OF_ANY_SHAPE,
     COMPOSITE: _OF_ANY_SHAPE,
     WIDE: {**_OF_ANY_SHAPE, "P7": 2},

@@ -20,6 +20,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 import epochlog as el
 
 POLL_SECONDS = 0.25
+PARTITIONS = 4
+"""Tasks that write the rows of a range."""
 
 
 def make_session(kind: str) -> SparkSession:
@@ -105,6 +107,43 @@ def load_rows(session: SparkSession, order: dict[str, Any]) -> DataFrame:
     return session.read.format("epochlog").option("path", order["store"]).option("table", "rows").load()
 
 
+def append(session: SparkSession, order: dict[str, Any]) -> list[float]:
+    """Milliseconds of the way of the rows of a range into a table or a folder of files."""
+    start = perf_counter()
+    numbers = session.range(0, order["rows"], 1, PARTITIONS)
+    rows = numbers.selectExpr("id", "id / 7 AS value", "CAST(id * 7919 % 10000000000 AS STRING) AS name")
+    into, options = order["into"]
+    rows.write.format(into).options(**options).mode("append").save()
+    return [(perf_counter() - start) * 1000]
+
+
+def scan(session: SparkSession, order: dict[str, Any]) -> list[float]:
+    """Milliseconds of a batch read into a sink that keeps nothing: of a format, or through the catalog of the store."""
+    source, options = order["source"]
+    if source == "catalog":
+        el.catalog(session, order["store"], name="lake")
+        start = perf_counter()
+        return kept_nowhere(session.table("lake.rows"), order, start)
+    start = perf_counter()
+    return kept_nowhere(session.read.format(source).options(**options).load(), order, start)
+
+
+def stream(session: SparkSession, order: dict[str, Any]) -> list[float]:
+    """Milliseconds of a stream, from its start to its end, that takes in all rows that there are."""
+    (source, options), (into, into_options) = order["source"], order["into"]
+    reader = session.readStream.format(source).options(**options)
+    if source == "parquet":
+        reader = reader.schema(session.read.parquet(options["path"]).schema)
+    start = perf_counter()
+    writer = reader.load().writeStream.format(into).options(**into_options).trigger(availableNow=True)
+    query = writer.option("checkpointLocation", order["checkpoint"]).start()
+    query.awaitTermination()
+    took_ms = (perf_counter() - start) * 1000
+    rows = sum(each["numInputRows"] for each in query.recentProgress)
+    assert rows == order["rows"], f"the stream took in {rows} rows, not {order['rows']}"
+    return [took_ms]
+
+
 def sql(session: SparkSession, order: dict[str, Any]) -> list[float]:
     """Milliseconds of each of so many calls of a query; with no calls, the numbers of its answer."""
     ask = ask_catalog if order["query"] == "sql_of_catalog" else ask_loads
@@ -141,6 +180,9 @@ WORK = {
     "write_parquet": write_parquet,
     "sql_of_catalog": sql,
     "sql_of_loads": sql,
+    "append": append,
+    "scan": scan,
+    "stream": stream,
 }
 
 
