@@ -59,6 +59,7 @@ from .session_time import in_session_zone
 from .stream_offsets import parse_start
 from .stream_source import SplitPartition
 from .types import accepts, arrow_schema, spark_schema
+from .versions import ROWS_WITHOUT_COLUMNS, needs
 from .worker_gc import freeze_loaded_objects
 
 LEASE_MS = 3_600_000
@@ -102,10 +103,12 @@ class Load:
 
     def read_schema(self, schema: StructType) -> pa.Schema:
         """Return the Arrow schema for Spark's schema, which may be the user's. Raises SchemaMismatch if the table
-        cannot be read with it.
+        cannot be read with it, InvalidInput for no columns in Spark 4.0, which would count no rows.
         """
         available = {field.name: field for field in (*self.table.schema, *self.change_fields)}
         requested = arrow_schema(schema)
+        if not requested.names and not ROWS_WITHOUT_COLUMNS:
+            raise needs("a read of no columns, whose rows are counted,", "4.1", "or read a column of the key")
         for field in requested:
             if field.name not in available:
                 raise SchemaMismatch(

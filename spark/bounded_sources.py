@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from epochlog.errors import InvalidInput
 
 from .micro_batch import QUERY_ID
+from .versions import STREAM_LIMITS, needed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,11 +17,13 @@ EMULATED = "AvailableNowMicroBatchStreamWrapper", "AvailableNowSourceWrapper"
 """Classes with which Spark bounds any other source, if the session's configuration asks for it."""
 GENERATED = "RatePerMicroBatchStream"
 """Class of `rate-micro-batch`, which makes one more batch of rows in each run, and counts as bounded in Spark."""
+PYTHON = "PythonMicroBatchStream"
+"""Class of a source in Python that does not support availableNow, which before Spark 4.2 none of them does."""
 
 
 def find_unbounded(session: SparkSession, query: Any) -> str | None:
-    """Return the description of a source without an end; None if each has one. query: that of the JVM, after it has
-    made its sources.
+    """Return the reason for which a source has no end; None if each has one. query: that of the JVM, after it has made
+    its sources.
     """
     inner: Any = session
     bounded = inner._jvm.java.lang.Class.forName(BOUNDED)
@@ -29,9 +32,11 @@ def find_unbounded(session: SparkSession, query: Any) -> str | None:
         source = sources.next()
         name = source.getClass().getSimpleName()
         if name in EMULATED:
-            return str(source.delegate().toString())
+            source = source.delegate()
+            return f"its source {source.toString()} has no end"
         if name == GENERATED or not bounded.isInstance(source):
-            return str(source.toString())
+            later = "" if STREAM_LIMITS or name != PYTHON else f" ({needed('the end of a source in Python', '4.2')})"
+            return f"its source {source.toString()} has no end{later}"
     return None
 
 
@@ -43,9 +48,9 @@ def refuse_unbounded(session: SparkSession, query: Any = None) -> None:
         inner: Any = session
         query_id = inner._jvm.java.util.UUID.fromString(inner.sparkContext.getLocalProperty(QUERY_ID))
         query = inner._jsparkSession.sharedState().activeStreamingQueries().get(query_id)
-    source = find_unbounded(session, query)
-    if source is not None:
-        raise unbounded_error(f"its source {source} has no end")
+    reason = find_unbounded(session, query)
+    if reason is not None:
+        raise unbounded_error(reason)
 
 
 def unbounded_error(reason: str) -> InvalidInput:

@@ -179,9 +179,13 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
     def _frame(
         self, plan: ScanPlan | LogPlan, options: ReadOptions, *, mode: str = "net", pre_images: bool = False
     ) -> DataFrame:
+        from .versions import ROWS_WITHOUT_COLUMNS
+
         plan, table = narrowed(plan, options.key_range), plan.table
         options = replace(options, columns=options.column_names(table))
         arrow: pa.Schema = plan.schema(options.columns)
+        if not arrow.names and not ROWS_WITHOUT_COLUMNS:
+            return self._frame(plan, replace(options, columns=list(table.primary_key)), mode=mode).select()
         # A delete has nulls in all columns but the key, which is never null.
         schema = spark_schema(table.name, arrow, table.primary_key)
         partition = ReadPartition(self.files, plan, arrow_schema(schema), options, mode, pre_images)

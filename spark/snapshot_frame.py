@@ -33,8 +33,12 @@ def load_frame(
     Spark takes a Python source for unbounded, since it never asks for its size, and would sort both sides of a join.
     So a table below the session's broadcast limit gets a hint, which hints of the user override.
     """
+    from .versions import ROWS_WITHOUT_COLUMNS
+
     require_live(session, "snapshot.spark")
     names = plan.schema(columns).names
+    if not names and not ROWS_WITHOUT_COLUMNS:
+        return load_frame(handle, plan, token, session, plan.table.primary_key, filter).select()
     predicate = None if filter is None else parse_predicate(filter, plan.table.schema)
     frame = None
     if filter is None:  # Spark compares NaN in its own way, so a filter is for our reader

@@ -47,7 +47,10 @@ except ImportError:
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
+
+    ROWS_WITHOUT_COLUMNS = True  # the workers of this Spark keep the number of rows of a batch without columns
 except ImportError:
+    ROWS_WITHOUT_COLUMNS = False
     if not TYPE_CHECKING:
 
         class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):
@@ -79,8 +82,12 @@ def needs(feature: str, version: str, instead: str = "or leave it out") -> Inval
     """Return the error of a feature that this Spark lacks. version: the first that has it, such as "4.2"; instead: what
     to do on this one.
     """
-    present = f"this is Spark {pyspark.__version__}"
-    return InvalidInput(f"{feature} needs Spark {version}, and {present}: install pyspark>={version}, {instead}")
+    return InvalidInput(f"{needed(feature, version)}: install pyspark>={version}, {instead}")
+
+
+def needed(feature: str, version: str) -> str:
+    """Return the words that this Spark lacks a feature. version: the first that has it."""
+    return f"{feature} needs Spark {version}, and this is Spark {pyspark.__version__}"
 
 
 def to_arrow(schema: kinds.StructType) -> pa.Schema:

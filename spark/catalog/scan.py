@@ -18,9 +18,11 @@ from pyspark.sql.types import StructType
 
 from epochlog.errors import InvalidInput
 from epochlog.spark.batch_source import Load, cut_partitions, plan_with_lease
+from epochlog.spark.micro_batch import QUERY_ID
 from epochlog.spark.options import StoreLocation, Tasks, location_options
 from epochlog.spark.parquet_files import OPTIONS, parquet_relation
 from epochlog.spark.types import arrow_schema
+from epochlog.spark.versions import from_arrow_kind, needs
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.changelog.plan_ranges import bytes_to_read
@@ -70,6 +72,7 @@ class TableScanBuilder(Proxy):
         self._stream_options = stream_options
         self._query = query
         self._filters: Any = jvm.no_filters
+        self._is_pruned = False
 
     def pushFilters(self, filters: Any) -> Any:
         """Keep Java's filters. Return those that Spark must evaluate itself, which are all of them."""
@@ -81,9 +84,14 @@ class TableScanBuilder(Proxy):
 
     def pruneColumns(self, required: Any) -> None:
         self._java_schema = self.jvm.readable(required, self._java_schema)
+        self._is_pruned = True
 
     @answer
     def build(self) -> TableScan:
+        if not self._is_pruned and reads_changes(self.jvm, self._handle, self._table.definition):
+            for field in CHANGE_FIELDS:
+                kind = self.jvm.spark.types.DataType.fromJson(from_arrow_kind(field.type).json())
+                self._java_schema = self._java_schema.add(field.name, kind, field.nullable)
         return TableScan(
             self.jvm,
             self._handle,
@@ -93,6 +101,31 @@ class TableScanBuilder(Proxy):
             self._filters,
             self._query,
         )
+
+
+def reads_changes(jvm: Jvm, handle: Handle, table: TableDef) -> bool:
+    """Return True if the streaming query that this thread begins reads the change columns of a table.
+
+    Spark before 4.2 does not name the columns of a stream to its scan. It takes the rows for the table's columns and,
+    if the query names a metadata column, all metadata columns behind them.
+    """
+    inner: Any = jvm.session
+    query_id = jvm.context.getLocalProperty(QUERY_ID)
+    if query_id is None:
+        return False
+    queries = inner._jsparkSession.sharedState().activeStreamingQueries()
+    query = queries.get(jvm.java.util.UUID.fromString(query_id))
+    leaves = None if query is None else query.analyzedPlan().collectLeaves().iterator()
+    asked = set[bool]()
+    while leaves is not None and leaves.hasNext():
+        leaf = leaves.next()
+        is_stream = leaf.getClass().getSimpleName() == "StreamingRelationV2"
+        if is_stream and str(leaf.table()).startswith(f"table {handle.store_id}/{table.id} at "):
+            output = str(leaf.output().mkString(" "))
+            asked.add(any(f"{field.name}#" in output for field in CHANGE_FIELDS))
+    if len(asked) > 1:
+        raise needs(f"a query of two streams of table {table.name}, one without its change columns,", "4.2")
+    return True in asked
 
 
 class PlannedScan(Proxy):

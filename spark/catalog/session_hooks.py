@@ -63,6 +63,10 @@ _LATER_SYNTAX = (
 """Syntax that Spark has from a version on: its pattern, Java's class below `connector.catalog` that came with it, the
 version, its name, and what to write before it.
 """
+_MERGED = re.compile(rf"\bMERGE\s+(WITH\s+SCHEMA\s+EVOLUTION\s+)?INTO\s+(?P<table>{NAME})", re.IGNORECASE)
+_NO_MERGE = "MERGE INTO TABLE is not supported"
+"""Text of Spark 4.0, which does not name the table."""
+_UNNAMED = re.compile(rf"\[INCOMPATIBLE_DATA_FOR_TABLE.CANNOT_FIND_DATA\] .* the table (?P<table>{NAME}): ")
 _ATTRIBUTE_ID = re.compile(r"#\d+L?")
 
 
@@ -152,6 +156,12 @@ def _find_advice(session: SparkSession, statement: str, text: str) -> EpochlogEr
     later = _find_later_syntax(session, statement) if "[PARSE_SYNTAX_ERROR]" in text else None
     if later is not None:
         return later
+    merged = _MERGED.search(without_texts(statement)) if _NO_MERGE in text else None
+    if merged is not None:
+        return _advise_writer(session, merged["table"], lambda label, schema: no_merge(label, schema.name))
+    unnamed = _UNNAMED.search(text)
+    if unnamed is not None:
+        return _find_unnamed(session, unnamed["table"])
     twins = _find_case_twins(session, statement, text)
     if twins is not None:
         return twins
@@ -171,6 +181,15 @@ def _find_later_syntax(session: SparkSession, statement: str) -> EpochlogError |
         if pattern.search(plain) and java_member(catalog, java_class) is None:
             return needs(name, version, instead)
     return None
+
+
+def _find_unnamed(session: SparkSession, table: str) -> EpochlogError | None:
+    """Return the error of an INSERT without some columns of a table of a store, which Spark 4.0 does not fill."""
+    inner: Any = session
+    if java_member(inner._jvm.org.apache.spark.sql.connector.catalog, "TableInfo") is not None:
+        return None
+    refused = needs("an INSERT that does not name all columns", "4.1", "or name all, with NULL for the others")
+    return _advise_writer(session, table, lambda label, schema: refused)
 
 
 def _advise_writer(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 import epochlog as el
@@ -92,6 +93,21 @@ def test_batch_writes(pond: Lake, feature) -> None:
     assert pond.orders.count() == 1
 
 
+def test_reads_of_no_columns_count_rows(pond: Lake, feature) -> None:
+    frame = pond.read(columns="id").select()
+    assert frame.count() == 6
+    with pond.store.snapshot(["orders"]) as snapshot:
+        for chosen in (None, "id > 3"):
+            counted = snapshot.spark("orders", pond.spark, columns=[], filter=chosen)
+            assert (counted.columns, counted.count()) == ([], 6 if chosen is None else 2)
+
+    def call() -> object:
+        return pond.read(columns="[]").count()
+
+    if feature("`columns` or `.schema(…)` of no columns", versions.ROWS_WITHOUT_COLUMNS, "4.1", call):
+        assert call() == 6
+
+
 def test_a_stream_from_table_to_table_goes_on_where_it_was(pond: Lake, feature) -> None:
     feature("stream read and stream write, resumed")
     copy = pond.store.create_table("copy", pond.orders.schema, ["id"])
@@ -101,6 +117,56 @@ def test_a_stream_from_table_to_table_goes_on_where_it_was(pond: Lake, feature) 
         pond.into(pond.stream(), "copy", "ck")
         assert copy.to_arrow().equals(pond.orders.to_arrow())
     assert copy.history().num_rows == 3
+
+
+def test_a_batch_that_an_earlier_run_has_left_runs_once(pond: Lake, feature) -> None:
+    feature("stream: a batch that an earlier run has left runs once")
+    copy = pond.store.create_table("copy", pond.orders.schema, ["id"])
+    pond.into(pond.stream(), "copy", "ck")
+    pond.forget_last_commit("ck")
+    pond.orders.upsert(rows(6, 3))
+    pond.store.checkpoint()
+    pond.into(pond.stream(), "copy", "ck")
+    if not versions.STREAM_LIMITS:  # the run ended with the batch that was left
+        assert copy.count() == 6
+        pond.into(pond.stream(), "copy", "ck")
+    assert copy.to_arrow().equals(pond.orders.to_arrow())
+    assert copy.history().num_rows == 2
+
+
+def test_a_stream_that_starts_again_knows_its_position(pond: Lake, feature) -> None:
+    """Before 4.2 Spark does not tell the reader where the query is."""
+    feature("stream that starts again: `consumerId`, a truncated log, an altered table")
+    copy = pond.store.create_table("copy", pond.orders.schema, ["id"])
+    first = pond.orders.upsert(rows(0, 6))
+
+    def run(**options: object) -> None:
+        pond.into(pond.stream(startingVersion=first, **options), "copy", "ck")
+
+    run(consumerId="held")
+    last = pond.orders.upsert(rows(6, 3))
+    assert "consumer:held" in refusal(lambda: pond.orders.truncate_log(last))
+    run(consumerId="held")
+    pond.orders.upsert(rows(6, 3, amount=2.0))
+    run(consumerId="held")
+    pond.orders.truncate_log(last)  # it has passed it
+    run()
+    assert copy.to_arrow().equals(pond.orders.to_arrow())
+
+    pond.store.drop_consumer("held")
+    pond.orders.upsert(rows(9, 3))
+    pond.orders.truncate_log(pond.orders.upsert(rows(12, 3)))
+    assert "LogTruncated: the log of 'orders' begins after epoch" in refusal(run)
+    pond.orders.upsert(rows(20, 1))
+    run(failOnDataLoss="false")
+    assert copy.to_arrow()["id"].to_pylist() == [*range(9), 20]
+
+    pond.orders.upsert(rows(30, 1))
+    pond.orders.alter(rename={"day": "label"})
+    pond.orders.upsert([{"id": 31, "label": "new", "amount": 1.0}])
+    copy.alter(rename={"day": "label"})
+    run()
+    assert copy.get({"id": [30, 31]}).to_pylist() == pond.orders.get({"id": [30, 31]}).to_pylist()
 
 
 def test_limits_of_a_micro_batch(pond: Lake, feature) -> None:
@@ -183,6 +249,33 @@ def test_the_sink_in_foreach_batch(pond: Lake, feature) -> None:
         writer = pond.stream().writeStream.foreachBatch(sink)
         pond.drain(writer.option("checkpointLocation", str(pond.scratch / "ck")))
     assert (copy.count(), day.count()) == (12, 3)
+
+
+def test_a_bounded_stream_finishes_its_table(pond: Lake, feature) -> None:
+    feature("`el.sink(…).load` of a bounded stream")
+    copy = pond.store.create_table("copy", pond.orders.schema, ["id"])
+    pond.spark.createDataFrame(pond.orders.to_arrow()).write.parquet(str(pond.scratch / "files"))
+    frame = pond.spark.readStream.schema("id long, day string, amount double").parquet(str(pond.scratch / "files"))
+    sink = el.sink({"copy": None}, app_id="load", path=pond.root)
+    epoch = sink.load(frame.writeStream.option("checkpointLocation", str(pond.scratch / "ck")))
+    assert (copy.info.state, copy.info.max_committed_epoch) == ("finished", epoch)
+    assert copy.to_arrow().equals(pond.orders.to_arrow())
+
+
+def test_the_changes_of_a_table_finish_another(pond: Lake, feature) -> None:
+    copy = pond.store.create_table("copy", pond.orders.schema, ["id"])
+    frame = pond.stream().select("id", "day", "amount")
+    sink = el.sink({"copy": None}, app_id="load", path=pond.root)
+    writer = frame.writeStream.option("checkpointLocation", str(pond.scratch / "ck"))
+
+    def call() -> object:
+        return sink.load(writer)
+
+    if feature("`el.sink(…).load` of the changes of a table", versions.STREAM_LIMITS, "4.2", call):
+        call()
+        assert copy.info.state == "finished" and copy.to_arrow().equals(pond.orders.to_arrow())
+    else:
+        assert copy.info.state != "finished" and copy.count() == 0
 
 
 def test_views_and_jobs_on_spark(pond: Lake, feature) -> None:
@@ -270,6 +363,16 @@ def test_the_catalog_creates_and_writes(pond: Lake, feature) -> None:
     assert [row["tableName"] for row in sql("SHOW TABLES IN pond").collect()] == ["made", "orders"]
 
 
+def test_an_insert_of_some_columns(pond: Lake, feature) -> None:
+    there = java_member(java_catalog(pond), "TableInfo") is not None
+    text = "INSERT INTO pond.orders (id, day) VALUES (9, 'd9')"
+    if feature("catalog: `INSERT` of some columns", there, "4.1", lambda: pond.spark.sql(text)):
+        pond.spark.sql(text)
+    else:
+        pond.spark.sql("INSERT INTO pond.orders (id, day, amount) VALUES (9, 'd9', NULL)")
+    assert pond.orders.get(9).to_pylist() == [{"id": 9, "day": "d9", "amount": None}]
+
+
 def test_the_catalog_declares_a_key(pond: Lake, feature) -> None:
     there = java_member(java_catalog(pond), "constraints.Constraint") is not None
     text = "CREATE TABLE pond.keyed (id BIGINT PRIMARY KEY, n INT)"
@@ -289,6 +392,9 @@ def test_the_catalog_alters_and_describes(pond: Lake, feature) -> None:
     assert shown["n"][0] == "bigint"
     assert shown["note"] == ("string", "free text")
     (text,) = sql("SHOW CREATE TABLE pond.made").collect()[0]
+    assert "epoch" not in text, "CREATE TABLE takes no epoch"
+    properties = {row["key"]: row["value"] for row in sql("SHOW TBLPROPERTIES pond.made").collect()}
+    assert properties.keys() >= {"primary_key", "epoch"}
     sql("DROP TABLE pond.made")
     sql(text)
     assert pond.store.table("made").schema.names == ["id", "n", "note"]
@@ -318,6 +424,68 @@ def test_the_catalog_streams(pond: Lake, feature) -> None:
         writer = pond.spark.readStream.table("pond.orders").writeStream.trigger(availableNow=True)
         writer.option("checkpointLocation", str(pond.scratch / "ck")).toTable("pond.copy").awaitTermination()
     assert pond.store.table("copy").to_arrow().equals(pond.orders.to_arrow())
+
+
+def test_the_catalog_streams_change_columns(pond: Lake, feature) -> None:
+    """Spark before 4.2 does not tell a scan the columns of its stream; values of other columns were read there."""
+    feature("catalog: change columns of `readStream.table`")
+    seen: list[tuple[Any, ...]] = []
+
+    def run(frame: DataFrame) -> None:
+        seen.clear()
+        pond.drain(frame.writeStream.foreachBatch(lambda batch, _: seen.extend(map(tuple, batch.collect()))))
+
+    whole = pond.spark.readStream.option("startingVersion", "earliest").table("pond.orders")
+    changes = whole.select("_commit_version", "id", "_change_type")
+    run(changes)
+    (epoch,) = pond.orders.history()["epoch"].to_pylist()
+    assert sorted(seen) == [(epoch, key, "upsert") for key in range(6)]
+    run(whole.select("id"))
+    assert sorted(seen) == [(key,) for key in range(6)]
+    both = changes.union(whole.selectExpr("0L", "id", "'plain'"))
+    if versions.STREAM_LIMITS:
+        run(both)
+        assert len(seen) == 12
+    else:
+        with pytest.raises(PySparkException, match="InvalidInput: a query of two streams .* needs Spark 4.2"):
+            run(both)
+
+
+def test_the_catalog_refuses_by_the_call(pond: Lake, feature) -> None:
+    """It knows a replacement, a write without a key and a stream only by the calls of Spark on the thread."""
+    feature("catalog: advice on `CREATE OR REPLACE`, and on new tables of `saveAsTable` and `toTable`")
+    sql, spark = pond.spark.sql, pond.spark
+    epoch, before = pond.store.last_epoch, pond.orders.to_arrow()
+    for replaced in (f"(id BIGINT) {KEYED}", f"{KEYED} AS SELECT 1L AS id"):
+        text = refusal(lambda replaced=replaced: sql(f"CREATE OR REPLACE TABLE pond.orders {replaced}"))
+        assert text.startswith("NotWritable") and "INSERT OVERWRITE pond.orders" in text
+    frame = spark.table("pond.orders")
+    stream = spark.readStream.table("pond.orders").writeStream.option("checkpointLocation", str(pond.scratch / "ck"))
+    for write in (lambda: frame.write.saveAsTable("pond.new"), lambda: stream.toTable("pond.new")):
+        text = refusal(write)
+        assert text.startswith("TableNotFound") and "names no primary key" in text
+    for name, value in (("versionAsOf", epoch), ("timestampAsOf", "2099-01-01")):
+        reader = spark.readStream.option(name, value)
+        with pytest.raises(Exception, match="a stream reads changes, not one moment|time travel is not allowed"):
+            pond.drain(reader.table("pond.orders").writeStream.format("noop"))  # before 4.2 Spark refuses it itself
+        assert spark.read.option(name, value).table("pond.orders").count() == 6
+    assert pond.orders.to_arrow().equals(before) and [info.name for info in pond.store.tables()] == ["orders"]
+    frame.writeTo("pond.new").tableProperty("primary_key", "id").create()
+    frame.write.mode("append").saveAsTable("pond.new")
+    assert pond.store.table("new").to_arrow().equals(before)
+
+
+def test_the_catalog_reads_columns_that_differ_by_case(pond: Lake, feature) -> None:
+    feature("catalog: columns whose names differ by case alone")
+    schema = pa.schema([("id", pa.int64()), ("k", pa.int64()), ("K", pa.int64())])
+    twins = pond.store.create_table("twins", schema, ["id"])
+    twins.upsert([{"id": 1, "k": 2, "K": 3}])
+    frame = pond.spark.table("pond.twins")
+    twins.upsert([{"id": 1, "k": 4, "K": 5}])
+    for query in (frame, pond.spark.sql("SELECT * FROM pond.twins")):
+        assert [tuple(row) for row in query.collect()] == [(1, 4, 5)]
+    assert ids(frame.select("id")) == [1]
+    assert "'k' and 'K'" in refusal(lambda: pond.spark.sql("SELECT k FROM pond.twins"))
 
 
 def test_the_catalog_reads_changes(pond: Lake, feature) -> None:
