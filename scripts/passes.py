@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from spark_versions import FEATURES, VERSIONS, interpreter
+from spark_environments import FEATURES, VERSIONS, interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -31,6 +31,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-q")
 CPU_TIME = (sys.executable, str(ROOT / "scripts" / "cpu_time.py"))
 BEHIND = ("nice", "-n", "5")
 """Command that gives a pass less of the processors than one beside it: the serial pass of Spark takes longest."""
+SPARK = "spark and not long and not campaign"
 QUICK = "not spark and not slow and not medium and not long and not campaign"
 # For a JVM that lives for minutes, the optimising compiler and a concurrent collector cost more than they save. Without
 # that compiler a JVM keeps 48 MiB of compiled code; Spark fills them in two minutes, and is interpreted from then on.
@@ -115,7 +116,7 @@ def test(spread: Sequence[str]) -> list[Pass]:
     tests/support/far.tsv on S3 and Redis.
     """
     return [
-        Pass("Spark", (*PYTEST, "-m", "spark and not long and not campaign"), BRIEF_JVM, beside=True),
+        Pass("Spark", (*PYTEST, "-m", SPARK), BRIEF_JVM, beside=True),
         Pass("tests", (*PYTEST, "-m", "not spark and not long and not campaign", *spread, "--dist", "worksteal")),
         with_store_on("s3", AGAIN, "far", spread),
     ]

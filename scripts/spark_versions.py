@@ -1,10 +1,11 @@
-"""Runner of the Spark tests on each version of Spark that epochlog supports, and writer of the table of docs/SPARK.md.
+"""Runner of all Spark tests on each version of Spark that epochlog supports, and writer of the table of docs/SPARK.md.
 
     python scripts/spark_versions.py [--write] [VERSION ...]
 
-Each version has its environment (scripts/setup_spark.sh); 4.3 is that of .venv. On each, tests/spark/test_features.py
-runs a short case for each way from Spark into a store and back. The table says which of them a version has; --write
-puts it into the page. The exit code is 1 if a test failed.
+Each file of tests has a process, and so a JVM, of its own: a test that ends its JVM spoils no other file. Tests of a
+feature that a version lacks are not run on it (the marker `needs`). tests/spark/test_features.py has a short case for
+each way from Spark into a store and back; the table says which of them a version has, and --write puts it into the
+page. The exit code is 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -17,23 +18,42 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-ROOT = Path(__file__).resolve().parents[1]
-VERSIONS = ("4.0", "4.1", "4.2", "4.3")
-FEATURES = "tests/spark/test_features.py"
+from passes import BRIEF_JVM, PYTEST, SPARK, Outcome, Pass, run, summary
+from spark_environments import FEATURES, ROOT, VERSIONS, interpreter
+
 PAGE = ROOT / "docs" / "SPARK.md"
 BEGIN, END = "<!-- features of each version -->", "<!-- end of features -->"
 
 
-def interpreter(version: str) -> str:
-    """Return the Python of a version's environment."""
-    return sys.executable if version == VERSIONS[-1] else str(ROOT / ".venv-spark" / version / "bin" / "python")
+def files_of(version: str) -> list[str]:
+    """Return the files with a test that a version runs. Raises SystemExit if a file cannot be imported there."""
+    command = [interpreter(version), *PYTEST[1:], "-m", SPARK, "--collect-only"]
+    listed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    if listed.returncode:
+        sys.exit(f"{listed.stdout}\nThe tests cannot be collected on Spark {version}.")
+    names = (line.partition("::") for line in listed.stdout.splitlines() if line.startswith("tests/"))
+    return list(dict.fromkeys(file for file, colons, _ in names if colons))
 
 
-def run(version: str, report: Path) -> bool:
-    """Run the features on a version; return True if all passed."""
-    print(f"== Spark {version} ==", flush=True)
-    command = [interpreter(version), "-m", "pytest", "-q", FEATURES, f"--junitxml={report}"]
-    return subprocess.run(command, check=False, cwd=ROOT).returncode == 0
+def run_version(version: str, folder: Path) -> tuple[Outcome, Path]:
+    """Run all files on a version; return the outcome of all, and the JUnit report of the features."""
+    outcomes, reports = list[Outcome](), dict[str, Path]()
+    for number, file in enumerate(files_of(version)):
+        reports[file] = folder / f"{version}-{number}.xml"
+        command = (interpreter(version), *PYTEST[1:], file, "-m", SPARK)
+        outcomes.append(run(Pass(f"Spark {version}: {file}", command, BRIEF_JVM), reports[file]))
+    return merged(f"Spark {version}", outcomes), reports[FEATURES]
+
+
+def merged(name: str, outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of several runs as that of one."""
+    return Outcome(
+        name,
+        sum(outcome.passed for outcome in outcomes),
+        tuple(test for outcome in outcomes for test in outcome.failed),
+        sum(outcome.seconds for outcome in outcomes),
+        sum(outcome.cpu_seconds for outcome in outcomes),
+    )
 
 
 def features_of(report: Path) -> dict[str, str]:
@@ -70,13 +90,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     versions = VERSIONS if chosen.write else tuple(chosen.versions or VERSIONS)
     subprocess.run([ROOT / "scripts" / "setup_spark.sh", *versions], check=True)
     with tempfile.TemporaryDirectory(prefix="epochlog-spark-") as folder:
-        reports = {version: Path(folder) / f"{version}.xml" for version in versions}
-        passed = [run(version, report) for version, report in reports.items()]
-        text = table({version: features_of(report) for version, report in reports.items()})
-    print(text)
-    if chosen.write and all(passed):
+        results = {version: run_version(version, Path(folder)) for version in versions}
+        text = table({version: features_of(report) for version, (_, report) in results.items()})
+    outcomes = [outcome for outcome, _ in results.values()]
+    passed = not any(outcome.failed for outcome in outcomes)
+    print(text, summary(outcomes), sep="\n")
+    if chosen.write and passed:
         PAGE.write_text(with_table(PAGE.read_text("utf-8"), text), "utf-8")
-    return int(not all(passed))
+    return int(not passed)
 
 
 if __name__ == "__main__":

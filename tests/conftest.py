@@ -17,6 +17,7 @@ from shown import COLLECTED
 
 import epochlog as el
 import far
+import spark_needs
 from epochlog.store.scan.result_cache import set_result_cache_bytes
 from logged_events import missing_events, recorded_events
 from python_fork import forking_python
@@ -58,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Chooses one seed for hypothesis in the whole run (xdist hands it to its workers) unless one is given."""
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+    config.pluginmanager.register(spark_needs, "spark_needs")
     gc.disable()  # until all tests are collected
 
 

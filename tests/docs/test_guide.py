@@ -24,7 +24,8 @@ LONGEST = {"streaming", "testing", "declarative-pipelines"}
 
 def marks_of(page: Path) -> list[pytest.MarkDecorator]:
     slow = [pytest.mark.slow] * (page.stem in LONGER) + [pytest.mark.long] * (page.stem in LONGEST)
-    return slow + [pytest.mark.redis] * pages.needs_redis(page)
+    needs = [pytest.mark.needs("pipelines")] * (pages.PIPELINES in page.read_text("utf-8"))
+    return slow + needs + [pytest.mark.redis] * pages.needs_redis(page)
 
 
 PLAIN = [pytest.param(page, marks=marks_of(page), id=page.stem) for page in ALL if not pages.needs_spark(page)]

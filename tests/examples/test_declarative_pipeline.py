@@ -12,7 +12,7 @@ import pytest
 
 import epochlog as el
 
-pytestmark = [pytest.mark.spark, pytest.mark.local_only, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.local_only, pytest.mark.long, pytest.mark.needs("pipelines")]
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "declarative_pipeline"
 

@@ -449,6 +449,7 @@ def test_merge_schema_adds_fields_of_structs(lake) -> None:
     ]
 
 
+@pytest.mark.needs("changes")
 def test_changes_in_sql_have_the_columns_of_their_end(lake, sql) -> None:
     first, second = swapped(lake)
     changes = sql(f"SELECT id, day FROM lake.orders CHANGES FROM VERSION 1 TO VERSION {first}")
@@ -458,6 +459,7 @@ def test_changes_in_sql_have_the_columns_of_their_end(lake, sql) -> None:
 
 
 @pytest.mark.rule("7.8")
+@pytest.mark.needs("changes")
 @pytest.mark.parametrize("alter", [{"drop": ["day"]}, {"rename": SWAP}, {"rename": {"day": "amount", "amount": "day"}}])
 def test_changes_that_were_named_before_an_alter_do_not_pass_it(lake, sql, alter: Any) -> None:
     """Their end is chosen when the query runs, and the columns of the frame are of the time when it was made."""

@@ -25,6 +25,7 @@ from epochlog.spark.catalog.planned_query import PlannedQueries, PlannedQuery
 from epochlog.spark.catalog.query_epochs import CatalogTables
 from epochlog.spark.catalog.query_group import QueryGroups
 from epochlog.spark.errors import find_epochlog_error
+from spark_needs import cases, has
 
 pytestmark = pytest.mark.spark
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("text", pa.string())])
@@ -150,6 +151,11 @@ TAGGED: dict[str, str] = {
 WITHOUT_ROWS = ("exists", "not in", "set operation")
 
 
+def reads_changes(query: str) -> bool:
+    """Return True for a form that Spark cannot parse without the feature `changes`."""
+    return any(name in query for name in ("CHANGES", "changed", "stored_changes"))
+
+
 def torn(pairs_read: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [row for row in pairs_read if row[0] != row[1]]
 
@@ -160,17 +166,18 @@ def views(spark: SparkSession, pairs: Pairs) -> Iterator[None]:
         f"CREATE OR REPLACE TEMPORARY VIEW joined AS SELECT x.n AS m, y.n FROM ({JOIN}) AS t(m, n), lake.a x, lake.b y"
     )
     spark.sql("CREATE OR REPLACE VIEW stored_pairs AS SELECT x.n AS m, y.n FROM lake.a x JOIN lake.b y USING (id)")
-    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW changed AS SELECT n FROM lake.a {EVER}")
-    spark.sql(f"CREATE OR REPLACE VIEW stored_changes AS SELECT max(n) AS n FROM lake.a {EVER}")
+    if has("changes"):
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW changed AS SELECT n FROM lake.a {EVER}")
+        spark.sql(f"CREATE OR REPLACE VIEW stored_changes AS SELECT max(n) AS n FROM lake.a {EVER}")
     yield
-    spark.sql("DROP VIEW changed")
-    spark.sql("DROP VIEW stored_changes")
+    spark.sql("DROP VIEW IF EXISTS changed")
+    spark.sql("DROP VIEW IF EXISTS stored_changes")
     spark.sql("DROP VIEW joined")
     spark.sql("DROP VIEW stored_pairs")
 
 
 @pytest.mark.usefixtures("views", "restless")
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", cases(FORMS, "changes", of=reads_changes))
 def test_all_tables_of_one_query_are_read_at_one_epoch(spark: SparkSession, form: str) -> None:
     result = rows(spark, FORMS[form])
     assert torn(result) == []
@@ -218,8 +225,11 @@ def test_two_times_of_one_query_are_two_moments(spark: SparkSession, pairs: Pair
     assert rows(spark, query.format("2099-01-01", past, now)) == [(pairs.number, first, pairs.number)]
 
 
+LOADED_TWICE = {form: FORMS[form] for form in ("join", "self join", "changes and their table", "table and its changes")}
+
+
 @pytest.mark.usefixtures("pairs")
-@pytest.mark.parametrize("form", ["join", "self join", "changes and their table", "table and its changes"])
+@pytest.mark.parametrize("form", cases(LOADED_TWICE, "changes", of=reads_changes))
 def test_a_query_chooses_its_epochs_once_for_each_time_that_spark_loads_its_tables(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
@@ -236,6 +246,7 @@ def test_a_query_chooses_its_epochs_once_for_each_time_that_spark_loads_its_tabl
 
 
 @pytest.mark.planted
+@pytest.mark.needs("changes")
 @pytest.mark.usefixtures("restless")
 def test_changes_that_do_not_take_in_the_tables_are_noticed(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
@@ -245,6 +256,7 @@ def test_changes_that_do_not_take_in_the_tables_are_noticed(
 
 
 @pytest.mark.planted
+@pytest.mark.needs("refresh")
 @pytest.mark.usefixtures("restless")
 def test_a_load_that_chooses_its_own_epoch_is_noticed(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueryGroups, "epochs", lambda self, _: self._choose())
@@ -281,6 +293,7 @@ def collected(frame: DataFrame) -> list[tuple[Any, ...]]:
     return result
 
 
+@pytest.mark.needs("changes")
 def test_frames_of_changes_end_at_the_epoch_of_the_tables(spark: SparkSession, restless: Pairs) -> None:
     reader = spark.read.option("startingVersion", "0")
     a, b = reader.changes("lake.a"), reader.changes("lake.b")
@@ -301,6 +314,7 @@ def test_frames_of_changes_end_at_the_epoch_of_the_tables(spark: SparkSession, r
     assert newer[0][0] > first[0][0], "a frame made of it reads the newest changes"
 
 
+@pytest.mark.needs("changes")
 def test_frames_that_are_refreshed_long_before_their_scans_are_built(spark: SparkSession, restless: Pairs) -> None:
     changes, table = spark.read.option("startingVersion", "0").changes("lake.a"), spark.table("lake.b")
     for frame in (pair(changes, table), pair(table, changes)):
@@ -318,6 +332,7 @@ def test_frames_that_are_refreshed_long_before_their_scans_are_built(spark: Spar
             cached.unpersist()
 
 
+@pytest.mark.needs("changes")
 def test_changes_written_with_a_table_end_at_its_epoch(spark: SparkSession, restless: Pairs) -> None:
     made = "SELECT 1 id, (SELECT max(n) FROM lake.a CHANGES FROM VERSION 0) m, max(n) n FROM lake.b"
     spark.sql(f"CREATE TABLE lake.c TBLPROPERTIES (primary_key = 'id') AS {made}")
@@ -333,6 +348,7 @@ def test_changes_written_with_a_table_end_at_its_epoch(spark: SparkSession, rest
     assert torn(read) == []
 
 
+@pytest.mark.needs("changes")
 def test_changes_without_an_end_beside_tables_of_two_moments_are_refused(spark: SparkSession, pairs: Pairs) -> None:
     tables = CatalogTables(pairs.store._handle, resolve_policy("global"))
     query = PlannedQuery(Jvm(spark, "lake"), tables)
@@ -343,6 +359,7 @@ def test_changes_without_an_end_beside_tables_of_two_moments_are_refused(spark: 
         query.newest()
 
 
+@pytest.mark.needs("changes")
 def test_the_changes_of_a_table_that_was_made_again_are_not_read(spark: SparkSession, pairs: Pairs) -> None:
     changes = spark.read.option("startingVersion", "0").changes("lake.b")
     pairs.store.drop_table("b")
@@ -356,7 +373,8 @@ def test_a_cached_table_keeps_its_epoch_as_the_page_says(spark: SparkSession, pa
     spark.sql("CACHE TABLE lake.a")
     try:
         second = pairs.commit()
-        assert set(rows(spark, JOIN)) == {(first, second)}, (
+        pinned = first if has("refresh") else second  # Spark 4.0 takes no other version of a table from its cache
+        assert set(rows(spark, JOIN)) == {(pinned, second)}, (
             "Spark asks for a cached table no more: change docs/SPARK.md"
         )
         spark.sql("REFRESH TABLE lake.a")
@@ -384,6 +402,7 @@ def test_a_query_reads_the_newest_commits(spark: SparkSession, pairs: Pairs) -> 
 def _query_while_two_write(spark: SparkSession, pairs: Pairs, times: int) -> list[str]:
     """Run all forms in two threads while two others commit pairs; return the torn results."""
     done, wrong = threading.Event(), list[str]()
+    forms = {form: text for form, text in FORMS.items() if has("changes") or not reads_changes(text)}
 
     def write() -> None:
         while not done.is_set():
@@ -391,7 +410,7 @@ def _query_while_two_write(spark: SparkSession, pairs: Pairs, times: int) -> lis
 
     def query() -> None:
         for _ in range(times):
-            for form, text in FORMS.items():
+            for form, text in forms.items():
                 bad = torn(rows(spark, text))
                 wrong.extend(f"{form}: {row}" for row in bad)
 
@@ -579,7 +598,8 @@ def test_a_view_is_read_at_the_epoch_of_its_upstream(spark: SparkSession, pairs:
 
 def test_insert_upserts_and_overwrite_replaces(spark: SparkSession, pairs: Pairs) -> None:
     spark.sql("INSERT INTO lake.a VALUES (0, 100, 'new'), (50, 101, 'more')")
-    spark.sql("INSERT INTO lake.a (text, id) VALUES ('no number', 51)")
+    few = "(text, id) VALUES ('no number', 51)" if has("few columns") else "VALUES (51, NULL, 'no number')"
+    spark.sql(f"INSERT INTO lake.a {few}")
     by_key = {row[0]: row[1:] for row in rows(spark, "SELECT * FROM lake.a")}
     assert (by_key[0], by_key[50], by_key[51], len(by_key)) == ((100, "new"), (101, "more"), (None, "no number"), 6)
     before = pairs.store.last_epoch
@@ -641,6 +661,10 @@ def test_what_a_store_does_not_do_is_refused_and_named(spark: SparkSession, pair
     pairs.store.snapshot().tag("nightly", timedelta(hours=1))
     before = pairs.store.last_epoch
     for query, advice in REFUSED.items():
+        if " LIKE " in query and not has("create like"):
+            with pytest.raises(PySparkException, match="LIKE|VIEW|table"):
+                spark.sql(query)
+            continue
         error = typed(spark, query)
         assert isinstance(error, el.InvalidInput)
         assert advice in str(error), query

@@ -96,6 +96,7 @@ def test_a_new_session_and_that_of_a_micro_batch_have_the_catalog(
     assert lake.table("totals").to_arrow().to_pylist() == [{"day": 1, "cents": 12}]
 
 
+@pytest.mark.needs("changes")
 def test_changes_equal_the_feed_of_the_table(lake: el.Store, spark: SparkSession) -> None:
     first = put(lake, (1, 1, 5), (2, 1, 7))
     put(lake, (2, 1, 8), (3, 1, 1))

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
 import epochlog as el
+from spark_store import ONE_EPOCH
 
 pytestmark = pytest.mark.spark
 ORDERS = pa.schema([("id", pa.int64()), ("day", pa.int64()), ("cents", pa.int64())])
@@ -53,7 +54,7 @@ def test_a_table_is_streamed_into_another_and_goes_on(lake: el.Store, spark: Spa
 
 def test_deletes_are_streamed_with_their_change_type(lake: el.Store, spark: SparkSession, tmp_path: Path) -> None:
     put(lake, (1, 1, 5), (2, 1, 7))
-    changes = spark.readStream.option("maxEpochsPerTrigger", 1).table("lake.orders").select("*", "_change_type")
+    changes = spark.readStream.options(**ONE_EPOCH).table("lake.orders").select("*", "_change_type")
     run(changes, "lake.copy", tmp_path / "one")
     lake.table("orders").delete(pa.table({"id": [1]}))
     put(lake, (3, 3, 3))
@@ -115,6 +116,7 @@ def feed(spark: SparkSession, clause: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in spark.sql(query).collect())
 
 
+@pytest.mark.needs("changes")
 def test_changes_are_those_of_the_log(lake: el.Store, spark: SparkSession) -> None:
     orders = lake.table("orders")
     first, second = (

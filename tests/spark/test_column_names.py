@@ -12,6 +12,7 @@ import pytest
 import epochlog as el
 from epochlog.spark.column_names import quoted
 from epochlog.spark.view_engine import keeping_active_session
+from spark_needs import has
 
 pytestmark = pytest.mark.spark
 NAMES = (
@@ -68,8 +69,10 @@ def test_any_name_goes_through_each_door(lake, names: tuple[str, ...]) -> None:
     spark.sql(f"DELETE FROM lake.t WHERE {quoted(key[0])} IN (2, 9) AND {quoted(names[-1])} + 0 = 2")
     assert first_values(table.to_arrow()) == [(3, 3), (4, 4), (5, 5)]
     listed = ", ".join(map(quoted, written))
-    changes = spark.sql(f"SELECT {listed}, _change_type FROM lake.t CHANGES FROM VERSION {begin}")
-    assert sorted((row[0], row[-1]) for row in changes.collect())[:3] == [(1, "delete"), (1, "insert"), (2, "delete")]
+    if has("changes"):
+        changes = spark.sql(f"SELECT {listed}, _change_type FROM lake.t CHANGES FROM VERSION {begin}")
+        kinds = sorted((row[0], row[-1]) for row in changes.collect())[:3]
+        assert kinds == [(1, "delete"), (1, "insert"), (2, "delete")]
     el.sink({"t": None}, app_id="a", path=lake.root)(spark.createDataFrame(rows(names, 3, 7, shift=1)), 0)
     assert first_values(table.to_arrow()) == [(3, 4), (4, 4), (5, 5), (7, 8)]
     lake.write(spark.createDataFrame(rows(names, 5, shift=2)), "t", columnList=json.dumps(names), keys=json.dumps(key))

@@ -256,6 +256,7 @@ class EndlessReader(SimpleDataSourceStreamReader):
 
 
 @pytest.mark.rule("5.42")
+@pytest.mark.needs("limits")
 def test_the_changes_of_a_table_have_an_end(lake) -> None:
     """The library's own source supports availableNow."""
     source = lake.store.create_table("source", lake.orders.schema, ["id"])

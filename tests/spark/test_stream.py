@@ -14,6 +14,7 @@ from epochlog.store.changelog.consumers import open_consumer
 from spark_store import SCHEMA, rows
 
 pytestmark = pytest.mark.spark
+LIMITS = pytest.mark.needs("limits")
 
 
 @pytest.fixture
@@ -82,6 +83,7 @@ def test_async_progress_is_refused(lake, files) -> None:
 # ---- the source ----------------------------------------------------------------------------------------------------
 
 
+@LIMITS
 def test_a_table_streamed_into_another_is_equal_and_goes_on_from_its_checkpoint(lake) -> None:
     copy = lake.store.create_table("copy", SCHEMA, ["id"])
     lake.orders.upsert(rows(0, 10))
@@ -106,14 +108,19 @@ def test_a_replay_of_the_first_batch_reads_the_same_snapshot(lake) -> None:
     lake.into(lake.stream(consumerId="c"), "copy", "ck")
     lake.forget_last_commit("ck")
     lake.orders.upsert(rows(10, 10))
-    query = lake.into(lake.stream(consumerId="c"), "copy", "ck")
+    query = lake.catch_up(lake.stream(consumerId="c"), "copy", "ck")
     assert copy.to_arrow().equals(lake.orders.to_arrow())
     assert query.exception() is None
 
 
 @pytest.mark.parametrize(
     ("limit", "batches"),
-    [({"maxEpochsPerTrigger": 2}, 3), ({"maxRowsPerTrigger": 10}, 5), ({"maxRowsPerTrigger": 1}, 5), ({}, 1)],
+    [
+        pytest.param({"maxEpochsPerTrigger": 2}, 3, marks=LIMITS),
+        pytest.param({"maxRowsPerTrigger": 10}, 5, marks=LIMITS),
+        pytest.param({"maxRowsPerTrigger": 1}, 5, marks=LIMITS),
+        ({}, 1),
+    ],
 )
 def test_limits_never_split_an_epoch(lake, limit: dict[str, int], batches: int) -> None:
     for part in range(5):

@@ -12,6 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import epochlog as el
 from nested_values import LITERAL
+from spark_needs import has
 
 pytestmark = pytest.mark.spark
 
@@ -62,6 +63,8 @@ TYPES: dict[str, tuple[pa.DataType, Any]] = {
     "deep": (pa.list_(pa.struct([("x", pa.list_(pa.struct([("y", pa.string())])))])), [{"x": [{"y": "z"}, None]}]),
     "pairs": (pa.map_(pa.string(), pa.uint8()), [("a", 1), ("b", None)]),
 }
+if not has("time"):
+    TYPES = {name: case for name, case in TYPES.items() if not pa.types.is_time(case[0])}
 
 
 def test_all_types_come_back(lake) -> None:

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from sqlglot import exp
 
-from confirmed import confirmed, kept
+from confirmed import are_of_this_spark, confirmed, kept
 from epochlog.errors import InvalidInput
 from epochlog.spark.view_engine import ViewSession
 from epochlog.views.derivation import TOUCHED, ViewPlan
@@ -139,8 +139,10 @@ def judge() -> Iterator[DuckDBEngine]:
 
 
 def play_on_spark(plan: ViewPlan, seed: object, steps: int, spark: SparkEngine, duck: DuckDBEngine) -> Outcome:
-    """Compare with DuckDB's answer to a text that Spark has answered so; with Spark's own answer to any other."""
-    is_judged = plan.sql in kept("integers").replies and confirmed([plan.sql])
+    """Compare with DuckDB's answer to a text that Spark has answered so; with Spark's own answer to any other, and to
+    all texts in a version of which no answers are kept.
+    """
+    is_judged = are_of_this_spark("integers") and plan.sql in kept("integers").replies and confirmed([plan.sql])
     return play(plan, seed, steps, spark, duck.judge if is_judged else spark.judge)
 
 

@@ -126,6 +126,14 @@ def heading(tables: Mapping[str, pa.Table]) -> dict[str, str]:
     return {"spark": version("pyspark"), "tables": fingerprint(tables)}
 
 
+def are_of_this_spark(name: str) -> bool:
+    """Return True if the kept answers over a set of tables are of the installed version of Spark. `make test` has that
+    version, and fails with answers of another one; `make spark-versions` has older ones, which are asked themselves.
+    """
+    first = file_of(name).read_text("utf-8").partition("\n")[0]
+    return json.loads(first)["spark"] == version("pyspark")
+
+
 def file_of(name: str) -> Path:
     return FOLDER / f"{name.replace(' ', '_')}.jsonl"
 

@@ -14,8 +14,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import epochlog as el
 from epochlog.spark.errors import find_epochlog_error
+from spark_needs import has
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("day", pa.string()), ("amount", pa.float64())])
+
+ONE_EPOCH: dict[str, Any] = {"maxEpochsPerTrigger": 1} if has("limits") else {}
+"""Options of a stream that reads one epoch in each micro-batch, where Spark limits them."""
 
 HOSTILE, HOSTILE_VALUE = "EPOCHLOG_HOSTILE", "mine' OR day <> '"
 """Variable of the session's environment whose value ends a text of SQL and widens a condition, and the value."""
@@ -49,6 +53,13 @@ class Lake:
         """Run a stream into a table until nothing is left to read."""
         writer = frame.writeStream.format("epochlog").options(**self.options(table, **options))
         return self.drain(writer.option("checkpointLocation", str(self.scratch / checkpoint)))
+
+    def catch_up(self, frame: DataFrame, table: str, checkpoint: str, **options: Any) -> StreamingQuery:
+        """Run a stream with a batch that an earlier run has left until nothing is left to read. Before Spark 4.2 a run
+        ends with such a batch.
+        """
+        query = self.into(frame, table, checkpoint, **options)
+        return query if has("limits") else self.into(frame, table, checkpoint, **options)
 
     @staticmethod
     def drain(writer: Any) -> StreamingQuery:
