@@ -20,7 +20,7 @@ import epochlog as el
 from epochlog.spark import java_class
 from epochlog.spark.catalog import session_catalogs
 from epochlog.spark.catalog.session_catalogs import CLASS, JavaMethod, class_source
-from spark_store import Lake, refusal, rows
+from spark_store import Lake, forget_catalog, refusal, rows
 
 pytestmark = pytest.mark.spark
 
@@ -37,14 +37,7 @@ def pond(lake: Lake) -> Iterator[Lake]:
         warnings.simplefilter("error")
         el.catalog(lake.spark, lake.store, "pond", all_sessions=True)
     yield lake
-    forget(lake.spark, "pond")
-
-
-def forget(session: SparkSession, name: str) -> None:
-    """Make the catalog unknown to the sessions of the tests to come."""
-    context: Any = session.sparkContext
-    context._jsc.sc().conf().remove(f"spark.sql.catalog.{name}")
-    session.conf.unset(f"spark.sql.catalog.{name}")
+    forget_catalog(lake.spark, "pond")
 
 
 def count(session: SparkSession, table: str = "pond.orders") -> int:
@@ -108,7 +101,7 @@ def test_large_parquet_files_are_read_with_the_settings_of_the_session_of_the_qu
         assert few.collect() == many.collect() == [(6_000_000,)]
         assert session.table("pond.wide").rdd.getNumPartitions() >= lake.spark.table("pond.wide").rdd.getNumPartitions()
     finally:
-        forget(lake.spark, "pond")
+        forget_catalog(lake.spark, "pond")
 
 
 def test_a_second_call_replaces_the_catalog_in_all_sessions(pond: Lake, tmp_path: Path) -> None:
@@ -142,7 +135,7 @@ def test_a_catalog_of_one_session_goes_before_that_of_all(lake: Lake, tmp_path: 
             lake.drain(stream.option("checkpointLocation", str(tmp_path / "ck")))
             assert (count(session), seen, count(lake.spark)) == (6, [6], 2)
         finally:
-            forget(lake.spark, "pond")
+            forget_catalog(lake.spark, "pond")
 
 
 def test_the_session_that_installs_it_lists_it(pond: Lake) -> None:
@@ -189,7 +182,7 @@ def test_a_session_is_made_with_its_catalogs(pond: Lake) -> None:
     try:
         assert count(session, "other.orders") == count(session.newSession(), "other.orders") == 6
     finally:
-        forget(session, "other")
+        forget_catalog(session, "other")
 
 
 def test_the_sources_are_known_in_every_session(lake: Lake) -> None:

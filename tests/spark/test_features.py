@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 import epochlog as el
 from epochlog.spark import versions
 from epochlog.spark.versions import java_member
-from spark_store import Lake, refusal, rows
+from spark_store import Lake, forget_catalog, refusal, rows
 
 pytestmark = pytest.mark.spark
 
@@ -292,6 +292,15 @@ def test_views_and_jobs_on_spark(pond: Lake, feature) -> None:
     assert sum(pond.store.table("sums").to_arrow()["total"].to_pylist()) == expected[0]
 
 
+def test_the_progress_of_a_query_has_its_steps(pond: Lake, feature) -> None:
+    feature("metrics of a job's steps in `lastProgress` and for listeners")
+    view = pond.store.create_view("few", "SELECT id FROM orders WHERE id < 3", ["id"])
+    query: Any = view.start(pond.spark, trigger="available_now")
+    query.awaitTermination()
+    metrics = query.lastProgress["sources"][0]["metrics"]
+    assert (metrics["job"], metrics["rows"], metrics["engine"]) == ("few", "3", "spark")
+
+
 def test_snapshots_and_compaction_on_spark(pond: Lake, feature) -> None:
     feature("`snapshot.spark`, `compact(spark=…)`")
     with pond.store.snapshot(["orders"]) as snapshot:
@@ -413,6 +422,19 @@ def test_the_catalog_reads_the_past(pond: Lake, feature) -> None:
     assert sql("SELECT count(*) FROM pond.orders VERSION AS OF 'before'") == 6
     assert sql("SELECT count(*) FROM pond.before.orders") == 6
     assert sql("SELECT count(*) FROM pond.orders TIMESTAMP AS OF current_timestamp()") == 9
+
+
+def test_the_catalog_of_all_sessions(pond: Lake, feature) -> None:
+    feature("catalog: `all_sessions=True`")
+    el.catalog(pond.spark, pond.store, "everywhere", all_sessions=True)
+    try:
+        session = pond.spark.newSession()
+        session.sql(
+            "INSERT INTO everywhere.orders SELECT id + 10 AS id, day, amount FROM everywhere.orders WHERE id < 2"
+        )
+        assert ids(session.table("everywhere.orders")) == [*range(6), 10, 11]
+    finally:
+        forget_catalog(pond.spark, "everywhere")
 
 
 def test_the_catalog_streams(pond: Lake, feature) -> None:

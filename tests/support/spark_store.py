@@ -81,6 +81,13 @@ def rows(first: int, count: int, amount: float = 1.0) -> pa.Table:
     return pa.table({"id": ids, "day": [f"d{i % 3}" for i in ids], "amount": [amount * i for i in ids]}, schema=SCHEMA)
 
 
+def forget_catalog(session: SparkSession, name: str) -> None:
+    """Make a catalog of all sessions unknown to this one and to sessions to come."""
+    context: Any = session.sparkContext
+    context._jsc.sc().conf().remove(f"spark.sql.catalog.{name}")
+    session.conf.unset(f"spark.sql.catalog.{name}")
+
+
 def refusal(call: Callable[[], object]) -> str:
     """Return the typed error of a call on Spark as text, with its class."""
     with pytest.raises((PySparkException, el.EpochlogError)) as caught:
