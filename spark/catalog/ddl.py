@@ -89,7 +89,7 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
         clause = _ORDERS.get(transform.name(), "PARTITIONED BY")
         raise InvalidInput(f"leave out {clause}: the rows of {name!r} are sorted by the primary key")
     columns = StructType.fromJson(json.loads(info.schema().json()))
-    _refuse_values(name, columns, info.columns())
+    _refuse_values(name, columns, info)
     declared = _declared_key(name, info.constraints())
     if not key and not declared:
         raise InvalidInput(
@@ -106,16 +106,19 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
     return create_table(handle, TableSchema(name, schema, names, sequence_by), changelog)
 
 
-def _refuse_values(table: str, columns: StructType, java_columns: Any) -> None:
+def _refuse_values(table: str, columns: StructType, info: Any) -> None:
     """Raise InvalidInput for a column whose values a table would have to make. Spark tells of IDENTITY only in Java's
-    columns, which take a call each.
+    columns, which take a call each, and Spark 4.0 also of GENERATED.
     """
+    java_columns, in_java = info.columns(), isinstance(info, SeparateInfo)
     for place, field in enumerate(columns):
         if "CURRENT_DEFAULT" in field.metadata:
             raise InvalidInput(f"CREATE TABLE {table}: leave out DEFAULT of {field.name!r}: {_NO_DEFAULT}")
         is_integer = isinstance(field.dataType, IntegralType)
-        if "GENERATION_EXPRESSION" in field.metadata or (
-            is_integer and java_columns[place].identityColumnSpec() is not None
+        if (
+            "GENERATION_EXPRESSION" in field.metadata
+            or (in_java and java_columns[place].generationExpression() is not None)
+            or (is_integer and java_columns[place].identityColumnSpec() is not None)
         ):
             raise InvalidInput(
                 f"CREATE TABLE {table}: leave out GENERATED of {field.name!r}: a table keeps the values that it is "

@@ -15,6 +15,7 @@ import epochlog as el
 from epochlog.spark import delete_where
 from epochlog.spark.errors import find_epochlog_error
 from epochlog.spark.sink import resolve_save
+from spark_needs import has
 from spark_store import rows
 
 pytestmark = pytest.mark.spark
@@ -482,7 +483,10 @@ def test_a_frame_that_was_made_before_an_alter_reads_no_other_column(lake, sql) 
     frame = lake.spark.table("lake.orders")
     lake.orders.alter(add=[pa.field("c", pa.int32())])
     lake.orders.upsert([{"id": 1, "day": "d1", "amount": 1.0, "c": 1}])
-    assert plain(frame) == [{"id": 0, "day": "d0", "amount": 0.0}, {"id": 1, "day": "d1", "amount": 1.0}]
+    if has("refresh"):
+        assert plain(frame) == [{"id": 0, "day": "d0", "amount": 0.0}, {"id": 1, "day": "d1", "amount": 1.0}]
+    else:
+        assert isinstance(failure(frame.collect), el.SchemaChanged)
     lake.orders.alter(rename={"day": "x"})
     lake.orders.alter(rename={"amount": "y"})
     lake.orders.alter(add=[pa.field("day", pa.string()), pa.field("amount", pa.float64())])

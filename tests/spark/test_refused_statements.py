@@ -132,8 +132,9 @@ def test_update_merge_and_replace_say_what_to_write(spark: SparkSession, store: 
         assert "INSERT INTO lake.a SELECT …" in text
         assert ONE_COMMIT in text
     frame = spark.table("lake.b")
+    replaced = [text for text in REPLACED if has("constraints") or "WHERE" in text]  # 4.0 parses no other
     calls: list[Callable[[], object]] = [
-        *(lambda statement=statement: spark.sql(statement) for statement in REPLACED),
+        *(lambda statement=statement: spark.sql(statement) for statement in replaced),
         lambda: frame.writeTo("lake.a").overwrite(F.col("n") == 1),
     ]
     for call in calls:
@@ -142,7 +143,11 @@ def test_update_merge_and_replace_say_what_to_write(spark: SparkSession, store: 
         assert ONE_COMMIT in text
     source = frame.withColumnRenamed("text", "words").alias("y")
     merge = source.mergeInto("lake.a", F.expr("lake.a.id = y.id")).whenMatched().delete()
-    assert refusal(merge.merge).startswith("NotWritable: 'a' takes neither UPDATE nor MERGE: ")
+    if has("refresh"):
+        assert refusal(merge.merge).startswith("NotWritable: 'a' takes neither UPDATE nor MERGE: ")
+    else:  # Spark 4.0 names no table
+        with pytest.raises(PySparkException, match="MERGE INTO TABLE is not supported"):
+            merge.merge()
     assert content(store) == [tuple(row.values()) for row in ROWS]
     frame = spark.sql(
         "SELECT *, 'upsert' AS _change_type FROM lake.b UNION ALL SELECT *, 'delete' FROM lake.a WHERE text RLIKE 'ink'"
