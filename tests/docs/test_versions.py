@@ -62,12 +62,12 @@ def test_each_upper_bound_has_its_reason() -> None:
 @pytest.mark.planted
 @pytest.mark.parametrize("cap", ["<3", "==2.3.3", "~=2.2", "!=3.0.0", "<=3"])
 def test_an_upper_bound_without_a_reason_is_found(cap: str) -> None:
-    for line in ('"pyarrow>=20"', '"duckdb>=1.3"', '"ruff>=0.12"'):
+    for line in ('"redis>=6"', '"duckdb>=1.3"', '"ruff>=0.12"'):
         capped = f'{line[:-1]},{cap}"'
         text = TEXT.replace(line, capped)
         assert bare_caps(text) and set(bare_caps(text)) == {capped.strip('"')}
     assert bare_caps(TEXT.replace('">=3.11"', f'">=3.11,{cap}"')) == [f"python>=3.11,{cap}"]
-    reasoned = re.sub(r"(?m)^(.*pyarrow>=20)(\".*)$", rf"\1,{cap}\2  # a reason", TEXT)
+    reasoned = re.sub(r"(?m)^(.*redis>=6)(\".*)$", rf"\1,{cap}\2  # a reason", TEXT)
     assert reasoned != TEXT and not bare_caps(reasoned)
 
 
