@@ -78,7 +78,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Result:
+class TrialResult:
     """Result of a trial."""
 
     trial: str
@@ -142,14 +142,14 @@ def trials_of(project: Mapping[str, Any], lock: str, pythons: Mapping[str, str])
 
 def interpreters(places: Iterable[str]) -> dict[str, str]:
     """Return by version the first interpreter of the places that runs; a name on PATH may be a shim that does not."""
-    found = dict[str, str]()
+    by_version = dict[str, str]()
     ask = "import os, sys; print('%d.%d' % sys.version_info[:2], os.path.realpath(sys._base_executable))"
     for place in places:
         done = subprocess.run([place, "-c", ask], capture_output=True, text=True, check=False)
         version, _, path = done.stdout.strip().partition(" ")
         if done.returncode == 0 and version in PYTHONS:
-            found.setdefault(version, path)
-    return found
+            by_version.setdefault(version, path)
+    return by_version
 
 
 def places_of_pythons() -> list[str]:
@@ -217,16 +217,16 @@ def passes_of(trial: Trial, python: str, workers: str, spark: Mapping[str, str])
     return {**passes, FEATURES: Pass(f"{trial.name}: {FEATURES}", (*pytest, FEATURES), spark_environment)}
 
 
-def result_of(trial: Trial, names: Sequence[str], workers: str) -> Result:
+def result_of(trial: Trial, names: Sequence[str], workers: str) -> TrialResult:
     """Make the environment of a trial and run all suites in it. names: the packages to try."""
     if trial.python is None:
-        return Result(trial.name, NOT_FOUND)
+        return TrialResult(trial.name, NOT_FOUND)
     print(f"== {trial.name}: installing ==", flush=True)
     try:
         python = make_environment(trial)
     except subprocess.CalledProcessError as error:
         print(error.stderr, flush=True)
-        return Result(trial.name, "not installed")
+        return TrialResult(trial.name, "not installed")
     spark = oldest_spark() if trial.oldest_spark else {}
     versions = json.loads(answer(python, VERSIONS_OF, *names, **spark))
     with tempfile.TemporaryDirectory(prefix="epochlog-versions-") as folder:
@@ -234,13 +234,13 @@ def result_of(trial: Trial, names: Sequence[str], workers: str) -> Result:
             suite: run(pass_, Path(folder) / f"{number}.xml")
             for number, (suite, pass_) in enumerate(passes_of(trial, python, workers, spark).items())
         }
-    return Result(trial.name, "", versions, outcomes)
+    return TrialResult(trial.name, "", versions, outcomes)
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
 
 
-def table(results: Sequence[Result], names: Iterable[str]) -> str:
+def table(results: Sequence[TrialResult], names: Iterable[str]) -> str:
     """Return the table of results, with a row for each suite. names: its first rows, Python and the packages."""
     lines = [f"| | {' | '.join(result.trial for result in results)} |", f"|---|{'---|' * len(results)}"]
     for name in names:
@@ -257,7 +257,7 @@ def counts(outcome: Outcome) -> str:
     return f"{outcome.passed} passed" + (f", {len(outcome.failed)} failed" if outcome.failed else "")
 
 
-def as_json(results: Sequence[Result]) -> dict[str, Any]:
+def as_json(results: Sequence[TrialResult]) -> dict[str, Any]:
     """Return by trial the versions of its packages, and by suite the number of passed and the names of failed tests."""
     return {
         result.trial: {

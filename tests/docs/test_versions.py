@@ -17,7 +17,7 @@ from versions import (
     NOT_FOUND,
     ROOT,
     SUITES,
-    Result,
+    TrialResult,
     as_json,
     interpreters,
     lower_bounds,
@@ -110,11 +110,11 @@ def test_an_interpreter_that_does_not_run_is_none(tmp_path: Path) -> None:
     assert interpreters([str(shim), sys.executable]) == {own: base}
 
 
-def result(trial: str, failed: tuple[str, ...] = (), problem: str = "") -> Result:
+def result(trial: str, failed: tuple[str, ...] = (), problem: str = "") -> TrialResult:
     if problem:
-        return Result(trial, problem)
+        return TrialResult(trial, problem)
     outcomes = {suite: Outcome(suite, 3, failed, 1.0, 1.0) for suite in (IMPORTS, *SUITES, FEATURES)}
-    return Result(trial, "", {"Python": "3.11.7", "numpy": "2.0.0"}, outcomes)
+    return TrialResult(trial, "", {"Python": "3.11.7", "numpy": "2.0.0"}, outcomes)
 
 
 def test_a_python_that_the_machine_lacks_is_a_column_and_no_failure() -> None:
@@ -135,5 +135,5 @@ def test_a_failed_trial_is_told(bug: str) -> None:
     )
     assert failed.failed
     assert ("3 passed, 1 failed" if bug == "a failed test" else bug) in table([failed], ["Python"])
-    told = as_json([failed])["newest"]
-    assert told["problem"] == bug or told["suites"]["tests/batch"]["failed"] == ["tests/batch/test_a.py::test_b"]
+    shown = as_json([failed])["newest"]
+    assert shown["problem"] == bug or shown["suites"]["tests/batch"]["failed"] == ["tests/batch/test_a.py::test_b"]
