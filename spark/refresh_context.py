@@ -185,7 +185,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         options = replace(options, columns=options.column_names(table))
         arrow: pa.Schema = plan.schema(options.columns)
         if not arrow.names and not ROWS_WITHOUT_COLUMNS:
-            return self._frame(plan, replace(options, columns=list(table.primary_key)), mode=mode).select()
+            key = replace(options, columns=list(table.primary_key))
+            return self._frame(plan, key, mode=mode, pre_images=pre_images).select()
         # A delete has nulls in all columns but the key, which is never null.
         schema = spark_schema(table.name, arrow, table.primary_key)
         partition = ReadPartition(self.files, plan, arrow_schema(schema), options, mode, pre_images)

@@ -43,5 +43,5 @@ def test_the_example_runs_as_printed(tmp_path: Path) -> None:
 def test_every_make_command_it_names_exists() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for text in (README, (ROOT / "CONTRIBUTING.md").read_text("utf-8")):
-        for target in re.findall(r"(?:`|    )make ([a-z]+)", text):
+        for target in re.findall(r"(?:`|    )make ([a-z-]+)", text):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

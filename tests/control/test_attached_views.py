@@ -216,15 +216,23 @@ def test_planted_bugs_are_found(attached: Attached, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.planted
 def test_segments_that_a_part_repeats_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted bug: the outbox of a part keeps the segments of the barrier before."""
-    with driven(tmp_path, monkeypatch, attempt_ms=5000) as attached:
+    """A planted bug: the outbox of a part keeps the segments of the barrier before. It shows unless the coordinator has
+    put another barrier in the place of the one that repeats them, which the next store decides anew.
+    """
+    assert any(_repeats(tmp_path / str(number), monkeypatch) for number in range(5))
+
+
+def _repeats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Return True if segments that were repeated are in the view."""
+    folder.mkdir()
+    with driven(folder, monkeypatch, attempt_ms=5000) as attached, monkeypatch.context() as planted:
         attached.order((1, "mon", 5), (2, "tue", 50))
         attached.settle()
         part = attached.driver.job._part
         assert part is not None
         kept = part._outbox
-        monkeypatch.setattr(job_part, "Outbox", lambda: kept)
+        planted.setattr(job_part, "Outbox", lambda: kept)
         attached.meanwhile.append(attached.replace_late)
         attached.order((3, "wed", 7), (4, "mon", 60))
         attached.settle()
-        assert attached.rows() != LARGE_ROWS
+        return attached.rows() != LARGE_ROWS

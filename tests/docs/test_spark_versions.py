@@ -99,7 +99,10 @@ def outcome_of(folder: Path, feature: str, *options: str, there: bool = False) -
     (folder / "conftest.py").write_text(CONFTEST.format(there), "utf-8")
     (folder / "test_suite.py").write_text(SUITE.format(feature), "utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, *options, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"
+    }  # of the run around it
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return done.stdout + done.stderr
 
 

@@ -248,9 +248,9 @@ def test_derived_and_finished_tables_take_no_writes(lake) -> None:
 
 
 def test_spark_and_register_are_public() -> None:
-    from epochlog.spark import session
+    from epochlog.spark import local_session, session
 
-    assert el.spark is session.spark
+    assert el.spark is local_session.spark
     assert el.register is session.register
 
 

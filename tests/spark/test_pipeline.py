@@ -144,7 +144,8 @@ def test_a_job_leaves_no_spark_properties_to_the_next_on_its_thread(store: el.St
     store.table("orders").upsert(rows(0, 10))
     pipe.run(until="idle")
     nothing = dict.fromkeys(names)
-    assert seen == {name: {**nothing, "spark.scheduler.pool": name} for name in ("p", "q", "r")}
+    own = ("spark.scheduler.pool", "spark.job.description")
+    assert seen == {name: {**nothing, **dict.fromkeys(own, name)} for name in ("p", "q", "r")}
 
 
 def test_a_bounded_source_ends_its_views(store: el.Store, spark: SparkSession, tmp_path: Path) -> None:
