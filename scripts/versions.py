@@ -30,9 +30,8 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from passes import BRIEF_JVM, QUICK, Outcome, Pass, run
-from spark_versions import FEATURES, VERSIONS
+from spark_environments import FEATURES, ROOT, VERSIONS
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".venv-versions"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 EXTRAS = ("sql", "openlineage")

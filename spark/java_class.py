@@ -47,5 +47,5 @@ def static_map(defined: Any, name: str) -> Any:
 
 def cause_of(error: Py4JError) -> str:
     """Return why a class could not be made, in a line."""
-    thrown: Any = error.java_exception if isinstance(error, Py4JJavaError) else error
-    return str(thrown.toString() if isinstance(error, Py4JJavaError) else thrown).strip().splitlines()[0]
+    text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+    return text.strip().splitlines()[0]

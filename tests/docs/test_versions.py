@@ -106,7 +106,7 @@ def test_an_interpreter_that_does_not_run_is_none(tmp_path: Path) -> None:
     shim.write_text("#!/bin/sh\nexit 127\n")
     shim.chmod(0o755)
     own = "{}.{}".format(*sys.version_info[:2])
-    base = os.path.realpath(getattr(sys, "_base_executable"))  # noqa: B009
+    base = os.path.realpath(getattr(sys, "_base_executable"))  # noqa: B009  # a name that the type checker does not know
     assert interpreters([str(shim), sys.executable]) == {own: base}
 
 
