@@ -59,8 +59,12 @@ def play_stores(folder: Path, spark: SparkSession, seeds: Sequence[int], actions
 
 @pytest.mark.slow
 def test_views_of_a_store_equal_their_queries(tmp_path: Path, spark: SparkSession) -> None:
-    seen = play_stores(tmp_path, spark, [FIRST], 10)
-    assert seen["views"] >= 3 and seen["checks"] > 0, seen
+    seen = Counter[str]()
+    for seed in range(FIRST, FIRST + 8):  # nearly always the first alone
+        seen += play_stores(tmp_path, spark, [seed], 10)
+        if seen["views"] >= 3 and seen["checks"] > 0:
+            return
+    pytest.fail(f"eight stores from seed {FIRST} on show too little: {seen}")
 
 
 @pytest.mark.long

@@ -36,9 +36,16 @@ def play_stores(folder: Path, seeds: Sequence[int], actions: int, **options: int
 @pytest.mark.medium
 @pytest.mark.parametrize("seed", seeds(range(0, 10, 2)))
 def test_views_of_a_store_equal_their_queries(tmp_path: Path, seed: int) -> None:
-    """Seeds after a random one, which a failure names."""
+    """Seeds after a random one, which a failure names.
+
+    Two stores have six views and three checks at nearly every seed, and a third one where chance refused most queries.
+    """
     seen = play_stores(tmp_path, range(FIRST + seed, FIRST + seed + 2), 30)
-    assert seen["views"] >= 6 and seen["checks"] >= 3, seen
+    for more in range(FIRST + seed + 2, FIRST + seed + 10):
+        if seen["views"] >= 6 and seen["checks"] >= 3:
+            return
+        seen += play_stores(tmp_path, [more], 30)
+    pytest.fail(f"ten stores from seed {FIRST + seed} on show too little: {seen}")
 
 
 @pytest.mark.campaign
