@@ -19,16 +19,24 @@ from epochlog.store.metadata.version import LabelGroup
 from epochlog.store.scan.key_ranges import cost, key_splits
 from epochlog.store.scan.pruning import key_prunes
 from epochlog.store.scan.scan_plan import ScanPlan
-from epochlog.store.sst.merge import Rows, lookup, merge_sources
-from epochlog.store.sst.segment import Segment, SegmentReader
+from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.segment_scan import Scanned, is_small, scan_segments
 from epochlog.store.types.arrays import from_numpy
-from epochlog.store.types.key_codec import KeyCodec
-from epochlog.store.types.key_range import KeyRange
+from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
-from .change_rows import Pool, Touches, by_key, cheap_rows, end_to_end, image_rows, replaced
-from .pre_images import read_epoch
+from .change_rows import (
+    Pool,
+    Touches,
+    by_key,
+    cheap_rows,
+    image_rows,
+    newest_of_each_epoch,
+    nullable,
+    positions_in,
+    replaced,
+)
 
 UNIT_ROWS = 1 << 16
 """Changes of neighbouring small epochs that one thread reads at a time."""
@@ -115,21 +123,27 @@ class ChangeReader:
 
     def _read_wave(self, wave: Sequence[_Unit]) -> Iterator[pa.Table]:
         wave = [_Unit(unit.first, unit.end, unit.keys, unit.cost, len(wave) == 1) for unit in wave]
-        done = parallel_map(lambda unit: self._read_changes(unit, net=False), wave, sum(unit.cost for unit in wave))
+        done = parallel_map(lambda unit: self._read_changes(unit, net=False), wave, self._rows_for_threads(wave))
         done.reverse()
         return filter(_is_table, (done.pop() for _ in range(len(done))))  # keeps no reference to a yielded table
+
+    def _rows_for_threads(self, wave: Sequence[_Unit]) -> int:
+        """Return the cost of the large files. Small ones are read in one thread: that takes Python's time most of all,
+        and requests to a remote file system have threads of their own.
+        """
+        groups = (group for unit in wave for group in self._groups(unit))
+        return cost(segment for group in groups for segment in group.segments if not is_small(segment))
 
     def _read_changes(self, unit: _Unit, *, net: bool) -> pa.Table | None:
         """Return the change rows of a unit; None if there are none."""
         columns = self.options.column_names(self.table)
         names = self.table.schema.names if self.images else columns
-        epochs = self._read(unit, names)
-        if not epochs:
+        touches = self._touches(unit, names)
+        if touches is None:
             return None
-        touches = end_to_end([(self.groups[place].label, rows) for place, rows in epochs])
         if not self.images:
             return cheap_rows(touches, columns, by_key(touches).newest if net else None)
-        old = self._stored_images(unit, epochs, touches) if self.stored else self._look_up_images(unit, touches)
+        old = self._stored_images(unit, touches) if self.stored else self._look_up_images(unit, touches)
         key, first, last = self.table.primary_key, old.places, np.arange(len(touches))
         if net:
             order = by_key(touches)
@@ -137,40 +151,58 @@ class ChangeReader:
         deleted, labels = touches.deleted[last], touches.labels[last]
         return image_rows(old.pool, key, columns, first, last + old.touches_at, deleted, labels)
 
-    def _read(self, unit: _Unit, names: Sequence[str]) -> list[tuple[int, Rows]]:
-        """Read the newest changes of each log epoch of the unit, by its index in the feed."""
+    def _touches(self, unit: _Unit, names: Sequence[str]) -> Touches | None:
+        """Read the newest changes of each log epoch of the unit; None if there are none."""
         excluded = key_prunes(self.table, self.options.filter)
+        files = [[file for file in group.segments if not excluded(file)] for group in self._groups(unit)]
+        scanned = self._scan(unit, files, names)
+        return None if scanned is None else self._by_epoch(unit, files, scanned)
 
-        def read(place: int) -> Rows | None:
-            segments = [segment for segment in self.groups[place].segments if not excluded(segment)]
-            return read_epoch(self.files, self.table, segments, names, unit.keys)
+    def _scan(self, unit: _Unit, files: Sequence[Sequence[Segment]], names: Sequence[str]) -> Scanned | None:
+        """Read the files of each log epoch of the unit; None if they have no rows."""
+        segments = [segment for some in files for segment in some]
+        if not segments:
+            return None
+        scanned = scan_segments(self.files, self.table, segments, names, unit.keys, threads=unit.alone)
+        return scanned if len(scanned.keys) else None
 
-        places = range(unit.first, unit.end)
-        cost_rows = self._parallel_rows(unit, [segment for group in self._groups(unit) for segment in group.segments])
-        epochs = parallel_map(read, places, cost_rows)
-        return [(place, rows) for place, rows in zip(places, epochs, strict=True) if rows is not None]
+    def _by_epoch(self, unit: _Unit, files: Sequence[Sequence[Segment]], scanned: Scanned) -> Touches:
+        """Return the rows of the files of each log epoch, each key once in an epoch: its row of the last file."""
+        labels = [group.label for group, some in zip(self._groups(unit), files, strict=True) for _ in some]
+        touches = Touches(scanned.keys, nullable(scanned.data), scanned.deleted, np.repeat(labels, scanned.counts))
+        return touches if all(len(some) < 2 for some in files) else newest_of_each_epoch(touches)
 
-    def _stored_images(self, unit: _Unit, epochs: Sequence[tuple[int, Rows]], touches: Touches) -> _Old:
-        codec, names = KeyCodec(self.table.schema, self.table.primary_key), self.table.schema.names
+    def _stored_images(self, unit: _Unit, touches: Touches) -> _Old:
+        files = [group.images for group in self._groups(unit)]
+        scanned = self._scan(unit, files, self.table.schema.names)
+        if scanned is None:
+            return _Old(np.full(len(touches), -1), Pool([touches.data]), 0)
+        replaces = self._replaces(unit, touches, scanned)
+        if replaces is not None:
+            places = np.where(replaces, np.cumsum(replaces) - 1, -1)
+            return _Old(places, Pool([nullable(scanned.data), touches.data]), len(scanned.keys))
+        old = self._by_epoch(unit, files, scanned)
+        places = positions_in(old, touches)
+        places[old.deleted[places] & (places >= 0)] = -1  # a tombstone of `old`: the key had no row
+        return _Old(places, Pool([old.data, touches.data]), len(old))
 
-        def read(epoch: tuple[int, Rows]) -> tuple[np.ndarray, pa.Table | None]:
-            place, rows = epoch
-            files = [SegmentReader(self.files, file, self.table, codec) for file in self.groups[place].images]
-            images = [image for image in (file.read(names, unit.keys) for file in files) if len(image)]
-            if not images:
-                return np.full(len(rows), -1), None
-            old = merge_sources(images)
-            return lookup(old.keys, rows.keys), old.data
-
-        done = parallel_map(
-            read, epochs, self._parallel_rows(unit, [file for group in self._groups(unit) for file in group.images])
-        )
-        places, start = [], 0
-        for positions, data in done:
-            places.append(np.where(positions >= 0, positions + start, -1))
-            start += 0 if data is None else data.num_rows
-        pool = Pool([*(data for _, data in done if data is not None), touches.data])
-        return _Old(np.concatenate(places), pool, start)
+    def _replaces(self, unit: _Unit, touches: Touches, images: Scanned) -> np.ndarray | None:
+        """Return bool[touches], True for the changes that replace a row: one row of `images` each, in their order. None
+        if the files do not say so for exactly these changes, as after a commit that looked up some of them again.
+        """
+        if unit.keys != ALL_KEYS:
+            return None
+        groups, replaced = self._groups(unit), iter(images.replaced)
+        labels = [group.label for group in groups]
+        counts = np.searchsorted(touches.labels, labels, "right") - np.searchsorted(touches.labels, labels)
+        parts: list[np.ndarray] = []
+        for group, count in zip(groups, counts.tolist(), strict=True):
+            bits = [some for _ in group.images if (some := next(replaced)) is not None]
+            if len(bits) < len(group.images) or (bits and sum(map(len, bits)) != count):
+                return None
+            parts += bits or [np.zeros(count, np.bool_)]
+        replaces = np.concatenate(parts)
+        return replaces if np.count_nonzero(replaces) == len(images.keys) else None
 
     def _look_up_images(self, unit: _Unit, touches: Touches) -> _Old:
         assert self.before is not None
@@ -182,11 +214,6 @@ class ChangeReader:
 
     def _groups(self, unit: _Unit) -> Sequence[LabelGroup]:
         return self.groups[unit.first : unit.end]
-
-    @staticmethod
-    def _parallel_rows(unit: _Unit, files: Sequence[Segment]) -> int:
-        """Return the rows of the files, by which `parallel_map` uses threads; 0 while threads read other units."""
-        return sum(file.rows for file in files) if unit.alone else 0
 
 
 def _is_table(table: pa.Table | None) -> TypeGuard[pa.Table]:

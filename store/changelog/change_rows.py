@@ -29,6 +29,8 @@ INSERT, UPDATE_PRE, UPDATE_POST, UPSERT, DELETE = "insert", "update_preimage", "
 _TYPES = from_bytes([kind.encode() for kind in (INSERT, UPDATE_PRE, UPDATE_POST, DELETE, UPSERT)], pa.string())
 _INSERT, _UPDATE_PRE, _UPDATE_POST, _DELETE, _UPSERT = range(5)
 _SMALL_BATCH_ROWS = 1 << 12
+_LARGE_EPOCH_ROWS = 1 << 9
+"""Rows of a log epoch from which on its keys are searched by themselves, rather than with those of its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,53 @@ def each_epoch(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield int(epochs[start]), batch.slice(start, stop - start)
 
 
+def newest_of_each_epoch(touches: Touches) -> Touches:
+    """Return the last change of each key in each log epoch, by log epoch and key. An epoch's changes may come in any
+    order of keys.
+    """
+    order = sort_indices(touches.keys)
+    if touches.labels[0] != touches.labels[-1]:
+        order = order[np.argsort(touches.labels[order], kind="stable")]
+    labels, last = touches.labels[order], last_of_each(touches.keys.take(from_numpy(order)))
+    last[:-1] |= labels[1:] != labels[:-1]
+    chosen = order[last]
+    at = from_numpy(chosen)
+    data = touches.data.combine_chunks().take(at) if touches.data.num_columns else touches.data
+    return Touches(touches.keys.take(at), data, touches.deleted[chosen], touches.labels[chosen])
+
+
+def positions_in(old: Touches, touches: Touches) -> np.ndarray:
+    """Return for each touch the int64 position in `old` of the row of its log epoch and key; -1 for none.
+
+    Both have each key once in a log epoch.
+    """
+    if not len(old):
+        return np.full(len(touches), -1)
+    labels, starts = np.unique(touches.labels, return_index=True)
+    if len(touches) >= _LARGE_EPOCH_ROWS * len(labels):
+        ends = [*starts[1:].tolist(), len(touches)]
+        lows, highs = (np.searchsorted(old.labels, labels, side) for side in ("left", "right"))
+        spans = zip(starts.tolist(), ends, lows.tolist(), highs.tolist(), strict=True)
+        return np.concatenate(
+            [
+                _moved(lookup(old.keys.slice(low, high - low), touches.keys.slice(start, end - start)), low)
+                for start, end, low, high in spans
+            ]
+        )
+    keys = pa.concat_arrays([old.keys, touches.keys]).dictionary_encode()
+    _, epochs = np.unique(np.concatenate([old.labels, touches.labels]), return_inverse=True)
+    pairs = epochs * len(keys.dictionary) + to_numpy(keys.indices)
+    known, wanted = pairs[: len(old)], pairs[len(old) :]
+    order = np.argsort(known)
+    places = known.searchsorted(wanted, sorter=order)
+    nearest = order.take(places, mode="clip")
+    return np.where(known[nearest] == wanted, nearest, -1)
+
+
+def _moved(positions: np.ndarray, by: int) -> np.ndarray:
+    return np.where(positions >= 0, positions + by, -1)
+
+
 def end_to_end(epochs: Sequence[tuple[int, Rows]]) -> Touches:
     """Concatenate log epochs (at least one), each given by the newest change of every key that it touches."""
     parts = [rows for _, rows in epochs]
@@ -85,8 +134,13 @@ def end_to_end(epochs: Sequence[tuple[int, Rows]]) -> Touches:
 
 def concat_nullable(tables: Sequence[pa.Table]) -> pa.Table:
     """Concatenate tables of equal columns; all columns become nullable."""
-    schema = pa.schema([field.with_nullable(True) for field in tables[0].schema])
-    return pa.concat_tables([pa.Table.from_arrays(table.columns, schema=schema) for table in tables])
+    return pa.concat_tables([nullable(table) for table in tables])
+
+
+def nullable(table: pa.Table) -> pa.Table:
+    """Return a table with all columns nullable."""
+    schema = pa.schema([field.with_nullable(True) for field in table.schema])
+    return pa.Table.from_arrays(table.columns, schema=schema)
 
 
 def by_key(touches: Touches) -> ByKey:

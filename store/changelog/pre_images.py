@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -49,10 +50,10 @@ def write_images(
     splits = key_splits(handle.files, table.schema, segments, cost(segments) // SPLIT_ROWS, ALL_KEYS)
     try:
         for key_range in splits:
-            for place, rows in _old_rows(handle.files, table.schema, before, epochs, key_range):
+            for place, rows, known in _old_rows(handle.files, table.schema, before, epochs, key_range):
                 path = f"{handle.table_folder(table.id)}/{file_name(intent, SEGMENT_ENDING)}"
                 codec = KeyCodec(table.schema.schema, table.schema.primary_key)
-                file = write_segment(handle.files, path, table.id, table.schema, codec, rows)
+                file = write_segment(handle.files, path, table.id, table.schema, codec, rows, replaced=known)
                 written[place].append(file)
     except BaseException:
         remove_segments(handle.files, (file for files in written for file in files))
@@ -127,8 +128,10 @@ def _rows_or_tombstones(files: Files, now: ScanPlan, keys: pa.Array, key_columns
 
 def _old_rows(
     files: Files, table: TableSchema, before: ScanPlan, epochs: Sequence[Sequence[Segment]], key_range: KeyRange
-) -> list[tuple[int, Rows]]:
-    """Return, for each epoch (by index) that replaces rows of the key range, the replaced rows."""
+) -> list[tuple[int, Rows, np.ndarray]]:
+    """Return, for each epoch (by index) that replaces rows of the key range, the replaced rows, and bool[changes]: True
+    for the changes that replace one.
+    """
     # one epoch alone needs no values: no later epoch replaces its rows
     names = table.schema.names if len(epochs) > 1 else list(table.primary_key)
     epoch_rows = [read_epoch(files, table, epoch, names, key_range) for epoch in epochs]
@@ -140,16 +143,21 @@ def _old_rows(
     keys = touches.keys.take(from_numpy(order.oldest))
     state = before.rows_of(files, keys, table.schema.names)
     if len(epochs) == 1:
-        return [(0, state)] if len(state) else []
+        return [(0, state, _known(state.keys, keys))] if len(state) else []
     places, pool = replaced(touches, order, state), concat_nullable([state.data, touches.data]).combine_chunks()
-    old: list[tuple[int, Rows]] = []
+    old: list[tuple[int, Rows, np.ndarray]] = []
     for place, rows in touched:
         positions = places[touches.labels == place]
-        known = from_numpy(positions >= 0)
-        if known.true_count:
-            data = pool.take(from_numpy(positions[positions >= 0]))
-            old.append((place, Rows(rows.keys.filter(known), data)))
+        known = positions >= 0
+        if known.any():
+            data = pool.take(from_numpy(positions[known]))
+            old.append((place, Rows(rows.keys.filter(from_numpy(known)), data), known))
     return old
+
+
+def _known(existing: pa.Array, keys: pa.Array) -> np.ndarray:
+    """Return bool[keys]: True for those among `existing`, which are some of them."""
+    return np.ones(len(keys), np.bool_) if len(existing) == len(keys) else lookup(existing, keys) >= 0
 
 
 def read_epoch(

@@ -14,6 +14,9 @@ from epochlog.errors import InvalidInput, WriteFailed
 
 from .os_refusals import is_forbidden, is_missing, read_failed
 
+SMALL_BYTES = 64 << 10
+"""Size up to which a file is read as a whole: a local one is not mapped, since a map costs more than a copy."""
+
 _TO_READ = "To read a store where nothing may be written, open it with epochlog.open(root, read_only=True)"
 
 
@@ -58,7 +61,7 @@ class Files(Protocol):
         ...
 
     def read(self, path: str) -> pa.Buffer:
-        """Return all bytes of the file, mapped into memory if the file is local."""
+        """Return all bytes of the file, mapped into memory if it is local and larger than SMALL_BYTES."""
         ...
 
     def open_input(self, path: str) -> pa.NativeFile:

@@ -14,7 +14,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from .failpoints import hit, is_armed
-from .files import FileInfo, delete_failed, inside_root, reading, write_failed
+from .files import SMALL_BYTES, FileInfo, delete_failed, inside_root, reading, write_failed
 from .os_refusals import is_missing, read_failed
 from .read_only import refuse_write
 
@@ -72,7 +72,9 @@ def sync_dir(folder: str | Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """Files in a local folder, read through memory maps. The mode of files is 0600, that of folders 0700."""
+    """Files in a local folder; large ones are read through memory maps. The mode of files is 0600, that of folders
+    0700.
+    """
 
     root: str
     durability: str = "disk"
@@ -115,8 +117,9 @@ class LocalFiles:
     def read(self, path: str) -> pa.Buffer:
         full = self._full(path)
         with reading(full):
-            if not _size_of(full):
-                return pa.py_buffer(b"")  # an empty file cannot be mapped
+            data = _read_small(full)
+            if data is not None:
+                return pa.py_buffer(data)
             with pa.memory_map(full) as mapped:
                 return mapped.read_buffer()
 
@@ -185,10 +188,28 @@ class LocalFiles:
 
 def _size_of(full: str) -> int:
     """Return the size in bytes of a regular file; raise FileNotFoundError for any other kind of path."""
-    status = os.stat(full)
+    return _regular_size(full, os.stat(full))
+
+
+def _regular_size(full: str, status: os.stat_result) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise FileNotFoundError(errno.ENOENT, "no such file", full)
     return status.st_size
+
+
+def _read_small(full: str) -> bytes | None:
+    """Return the bytes of a regular file of at most SMALL_BYTES; None for a larger one."""
+    handle = os.open(full, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # the open of a named pipe must not wait
+    try:
+        size = _regular_size(full, os.fstat(handle))
+        if size > SMALL_BYTES:
+            return None
+        data = os.read(handle, size)
+        while len(data) < size and (more := os.read(handle, size - len(data))):  # some file systems return less
+            data += more
+        return data
+    finally:
+        os.close(handle)
 
 
 def _write_all(handle: int, data: memoryview) -> None:

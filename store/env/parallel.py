@@ -1,4 +1,4 @@
-"""Parallel map over threads, for kernels of Arrow and numpy, which release the GIL."""
+"""Parallel maps over threads: for kernels of Arrow and numpy, which release the GIL, and for requests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 MOST_THREADS = 8
+MOST_REQUESTS = 16
+"""Requests to a remote file system that wait for their answers at the same time."""
 WORTH_ROWS = 1 << 16
 """Smallest number of rows for which a thread is worth its start."""
 
@@ -25,4 +27,12 @@ def parallel_map(work: Callable[[A], B], items: Sequence[A], rows: int) -> list[
     if rows < WORTH_ROWS or threads < 2:
         return [work(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, items))
+
+
+def parallel_requests(work: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Return `work` of each item, a request to a remote file system, in order."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(MOST_REQUESTS, len(items))) as pool:
         return list(pool.map(work, items))

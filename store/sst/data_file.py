@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 import zlib
 from bisect import bisect_left, bisect_right
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.errors import Corrupt
-from epochlog.store.env.files import Files
+from epochlog.store.env.files import SMALL_BYTES, Files
 from epochlog.store.env.lru_cache import CacheKey
 from epochlog.store.types.arrays import from_numpy, to_numpy
 from epochlog.store.types.key_codec import Key, KeyCodec, contiguous, search
@@ -27,6 +28,10 @@ from .merge import Rows
 Stats = dict[str, tuple[Any, Any]]
 """Least and greatest value of each key column: int, float, str, bytes or bool; times and dates as their integers."""
 
+REPLACED = b"epochlog.replaced"
+"""Entry of the schema's metadata in a file of pre-images: a bit for each change of its log epoch in the file's range of
+keys, in key order, set if the change replaces a row. The rows of the file are those of the set bits.
+"""
 KEY = "_key"
 OP = "_op"
 UPSERT, DELETE = 0, 1
@@ -47,19 +52,22 @@ class FileMissing(Corrupt):
 def verified(files: Files, path: str, size: int, crc32: int, *, recheck: bool = False) -> pa.Buffer:
     """Return all bytes of a file, after a check of its size and checksum against the catalog's.
 
-    The first read by this process computes the checksum, with `recheck` every read does. A remote file is then cached
-    in memory. Raises Corrupt for a damaged or missing file, and ReadFailed if the file system does not answer or
-    refuses.
+    The first read by this process computes the checksum; of a small file every read does, and with `recheck` of any. A
+    remote file is then cached in memory. Raises Corrupt for a damaged or missing file, and ReadFailed if the file
+    system does not answer or refuses.
     """
     try:
         if files.remote:
             return _download(files, path, size, crc32, recheck=recheck)
-        stamp = identity(files, path, size, crc32)
+        stamp = identity(files, path, size, crc32) if size > SMALL_BYTES else None
         data = files.read(path)
     except FileNotFoundError as error:
         raise FileMissing(path, "the file is gone") from error
     if data.size != size:
         raise Corrupt(path, f"it has {data.size} bytes, not {size}")
+    if stamp is None:
+        _check_crc32(path, data, crc32)
+        return data
     with _verified_lock:
         if stamp in _verified and not recheck:
             return data
@@ -212,6 +220,24 @@ def key_columns(codec: KeyCodec) -> set[str]:
 def keys_of(codec: KeyCodec, table: pa.Table) -> pa.Array:
     """Return the encoded keys of a table that was read from a file with its `key_columns`."""
     return contiguous(table.column(KEY)) if codec.hidden else codec.encode(table)
+
+
+def replaced_entry(replaced: np.ndarray) -> dict[bytes, bytes]:
+    """Return the entry REPLACED for bool[changes]: the number of changes, and their bits in base64."""
+    bits = np.packbits(replaced, bitorder="little").tobytes()
+    return {REPLACED: b"%d:%s" % (len(replaced), base64.b64encode(bits))}
+
+
+def replaced_of(schema: pa.Schema) -> np.ndarray | None:
+    """Return bool[changes] of the entry REPLACED; None for a file without it. Raises ValueError for a wrong entry."""
+    entry = (schema.metadata or {}).get(REPLACED)
+    if entry is None:
+        return None
+    count, _, bits = entry.partition(b":")
+    data = np.frombuffer(base64.b64decode(bits, validate=True), np.uint8)
+    if not count.isdigit() or len(data) != -(-int(count) // 8):
+        raise ValueError(f"{len(data)} bytes of bits for {count!r:.20} changes")
+    return np.unpackbits(data, count=int(count), bitorder="little").view(np.bool_)
 
 
 def tombstones(table: pa.Table) -> np.ndarray | None:

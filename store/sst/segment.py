@@ -31,6 +31,7 @@ from .data_file import (
     key_columns,
     key_stats,
     keys_of,
+    replaced_entry,
     row_span,
     tombstones,
     verified,
@@ -124,13 +125,17 @@ def write_segment(
     rows: Rows,
     label: int | None = None,
     extra: Sequence[str] = (),
+    replaced: np.ndarray | None = None,
 ) -> Segment:
     """Write rows (at least one, with all of the table's columns) as a new file, durable on return.
 
-    extra: int64 columns of the rows beside the table's. Raises WriteFailed, or FileExistsError if the path exists.
+    extra: int64 columns of the rows beside the table's. replaced: of pre-images, bool[changes], see REPLACED. Raises
+    WriteFailed, or FileExistsError if the path exists.
     """
     assert len(rows), "a segment must have rows"
     table = file_table(schema, codec, rows, extra)
+    if replaced is not None:
+        table = table.replace_schema_metadata(replaced_entry(replaced))
     if table.nbytes < 1 << 31:  # else a column may not fit in one array
         table = table.combine_chunks()
     batches = table.to_batches(max_chunksize=LARGE_BATCH_ROWS if len(rows) > LARGE_ROWS else BATCH_ROWS)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from epochlog import api
+from epochlog.store.env import local_folder
 
 
 def damage(root: str, pattern: str = "*.arrow") -> list[str]:
@@ -67,14 +68,14 @@ def test_verify_of_a_damaged_store_exits_1_and_names_the_files(run, lake) -> Non
 
 
 def test_verify_of_files_that_could_not_be_opened_exits_1_and_calls_none_damaged(run, lake, monkeypatch) -> None:
-    plainly = pa.memory_map
+    plainly = local_folder._read_small
 
-    def refused(path: str) -> pa.MemoryMappedFile:
+    def refused(path: str) -> bytes | None:
         if path.endswith(".json"):
             return plainly(path)
         raise OSError(errno.EMFILE, "Too many open files", path)
 
-    monkeypatch.setattr(pa, "memory_map", refused)
+    monkeypatch.setattr(local_folder, "_read_small", refused)
     done = run("verify", lake.root, "--json")
     facts = json.loads(done.out)
     assert (done.code, facts["ok"], facts["problems"], len(facts["unread"])) == (1, False, [], facts["files"])

@@ -127,7 +127,8 @@ def catalog_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
 def commit_before_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalog is told first, the file is written then."""
     late: dict[str, tuple[LocalFiles, pa.Buffer]] = {}
-    write, stamp, exists, transact = LocalFiles.write, LocalFiles.stamp, LocalFiles.exists, LmdbCatalog.transact
+    write, stamp, read, transact = LocalFiles.write, LocalFiles.stamp, LocalFiles.read, LmdbCatalog.transact
+    exists = LocalFiles.exists
 
     def write_late(files: LocalFiles, path: str, data: pa.Buffer) -> None:
         if path.endswith(".arrow"):
@@ -141,6 +142,12 @@ def commit_before_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
             write(files, path, late.pop(path)[1])
         return stamp(files, path)
 
+    def read_a_file(files: LocalFiles, path: str) -> pa.Buffer:
+        """Read a file; a late one is written before, as by its stamp: a small one is read without its stamp."""
+        if path in late:
+            write(files, path, late.pop(path)[1])
+        return read(files, path)
+
     def transact_first(catalog: LmdbCatalog, body: Callable[[Any], Any]) -> Any:
         try:
             return transact(catalog, body)
@@ -151,6 +158,7 @@ def commit_before_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(LocalFiles, "write", write_late)
     monkeypatch.setattr(LocalFiles, "stamp", stamp_of_a_file)
+    monkeypatch.setattr(LocalFiles, "read", read_a_file)
     monkeypatch.setattr(LocalFiles, "exists", lambda files, path: path in late or exists(files, path))
     monkeypatch.setattr(LmdbCatalog, "transact", transact_first)
 

@@ -20,6 +20,7 @@ import pytest
 import epochlog as el
 from epochlog.store.catalog.lmdb import catalog
 from epochlog.store.catalog.redis import client
+from epochlog.store.env import local_folder
 from epochlog.store.env.local_folder import LocalFiles
 from epochlog.store.env.os_refusals import errno_of, read_failed, undecodable
 from epochlog.store.sst.data_file import FileMissing, verified
@@ -69,13 +70,13 @@ def test_verify_does_not_call_a_file_damaged_that_it_could_not_open(
 ) -> None:
     with el.open(root) as store:
         names = [info.path for info in store._handle.files.list(store._handle.store_id)]
-        plainly = pa.memory_map
+        plainly = local_folder._read_small
 
-        def refused(path: str, *args: Any) -> Any:
+        def refused(path: str) -> bytes | None:
             with no_open_files():
-                return plainly(path, *args)
+                return plainly(path)
 
-        monkeypatch.setattr(pa, "memory_map", refused)
+        monkeypatch.setattr(local_folder, "_read_small", refused)
         report = store.verify()
         assert not report.ok and not report.problems
         assert {unread.where for unread in report.unread} <= set(names) and len(report.unread) > 2
@@ -160,9 +161,12 @@ def test_the_systems_refusals_however_they_are_told(
         raise error
 
     with el.open(root) as store:
-        for where in ((pa, "memory_map"), (pa.ipc, "open_file"), (pq, "ParquetFile")):
+        calls = ((local_folder, "_read_small"), (pa, "memory_map"), (pa.ipc, "open_file"), (pq, "ParquetFile"))
+        for where in calls:
             with monkeypatch.context() as patch:
                 patch.setattr(*where, refuse)
+                if where == (pa, "memory_map"):
+                    patch.setattr(local_folder, "SMALL_BYTES", 0)  # so that every file is mapped
                 with pytest.raises(el.ReadFailed, match=name):
                     store.table("t").to_arrow()
                 if where[0] is not pa.ipc:

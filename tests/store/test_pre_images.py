@@ -11,12 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import epochlog as el
 from epochlog.spark.overwrite import commit_overwrite
-from epochlog.store.changelog import pre_images
+from epochlog.store.changelog import change_reader, pre_images
 from epochlog.store.changelog.log_plan import plan_changes
 from epochlog.store.commit import preparation, root_commit
 from epochlog.store.commit.change import TableChange
@@ -544,7 +546,7 @@ def test_large_commits_are_looked_up_in_pieces(
 
     def counted(*args: Any) -> Any:
         pieces = real(*args)
-        held.extend(len(old) for _, old in pieces)
+        held.extend(len(old) for _, old, _ in pieces)
         return pieces
 
     monkeypatch.setattr(pre_images, "_old_rows", counted)
@@ -612,3 +614,65 @@ def test_what_is_no_changelog_is_refused(store: el.Store) -> None:
         with pytest.raises(el.InvalidInput, match="changelog"):
             store.create_table("x", SCHEMA, ["k"], changelog=wrong)  # pyright: ignore[reportArgumentType]
     assert store.tables() == []
+
+
+# which changes replace a row
+
+
+def unlooked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the list to which each search of changes among old rows adds the number of the changes."""
+    searched, real = list[int](), change_reader.positions_in
+    monkeypatch.setattr(
+        change_reader, "positions_in", lambda old, touches: (searched.append(len(touches)), real(old, touches))[1]
+    )
+    return searched
+
+
+@pytest.mark.rule("4.6")
+def test_old_rows_are_put_beside_their_changes_without_a_search(
+    store: el.Store, table: el.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = unlooked(monkeypatch)
+    start = table.upsert(rows(k1=1.0, k3=1.0, k5=1.0))
+    middle = table.upsert(rows(k1=2.0, k2=2.0, k5=2.0))
+    with store.transaction() as tx:
+        tx.delete("t", keys(1, 2, 7))
+        tx.upsert("t", rows(k3=3.0, k4=3.0))
+    everything = [
+        *update(1, 1.0, 2.0), ("insert", 2, 2.0), *update(5, 1.0, 2.0),
+        ("delete", 1, 2.0), ("delete", 2, 2.0), *update(3, 1.0, 3.0), ("insert", 4, 3.0),
+    ]  # fmt: skip
+    assert changes_after(table, start) == everything and changes_after(table, middle) == everything[5:]
+    assert not searched
+    only = table.changes(start, pre_images=True, filter=pc.field("k") == 3).read_all()  # leaves out files of other keys
+    assert only["v"].to_pylist() == [1.0, 3.0]
+
+
+@pytest.mark.rule("4.8")
+def test_old_rows_that_were_looked_up_again_are_searched(
+    store: el.Store, table: el.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = table.upsert(rows(k1=1.0, k2=1.0, k3=1.0))
+    meanwhile(monkeypatch, lambda: (table.upsert(rows(k1=5.0)), table.delete(keys(3))))
+    last = table.upsert(rows(k1=9.0, k2=9.0, k3=9.0))
+    searched = unlooked(monkeypatch)
+    before = table.history(limit=2)["epoch"].to_pylist()[1]
+    assert start < before < last
+    assert changes_after(table, before) == [*update(1, 5.0, 9.0), *update(2, 1.0, 9.0), ("insert", 3, 9.0)]
+    assert searched == [3]
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("bug", ["any bits are taken", "a file without bits replaces all"])
+def test_bits_that_do_not_fit_their_changes_would_show(
+    store: el.Store, table: el.Table, monkeypatch: pytest.MonkeyPatch, bug: str
+) -> None:
+    def replaces(reader: Any, unit: Any, touches: Any, images: Any) -> Any:
+        bits = [some for some in images.replaced if some is not None]
+        if bug == "any bits are taken":
+            return np.resize(np.concatenate(bits), len(touches))
+        return np.ones(len(touches), np.bool_)
+
+    monkeypatch.setattr(change_reader.ChangeReader, "_replaces", replaces)
+    with pytest.raises((AssertionError, IndexError)):
+        test_old_rows_that_were_looked_up_again_are_searched(store, table, monkeypatch)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from epochlog.errors import Corrupt, WriteFailed
 from epochlog.store.env.arrow_files import ArrowFiles
-from epochlog.store.env.files import Files
+from epochlog.store.env.files import SMALL_BYTES, Files
 from epochlog.store.env.local_folder import LocalFiles
 from epochlog.store.sst import data_file
 from epochlog.store.sst import segment as segments
@@ -307,19 +307,25 @@ def test_a_descriptor_that_does_not_fit_its_file(tmp_path: Path) -> None:
         reader(files, wrong, keyed).read()
 
 
-def test_the_checksum_is_computed_once_per_file_and_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("small", [False, True])
+def test_the_checksum_is_computed_once_per_file_and_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """Of a small file, which is not remembered, at each read."""
     keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
-    segment, _ = written(files, keyed, [(1, 1)])
+    segment, _ = written(files, keyed, [(n, n * 7919) for n in range(1 if small else 20_000)])
+    assert (segment.bytes <= SMALL_BYTES) is small
     counted: list[int] = []
     real = data_file.zlib.crc32
     monkeypatch.setattr(data_file.zlib, "crc32", lambda data: (counted.append(1), real(data))[1])
     for _ in range(3):
         reader(files, segment, keyed).read()
-    assert len(counted) == 1
+    assert len(counted) == (3 if small else 1)
 
 
 def test_what_is_known_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_file, "_VERIFIED_LIMIT", 2)
+    monkeypatch.setattr(data_file, "SMALL_BYTES", 0)
     keyed, files = KEYED["int64"], LocalFiles(str(tmp_path))
     for n in range(5):
         segment, _ = written(files, keyed, [(1, 1)], f"{n}.arrow")
