@@ -159,7 +159,7 @@ class Client(Closeable):
         self._require_open()
         keep_s = None if keep is None else seconds(keep, "keep")
         names = None if columns is None else tuple(_checked_names(columns))
-        request = Request(table, consumer, after, names, too_old, keep_s)
+        request = Request(table, consumer, after, names, too_old, keep_s, together=True)
         if len(encode(request)) > MAX_REQUEST // 2:
             raise InvalidInput(
                 "the names of the table, the consumer and the columns are too long for a request of "

@@ -15,6 +15,7 @@ from datetime import timedelta
 import pyarrow as pa
 
 from epochlog.errors import (
+    BadMessage,
     CatalogUnavailable,
     EpochlogError,
     InvalidInput,
@@ -25,6 +26,7 @@ from epochlog.errors import (
 from epochlog.exchange.stage_gate import StageGate
 from epochlog.exchange.transport.duplex import ClientStream, Frame
 from epochlog.exchange.transport.reconnecting_stream import ReconnectingStream
+from epochlog.store.changelog.change_rows import each_epoch
 from epochlog.store.env.backoff import Backoff
 from epochlog.store.env.clock import Deadline, monotonic_s
 from epochlog.store.env.closeable import PollIterator
@@ -57,6 +59,8 @@ OPEN_S = 3.0
 """Shortest time within which the server may answer on a new connection, however often its beats come."""
 DELIVERIES_PER_GATE = 4_096
 """Number of deliveries after which the gate, which remembers each one, is replaced by a new one at its cursor."""
+UNKNOWN_TOGETHER = "there is no field 'together'"
+"""Part of the refusal of a server that sends each epoch by itself only, as an earlier one does."""
 TRANSIENT = (ServerUnavailable, CatalogUnavailable, OutcomeUnknown)
 """Errors after which the client connects again."""
 
@@ -145,7 +149,7 @@ class Subscription(PollIterator[pa.RecordBatch]):
             if item.last:
                 self._epoch = item.epoch
             if item.rows is not None:
-                return batch_in_common_zones(item.rows)
+                return item.rows
 
     def ack(self, epoch: int | None = None, *, timeout: float | timedelta | None = None) -> None:
         """Acknowledge that your durable state covers all changes through `epoch`: the next subscription of this
@@ -279,6 +283,9 @@ class Subscription(PollIterator[pa.RecordBatch]):
         assert self._disconnected_since_s is not None
         if self._link.closed:
             return None
+        if self._request.together and isinstance(reason, InvalidInput) and UNKNOWN_TOGETHER in str(reason):
+            self._request = replace(self._request, together=False)
+            return None
         transient = isinstance(reason, TRANSIENT) or type(reason) is EpochlogError
         if not transient or self._welcome is None:
             return reason
@@ -345,17 +352,31 @@ class Subscription(PollIterator[pa.RecordBatch]):
             self._end_marks[mark.channel] = mark.seq - 1
         else:
             self._disconnected_since_s = None
-            item = _Item(rows if mark.kind == "rows" else None, mark.epoch, mark.last, mark.size)
-            self._gate.offer(mark.channel, mark.seq, item, digest=(mark.epoch, mark.last, mark.size))
-        for _, _, item in self._gate.take():
-            self._position = _advance(self._position, item)
-            self._queue.append(item)
-            self._queued_bytes += item.size
+            items = _items(mark, rows)
+            self._gate.offer(mark.channel, mark.seq, items, digest=(mark.epoch, mark.last, mark.size))
+        for _, _, items in self._gate.take():
+            for item in items:
+                self._position = _advance(self._position, item)
+                self._queue.append(item)
+                self._queued_bytes += item.size
             self._gate_deliveries += 1
         if self._gate_deliveries >= DELIVERIES_PER_GATE:
             self._gate, self._gate_deliveries = StageGate(STAGES, self._gate.cursor), 0
             for channel, last_seq in self._end_marks.items():
                 self._gate.end(channel, last_seq)
+
+
+def _items(mark: Mark, rows: pa.RecordBatch | None) -> list[_Item]:
+    """Return the items of a message, each of one epoch. The last one counts all bytes of the message."""
+    if rows is None or mark.kind == "passed":
+        return [_Item(None, mark.epoch, mark.last, mark.size)]
+    rows = batch_in_common_zones(rows)
+    if mark.kind == "rows":
+        return [_Item(rows, mark.epoch, mark.last, mark.size)]
+    *earlier, (newest, data) = each_epoch(rows)
+    if newest != mark.epoch:
+        raise BadMessage(f"rows through epoch {show_epoch(newest)} have a mark of epoch {show_epoch(mark.epoch)}")
+    return [*(_Item(part, epoch, True, 0) for epoch, part in earlier), _Item(data, newest, True, mark.size)]
 
 
 def _advance(position: FeedPosition, item: _Item) -> FeedPosition:

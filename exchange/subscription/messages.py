@@ -86,6 +86,8 @@ class Request:
     too_old: Text = "error"
     keep_s: Annotated[float | None, optional(seconds)] = KEEP.total_seconds()
     resume: Annotated[Resume | None, optional(built(Resume))] = None
+    together: Flag = False
+    """True for a client that takes marks of the kind "epochs"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +108,12 @@ class SubscriptionWelcome:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Mark of a channel. kind "rows": a batch of one epoch, `last` if it is the epoch's last one; "passed": the channel
-    is complete through the epoch, and no rows come with the mark; "end": the channel ends before sequence `seq`.
+    """Mark of a channel. kind "rows": a batch of one epoch, `last` if it is the epoch's last one; "epochs": a batch of
+    several whole epochs, through `epoch`; "passed": the channel is complete through the epoch, and no rows come with
+    the mark; "end": the channel ends before sequence `seq`.
     """
 
-    kind: Annotated[str, one_of("rows", "passed", "end")]
+    kind: Annotated[str, one_of("rows", "epochs", "passed", "end")]
     channel: Annotated[str, one_of(SNAPSHOT, CHANGES)] = CHANGES
     seq: Number = 0
     epoch: Number = 0
@@ -144,6 +147,8 @@ def encode(message: Request | SubscriptionWelcome | Mark | Notice | Answer) -> b
     for part in (members, members.get("resume") or {}):
         if part.get("schema") == 0:  # of a table that was never altered; earlier releases do not know the field
             del part["schema"]
+    if members.get("together") is False:  # nor this one
+        del members["together"]
     return json.dumps(members, separators=(",", ":")).encode()
 
 

@@ -22,6 +22,7 @@ from epochlog.exchange.transport.duplex import DuplexStream
 from epochlog.exchange.transport.services import Call
 from epochlog.store.catalog.keys import head_key
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.changelog.change_rows import COMMIT_VERSION
 from epochlog.store.changelog.consumer import Consumer
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.changelog.footprint import Footprint
@@ -142,7 +143,10 @@ class _Subscription:
         position = _start_position(handle, table, request, self._consumer)
         try:
             version = None if resume is None else resume.schema
-            self._feed = TableFeed(handle, table, request.columns, position, ADVICE, self._reserve_memory, version)
+            self._feed = TableFeed(
+                handle, table, request.columns, position, ADVICE, self._reserve_memory, version,
+                together=request.together,
+            )  # fmt: skip
         except BaseException:
             self._release_consumer()
             raise
@@ -322,7 +326,7 @@ class _Subscription:
             self._outstanding += size
             if item.last:
                 self._sent_epoch = item.epoch
-        kind = "passed" if item.data is None else "rows"
+        kind = "passed" if item.data is None else "epochs" if _has_several_epochs(item.data) else "rows"
         self._send(encode(Mark(kind, channel, self._next_seq(channel), item.epoch, item.last, size)), item.data)
         if item.data is None and item.snapshot:
             self._send_end(SNAPSHOT)
@@ -360,6 +364,11 @@ class _Subscription:
             self._check()
             if blocked_since_s is not None:
                 return
+
+
+def _has_several_epochs(rows: pa.RecordBatch) -> bool:
+    epochs = rows.column(COMMIT_VERSION)
+    return rows.num_rows > 0 and epochs[0] != epochs[rows.num_rows - 1]
 
 
 def _open_request_consumer(handle: Handle, request: Request, name: str, may_write: bool) -> Consumer:

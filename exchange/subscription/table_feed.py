@@ -14,8 +14,10 @@ import pyarrow as pa
 from epochlog.errors import EpochExpired, SnapshotExpired, TableDropped
 from epochlog.store.catalog.keys import key_epoch, log_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
+from epochlog.store.changelog import log_reader
+from epochlog.store.changelog.epoch_batches import epoch_batches
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_backfill, schema_changed
-from epochlog.store.changelog.log_reader import LogHold, Meter, plan_unread, read_slices
+from epochlog.store.changelog.log_reader import LogHold, Meter, plan_unread, read_batches, read_slices
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_table, get_version
 from epochlog.store.session.handle import Handle
@@ -25,13 +27,18 @@ from .messages import FeedPosition
 
 ROUND_ENTRIES = 1_024
 """Largest number of commits in one round."""
+TOGETHER_BYTES = 1 << 20
+"""Size limit of a slice of several epochs; a single row may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows of one epoch, in key order, or a notice that the feed is complete through an epoch."""
+    """Rows of one epoch, in key order, or of several whole epochs, or a notice that the feed is complete through an
+    epoch.
+    """
 
     epoch: int
+    """Epoch of the last row."""
     data: pa.RecordBatch | None = None
     """None: the notice."""
     last: bool = True
@@ -63,10 +70,12 @@ class TableFeed:
         advice: str,
         meter: Meter | None = None,
         version: int | None = None,
+        *,
+        together: bool = False,
     ) -> None:
         """Plan the first round and hold its epochs. position: None begins with the rows of the newest commit. advice:
         the last sentence of LogTruncated. meter: as in `read_slices`. version: the version of the table's schema whose
-        columns the reader has; None: it takes those of the position.
+        columns the reader has; None: it takes those of the position. together: give small epochs together in one slice.
 
         Raises InvalidInput for columns, LogTruncated, SnapshotExpired.
         """
@@ -74,6 +83,7 @@ class TableFeed:
         self._handle = handle
         self._id, self._name = table.id, table.name
         self._columns = columns
+        self._together = together
         self._advice = advice
         self._hold = LogHold(handle, "subscription", [(table.id, table.name)], advice)
         self._fixed: TableSchema | None = None if version is None else table.schema.at(version)
@@ -129,8 +139,7 @@ class TableFeed:
         start, snapshot = feed_round.position, feed_round.position.snapshot is not None
         sent_epoch = start.after
         plan = feed_round.plan
-        slices = read_slices(self._handle, plan, self._columns, meter=self._meter)
-        for epoch, data, last in _slices(slices, start.rows):
+        for epoch, data, last in self._slices(plan, start.rows):
             self._position = replace(self.position, rows=self.position.rows + data.num_rows)
             if last and not snapshot:
                 sent_epoch = epoch
@@ -142,6 +151,16 @@ class TableFeed:
             yield Slice(until, snapshot=snapshot)
         if plan.altered is not None:
             raise schema_changed(self._name, plan.altered)
+
+    def _slices(self, plan: LogPlan, skip: int) -> Iterator[tuple[int, pa.RecordBatch, bool]]:
+        """Yield the slices past the first `skip` rows as (epoch, rows, last); last marks the final slice of its
+        epoch.
+        """
+        if self._together and not plan.backfill:
+            batches = read_batches(self._handle, plan, self._columns, meter=self._meter)
+            return epoch_batches(_past(batches, skip), log_reader.SLICE_ROWS, TOGETHER_BYTES)
+        slices = read_slices(self._handle, plan, self._columns, meter=self._meter)
+        return _with_ends(slices, skip)
 
     # ---- planning and holds --------------------------------------------------------------------------------------
 
@@ -194,7 +213,14 @@ def _round_end(view: ReadTxn, table: TableDef, after: int, newest: int) -> int:
     return newest
 
 
-def _slices(slices: Iterator[tuple[int, pa.RecordBatch]], skip: int) -> Iterator[tuple[int, pa.RecordBatch, bool]]:
+def _past(batches: Iterator[pa.RecordBatch], skip: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows past the first `skip`."""
+    for batch in batches:
+        yield batch.slice(min(skip, batch.num_rows))
+        skip = max(0, skip - batch.num_rows)
+
+
+def _with_ends(slices: Iterator[tuple[int, pa.RecordBatch]], skip: int) -> Iterator[tuple[int, pa.RecordBatch, bool]]:
     """Yield the slices past the first `skip` rows as (epoch, rows, last); last marks the final slice of its epoch."""
     pending: tuple[int, pa.RecordBatch] | None = None
     for epoch, rows in slices:

@@ -70,8 +70,25 @@ def read_slices(
     pre_images: bool = False,
     meter: Meter | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows of a plan as (epoch, rows), in slices of one epoch and bounded size. meter: takes an iterator of
-    batches and its memory footprint, and yields the batches as memory becomes available.
+    """Yield the rows of a plan as (epoch, rows), in slices of one epoch and bounded size. meter: as in
+    `read_batches`.
+    """
+    for batch in read_batches(handle, plan, columns, pre_images=pre_images, meter=meter):
+        for epoch, rows in each_epoch(batch):
+            for data in bounded_slices(rows, SLICE_ROWS, SLICE_BYTES):
+                yield epoch, data
+
+
+def read_batches(
+    handle: Handle,
+    plan: LogPlan,
+    columns: Sequence[str] | None = None,
+    *,
+    pre_images: bool = False,
+    meter: Meter | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a plan in the order of their epochs. meter: takes an iterator of batches and its memory
+    footprint, and yields the batches as memory becomes available.
     """
     options = ReadOptions(columns)
     if plan.backfill:
@@ -82,10 +99,7 @@ def read_slices(
         batches = follow(plan, handle.files, columns)
     if meter is not None:
         batches = meter(batches, _footprint(plan, columns, pre_images=pre_images))
-    for batch in translate_stale_reads(handle, batches):
-        for epoch, rows in each_epoch(batch):
-            for data in bounded_slices(rows, SLICE_ROWS, SLICE_BYTES):
-                yield epoch, data
+    return translate_stale_reads(handle, batches)
 
 
 def _footprint(plan: LogPlan, columns: Sequence[str] | None, *, pre_images: bool) -> Footprint:

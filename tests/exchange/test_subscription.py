@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,12 @@ import pytest
 
 import epochlog as el
 from epochlog.exchange.subscription import client, table_feed
+from epochlog.exchange.subscription.messages import Request
 from epochlog.exchange.subscription.server import SubscriptionLimits, _Subscription
+from epochlog.exchange.transport import message_fields
 from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits
 from epochlog.exchange.transport.duplex import ClientStream
+from epochlog.exchange.transport.message_fields import checks_of
 from epochlog.store.catalog.keys import head_key
 from epochlog.store.changelog import log_reader
 from epochlog.store.changelog.footprint import Footprint
@@ -77,6 +82,108 @@ def test_a_large_epoch_comes_in_slices_and_is_complete_with_the_last(
                 through.append(sub.epoch)
         assert max(sizes) <= 10 and sum(sizes) == 50
         assert through == [None] * (len(through) // 2 - 1) + [first] * (len(through) // 2) + [second]
+
+
+def sent_marks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Return the list to which the server adds the kind of each mark with rows, and the number of the rows."""
+    sent: list[tuple[str, int]] = []
+    plainly = _Subscription._send
+
+    def noted(self: _Subscription, message: bytes, rows: pa.RecordBatch | None = None) -> None:
+        if rows is not None:
+            sent.append((json.loads(message)["kind"], rows.num_rows))
+        plainly(self, message, rows)
+
+    monkeypatch.setattr(_Subscription, "_send", noted)
+    return sent
+
+
+def test_small_epochs_come_in_one_message_and_are_returned_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = sent_marks(monkeypatch)
+    with served(tmp_path) as (_, table, serving):
+        epochs = [table.upsert(rows(number, number + 1)) for number in range(20)]
+        with serving.subscribe(after=0) as sub:
+            taken = [(next(sub)["_commit_version"].to_pylist(), sub.epoch) for _ in epochs]
+        assert taken == [([epoch] * 2, epoch) for epoch in epochs]
+        assert sent == [("epochs", 40)]
+
+
+def test_a_large_epoch_among_small_ones_comes_in_slices_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 10)
+    sent = sent_marks(monkeypatch)
+    with served(tmp_path) as (_, table, serving):
+        sizes = [3, 3, 25, 4, 4, 4, 10, 2, *[1] * 12]  # more than the tail cache has: it decodes each epoch by itself
+        epochs = [table.upsert(rows(*range(size), v=place)) for place, size in enumerate(sizes)]
+        with serving.subscribe(after=0) as sub:
+            replica = Replica()
+            seen: list[int] = []
+            while sub.epoch != epochs[-1]:
+                batch = next(sub)
+                assert len(set(batch["_commit_version"].to_pylist())) == 1
+                seen += batch["_commit_version"].to_pylist()
+                replica.apply(batch)
+        assert seen == [epoch for epoch, size in zip(epochs, sizes, strict=True) for _ in range(size)]
+        assert max(count for _, count in sent) <= 10 and len(sent) < len(sizes) // 2
+
+
+def alone(kind: type[Request], *arguments: Any, together: bool) -> Request:
+    assert together
+    return kind(*arguments)
+
+
+def test_a_reader_that_does_not_say_so_gets_each_epoch_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an earlier client."""
+    monkeypatch.setattr("epochlog.exchange.client.Request", partial(alone, Request))
+    sent = sent_marks(monkeypatch)
+    with served(tmp_path) as (_, table, serving):
+        epochs = [table.upsert(rows(number)) for number in range(5)]
+        with serving.subscribe(after=0) as sub:
+            assert [next(sub)["_commit_version"][0].as_py() for _ in epochs] == epochs
+        assert sent == [("rows", 1)] * 5
+
+
+def test_a_server_that_does_not_know_of_it_is_asked_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an earlier server, which refuses a field that it does not know."""
+    known = {name: check for name, check in checks_of(Request).items() if name != "together"}
+    plainly = message_fields.checks_of
+    monkeypatch.setattr(message_fields, "checks_of", lambda kind: known if kind is Request else plainly(kind))
+    sent = sent_marks(monkeypatch)
+    with served(tmp_path) as (_, table, serving):
+        epochs = [table.upsert(rows(number)) for number in range(3)]
+        with serving.subscribe(after=0) as sub:
+            assert [next(sub)["_commit_version"][0].as_py() for _ in epochs] == epochs
+        assert sent == [("rows", 1)] * 3
+        with pytest.raises(el.InvalidInput, match="nosuch"):
+            serving.subscribe(after=0, columns=["nosuch"])
+
+
+def test_a_connection_that_breaks_after_each_message_repeats_and_misses_no_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 7)
+    plainly, count = _Subscription._send, [0]
+
+    def breaking(self: _Subscription, message: bytes, rows: pa.RecordBatch | None = None) -> None:
+        plainly(self, message, rows)
+        count[0] += rows is not None
+        if rows is not None and count[0] % 2 == 0:
+            self._stream.abort()
+
+    with served(tmp_path) as (_, table, serving):
+        epochs = [table.upsert(rows(*range(1 + number % 9), v=number)) for number in range(30)]
+        monkeypatch.setattr(_Subscription, "_send", breaking)
+        with serving.subscribe(after=0) as sub:
+            seen: list[int] = []
+            while sub.epoch != epochs[-1]:
+                seen += next(sub)["_commit_version"].to_pylist()
+        assert seen == [epoch for number, epoch in enumerate(epochs) for _ in range(1 + number % 9)]
+        assert count[0] > 8
 
 
 def test_epochs_of_one_commit_are_told_apart(tmp_path: Path) -> None:
@@ -290,14 +397,14 @@ def test_rows_that_were_half_given_and_let_go_meanwhile_are_an_error(
 def test_the_server_does_not_read_ahead_of_a_slow_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader, "SLICE_ROWS", 99)
     drawn = []
-    real = table_feed._slices
+    real = table_feed.TableFeed._slices
 
     def counted(*args: Any) -> Any:
         for item in real(*args):
             drawn.append(item[0])
             yield item
 
-    monkeypatch.setattr(table_feed, "_slices", counted)
+    monkeypatch.setattr(table_feed.TableFeed, "_slices", counted)
     slice_bytes = 100 * 40
     with served(tmp_path, SubscriptionLimits(window=3 * slice_bytes)) as (_, table, serving):
         last = table.upsert(rows(*range(10_000)))

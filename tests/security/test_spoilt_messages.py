@@ -59,9 +59,11 @@ LIVE: list[tuple[Any, Callable[[bytes], Any], type[Exception]]] = [
     (live.Request("orders", "dash", None, ("id", "v"), "snapshot"), live.decode_request, InvalidInput),
     (live.Request("orders", after=5), live.decode_request, InvalidInput),
     (live.Request("orders", resume=live.Resume("s", 1, PLACE, (2, 3), 4, 5)), live.decode_request, InvalidInput),
+    (live.Request("orders", after=5, together=True), live.decode_request, InvalidInput),
     (live.Answer("took", 5), live.decode_answer, BadMessage),
     (live.SubscriptionWelcome("s", 1, PLACE, 2.0, 60.0, 3, 4), live.decode_server_message, BadMessage),
     (live.Mark("rows", live.CHANGES, 3, 4, last=True, size=5), live.decode_server_message, BadMessage),
+    (live.Mark("epochs", live.CHANGES, 3, 9, last=True, size=5), live.decode_server_message, BadMessage),
     (live.Notice("acked", 5), live.decode_server_message, BadMessage),
 ]
 
