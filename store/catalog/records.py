@@ -76,11 +76,16 @@ def pack(key: bytes, record: Record) -> bytes:
     return _CRC.pack(zlib.crc32(body, zlib.crc32(key))) + body
 
 
+def require_checksum(key: bytes, value: bytes) -> None:
+    """Raise Corrupt for a packed record whose checksum is wrong."""
+    if len(value) < _CRC.size or _CRC.unpack_from(value)[0] != zlib.crc32(value[_CRC.size :], zlib.crc32(key)):
+        raise Corrupt(f"catalog record {key!r}", "its checksum does not match")
+
+
 def unpack(key: bytes, value: bytes) -> Record:
     """Decode a record, or raise Corrupt naming its key."""
+    require_checksum(key, value)
     record_name = f"catalog record {key!r}"
-    if len(value) < _CRC.size or _CRC.unpack_from(value)[0] != zlib.crc32(value[_CRC.size :], zlib.crc32(key)):
-        raise Corrupt(record_name, "its checksum does not match")
     try:
         record = msgpack.unpackb(value[_CRC.size :], raw=False, strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:

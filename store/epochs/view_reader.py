@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -19,76 +18,132 @@ from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.definitions import Counters, JobRecord, StoreRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, all_tables, get_head, get_job, get_store, get_table
-from epochlog.store.metadata.version import Commit, TableVersion
+from epochlog.store.metadata.version import Commit, TableVersion, has_changed
 from epochlog.store.types.epoch_set import Ints, ints
 
 from .table_epochs import TableEpochs
 from .view import EpochView
 
 
-@dataclass(frozen=True, slots=True)
-class _CommitEpochs:
-    """Epochs of a table's commits after `known_from`, and of the commits among them with a change; sorted int64."""
+class CommitEpochs(NamedTuple):
+    """Epochs of a table's commits, and of the commits among them with a change; sorted int64, read-only."""
 
-    commits: np.ndarray
-    changes: np.ndarray
-    known_from: int = 0
-
-    def between(self, known_from: int, newest: int) -> _CommitEpochs:
-        """Return the part in (known_from, newest]."""
-        return _CommitEpochs(
-            _between(self.commits, known_from, newest), _between(self.changes, known_from, newest), known_from
-        )
+    commits: Ints
+    changes: Ints
 
 
-def _between(epochs: np.ndarray, after: int, until: int) -> np.ndarray:
-    return epochs[epochs.searchsorted(after, "right") : epochs.searchsorted(until, "right")]
+class _GrowingInts:
+    """Ascending int64 values that only grow at the end. Parts that were returned before share the memory and stay as
+    they are; to append takes time for the appended values only, on average.
+    """
+
+    def __init__(self) -> None:
+        self._buffer, self._length = np.empty(0, np.int64), 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def bytes(self) -> int:
+        return self._buffer.nbytes
+
+    @property
+    def last(self) -> int:
+        return int(self._buffer[self._length - 1]) if self._length else 0
+
+    def append(self, values: Ints) -> None:
+        end = self._length + len(values)
+        if end > len(self._buffer):
+            buffer = np.empty(2 * end, np.int64)
+            buffer[: self._length] = self._buffer[: self._length]
+            self._buffer = buffer
+        self._buffer[self._length : end] = values
+        self._length = end
+
+    def between(self, after: int, until: int) -> Ints:
+        """Return the values in (after, until], without a copy."""
+        values = self._buffer[: self._length]
+        part = values[values.searchsorted(after, "right") : values.searchsorted(until, "right")]
+        part.flags.writeable = False
+        return part
 
 
-_NO_COMMITS = _CommitEpochs(np.empty(0, np.int64), np.empty(0, np.int64))
+class _KnownCommits:
+    """All commits of a table in (begin, last]."""
+
+    def __init__(self, begin: int) -> None:
+        self.begin = begin
+        self._commits, self._changes = _GrowingInts(), _GrowingInts()
+
+    @property
+    def last(self) -> int:
+        return self._commits.last
+
+    @property
+    def bytes(self) -> int:
+        return self._commits.bytes + self._changes.bytes
+
+    def __len__(self) -> int:
+        return len(self._commits)
+
+    def append(self, fresh: CommitEpochs) -> None:
+        """Add commits that follow those which were known at some time; some of them may be known by now."""
+        last = self.last
+        for known, epochs in ((self._commits, fresh.commits), (self._changes, fresh.changes)):
+            known.append(epochs[epochs.searchsorted(last, "right") :])
+
+    def between(self, after: int, until: int) -> CommitEpochs:
+        return CommitEpochs(self._commits.between(after, until), self._changes.between(after, until))
 
 
 class EpochMemory:
-    """Cache of the commit epochs of each table that this process has read. Thread-safe."""
+    """Cache of the commit epochs of each table that this process has read. Thread-safe.
+
+    A look takes time for the commits since the look before. Those that retention has forgotten are removed once they
+    are more than the others.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[int, _CommitEpochs] = {}
+        self._known: dict[int, _KnownCommits] = {}
 
-    def of(self, view: ReadTxn, table_id: int, known_from: int, newest: int) -> _CommitEpochs:
+    @property
+    def bytes(self) -> int:
+        with self._lock:
+            return sum(known.bytes for known in self._known.values())
+
+    def of(self, view: ReadTxn, table_id: int, known_from: int, newest: int) -> CommitEpochs:
         """Return the table's commits in (known_from, newest], as of its version in this view."""
         with self._lock:
-            known = self._known.get(table_id, _NO_COMMITS)
-        if known.known_from > known_from:  # another thread has cached a later view, in which more was forgotten
-            known = _CommitEpochs(_NO_COMMITS.commits, _NO_COMMITS.changes, known_from)
-        last = int(known.commits[-1]) if len(known.commits) else 0
-        if last < newest:
-            known = _extend(view, table_id, known, max(last, known_from), newest)
-        known = known.between(known_from, newest)
-        if last < newest:
-            with self._lock:
-                self._known[table_id] = max(self._known.get(table_id, _NO_COMMITS), known, key=_recency)
-        return known
+            known = self._known.get(table_id)
+            begin, last = (known.begin, known.last) if known is not None else (known_from, 0)
+            if known is not None and begin <= known_from and newest <= last:
+                return known.between(known_from, newest)
+        if begin > known_from:  # another thread has cached a view in which more was forgotten
+            return _read_commits(view, table_id, known_from, newest)
+        if known is None or last < known_from:
+            known, last = _KnownCommits(known_from), known_from
+        fresh = _read_commits(view, table_id, last, newest)
+        with self._lock:
+            known.append(fresh)
+            epochs = known.between(known_from, newest)
+            if 2 * len(epochs.commits) < len(known):
+                known = _KnownCommits(known_from)
+                known.append(epochs)
+            cached = self._known.get(table_id)
+            if cached is None or cached.last <= known.last:
+                self._known[table_id] = known
+        return epochs
 
 
-def _extend(view: ReadTxn, table_id: int, known: _CommitEpochs, last: int, newest: int) -> _CommitEpochs:
-    """Append the catalog's commits in (last, newest]."""
-    fresh = [
-        (key_epoch(key), record["changed"])
-        for key, record in view.scan(hist_key(table_id, last + 1), hist_key(table_id, newest + 1))
-    ]
-    commits = np.fromiter((epoch for epoch, _ in fresh), np.int64, len(fresh))
-    changed = np.fromiter((flag for _, flag in fresh), np.bool_, len(fresh))
-    return replace(
-        known,
-        commits=np.concatenate([known.commits, commits]),
-        changes=np.concatenate([known.changes, commits[changed]]),
-    )
-
-
-def _recency(known: _CommitEpochs) -> tuple[int, int]:
-    """Return a sort key: the newest commit and, negated, the epoch after which the commits are known."""
-    return (int(known.commits[-1]) if len(known.commits) else 0), -known.known_from
+def _read_commits(view: ReadTxn, table_id: int, after: int, until: int) -> CommitEpochs:
+    """Read the catalog's commits in (after, until]."""
+    epochs, changed = bytearray(), bytearray()
+    for key, record in view.scan_packed(hist_key(table_id, after + 1), hist_key(table_id, until + 1)):
+        changed.append(has_changed(key, record))
+        epochs += key[-16:]
+    commits = np.frombuffer(bytes.fromhex(epochs.decode()), ">i8").astype(np.int64)
+    return CommitEpochs(commits, commits[np.frombuffer(changed, np.bool_)])
 
 
 class TableRecords(NamedTuple):

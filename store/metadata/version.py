@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from epochlog.errors import EpochlogError, EpochRegressed, TableFinished
-from epochlog.store.catalog.records import Record, checked
+from epochlog.store.catalog.records import Record, checked, require_checksum, unpack
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.sorted_run import SortedRun
 from epochlog.store.types.epoch import show_epoch
@@ -107,6 +107,18 @@ class Commit:
     def from_record(cls, record: Record) -> Commit:
         txn = (record["txn"][0], record["txn"][1]) if record["txn"] else None
         return cls(**{**record, "txn": txn, "labels": tuple(record["labels"])})
+
+
+_ENDS = {bytes((*b"\xa7changed", 0xC2 + changed, *b"\xa6labels\x90")): changed for changed in (False, True)}
+"""Last bytes of packed Commits without labels, by `changed`. No text ends with them: they are no UTF-8."""
+_END_BYTES = len(next(iter(_ENDS)))
+
+
+def has_changed(key: bytes, value: bytes) -> bool:
+    """Return the field `changed` of a packed Commit. Of one without labels it decodes no other field."""
+    require_checksum(key, value)
+    changed = _ENDS.get(value[-_END_BYTES:])
+    return unpack(key, value)["changed"] if changed is None else changed
 
 
 @dataclass(frozen=True, slots=True)
