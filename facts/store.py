@@ -13,7 +13,7 @@ from epochlog.checkpoint.job.wait_reasons import read_waits
 from epochlog.checkpoint.manager.job_graph import JobGraph, vertex_of
 from epochlog.errors import Corrupt
 from epochlog.store.catalog.keys import LOG_PREFIX, table_prefix
-from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, scan_values
 from epochlog.store.commit.loads import LoadRecord, all_loads, load_parts
 from epochlog.store.commit.table_ddl import table_bytes
 from epochlog.store.compaction.task_record import Work, read_work
@@ -367,8 +367,7 @@ def log_facts(view: ReadTxn, table: TableDef, version: TableVersion) -> Facts:
     (`unfolded_segments`).
     """
     first = last = entries = segments = rows = deletes = in_l0 = 0
-    for _, record in scan_prefix(view, table_prefix(LOG_PREFIX, table.id)):
-        entry = LogEntry.from_record(record)
+    for _, entry in scan_values(view, LogEntry, table_prefix(LOG_PREFIX, table.id)):
         entries, last = entries + 1, entry.epoch
         first = first or entry.epoch
         segments += len(entry.segments)

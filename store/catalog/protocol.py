@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from .keys import after_prefix
-from .records import Record, unpack
+from .records import Decodable, Record, decode, unpack
 
 T = TypeVar("T")
 
@@ -60,6 +60,14 @@ class PackedReads(ABC):
 def scan_prefix(view: ReadTxn, prefix: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Record]]:
     """Yield the records with keys that begin with the prefix, in key order (or in reverse)."""
     return view.scan(prefix, after_prefix(prefix), reverse=reverse)
+
+
+def scan_values(
+    view: ReadTxn, kind: type[Decodable], prefix: bytes, *, reverse: bool = False
+) -> Iterator[tuple[bytes, Decodable]]:
+    """Yield the values of all records of `scan_prefix`, without keeping them decoded."""
+    for key, value in view.scan_packed(prefix, after_prefix(prefix), reverse=reverse):
+        yield key, decode(kind, key, value, keep=False)
 
 
 class Txn(ReadTxn, Protocol):

@@ -97,10 +97,16 @@ def unpack(key: bytes, value: bytes) -> Record:
     return unpacked
 
 
-def decode(kind: type[Decodable], key: bytes, value: bytes) -> Decodable:
-    """Return the value of a packed record. One that was decoded before from equal bytes is not unpacked again."""
+def decode(kind: type[Decodable], key: bytes, value: bytes, *, keep: bool = True) -> Decodable:
+    """Return the value of a packed record. One that was decoded before from equal bytes is not unpacked again.
+
+    keep: False for a scan of many records, which would evict those that steps and reads decode.
+    """
     known = DECODED.get((kind, key, value))
-    return kind.from_record(unpack(key, value)) if known is None else known[0]
+    if known is not None:
+        return known[0]
+    record = unpack(key, value)
+    return kind.from_record(record if keep else dict(record))
 
 
 def checked(make: Callable[[type[T], Record], T]) -> Callable[[type[T], Record], T]:

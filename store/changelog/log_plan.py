@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from epochlog.errors import EpochExpired, InvalidInput, LogTruncated, SchemaChanged
 from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, log_key, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.catalog.records import decode
 from epochlog.store.env.files import Files
 from epochlog.store.epochs.epoch_errors import KEEP_EPOCHS
 from epochlog.store.metadata.definitions import TableDef
@@ -37,6 +38,8 @@ from .change_rows import CHANGE_FIELDS, INSERT, change_columns
 T = TypeVar("T")
 
 BATCH_ROWS = 1 << 19
+KEPT_ENTRIES = 64
+"""Log entries of a plan, at most, that stay decoded for later plans: a step reads few, a replay many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +315,8 @@ def _entries(view: ReadTxn, table: TableDef, after: int, until: int) -> list[Log
     """Return the log entries visible in (after, until], and the entry past `until` if log epochs of it are within."""
     entries: list[LogEntry] = []
     prefix = table_prefix(LOG_PREFIX, table.id)
-    for _, record in view.scan(log_key(table.id, after + 1), after_prefix(prefix)):
-        entry = LogEntry.from_record(record)
+    for key, value in view.scan_packed(log_key(table.id, after + 1), after_prefix(prefix)):
+        entry = decode(LogEntry, key, value, keep=len(entries) < KEPT_ENTRIES)
         if entry.epoch > until and (not entry.groups or entry.groups[0].label > until):
             break
         entries.append(entry)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from epochlog.store.catalog.keys import HIST_PREFIX, bound_key, hist_key, key_epoch, table_prefix
-from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, scan_values
 from epochlog.store.catalog.records import Record
 from epochlog.store.metadata.definitions import Counters, JobRecord, StoreRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, all_tables, get_head, get_job, get_store, get_table
@@ -254,10 +255,5 @@ def forced_boundaries(view: ReadTxn, after: int, until: int) -> Ints:
 
 def read_commits(view: ReadTxn, table: TableDef, limit: int | None = None) -> list[Commit]:
     """Return at most `limit` of a table's remembered commits, newest first."""
-    prefix = table_prefix(HIST_PREFIX, table.id)
-    commits: list[Commit] = []
-    for _, record in scan_prefix(view, prefix, reverse=True):
-        if limit is not None and len(commits) >= limit:
-            break
-        commits.append(Commit.from_record(record))
-    return commits
+    commits = scan_values(view, Commit, table_prefix(HIST_PREFIX, table.id), reverse=True)
+    return [commit for _, commit in islice(commits, limit)]

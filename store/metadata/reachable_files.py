@@ -14,7 +14,7 @@ from epochlog.store.catalog.keys import (
     runs_key,
     table_prefix,
 )
-from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, scan_prefix, scan_values
 from epochlog.store.sst.sorted_run import RunFile
 
 from .exchange_records import exchange_files
@@ -42,8 +42,8 @@ def all_files(view: ReadTxn) -> dict[str, int]:
 def _scan_files(
     view: ReadTxn, log: bytes, runs: bytes, compact: bytes, staged: bytes, kept: bytes
 ) -> Iterator[tuple[str, int]]:
-    for _, record in scan_prefix(view, log):
-        yield from ((file.path, file.bytes) for file in LogEntry.from_record(record).files)
+    for _, entry in scan_values(view, LogEntry, log):
+        yield from ((file.path, file.bytes) for file in entry.files)
     for _, record in scan_prefix(view, runs):
         for run in runs_from_record(record):
             yield from ((part.path, part.bytes) for part in (*run.parts, *run.history))

@@ -21,7 +21,7 @@ from epochlog.store.catalog.keys import (
     txn_app_key,
     txn_key,
 )
-from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, scan_prefix, scan_values
 from epochlog.store.catalog.records import Record
 from epochlog.store.commit.loads import all_loads, broken_load
 from epochlog.store.compaction.task_record import read_work
@@ -266,7 +266,7 @@ def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
     """Check that a table's log, commits and counters agree, and that all its files lie in its folder, or are shared."""
     version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
     prefix = table_prefix(LOG_PREFIX, table.id)
-    entries = [LogEntry.from_record(record) for _, record in scan_prefix(view, prefix)]
+    entries = [entry for _, entry in scan_values(view, LogEntry, prefix)]
     problems = [f"breaks the invariant {name}" for name in broken_invariants(version)]
     problems += [f"breaks the invariant {name}" for name in broken_runs(version, runs)]
     last_epoch = Counters.read(view).last_epoch
@@ -396,8 +396,8 @@ def _check_commits(view: ReadTxn, table: TableDef, version: TableVersion, entrie
     """
     prefix, logged = table_prefix(HIST_PREFIX, table.id), {entry.epoch: entry for entry in entries}
     lost, differing, unknown_txns, known = [], [], [], set[int]()
-    for key, record in scan_prefix(view, prefix):
-        epoch, commit = key_epoch(key), Commit.from_record(record)
+    for key, commit in scan_values(view, Commit, prefix):
+        epoch = key_epoch(key)
         known.add(epoch)
         entry = logged.get(epoch)
         if entry is None:

@@ -19,6 +19,7 @@ import epochlog as el
 from epochlog.errors import Corrupt, InvalidInput
 from epochlog.store.catalog import records
 from epochlog.store.catalog.records import Record, as_record, decode, pack, unpack
+from epochlog.store.changelog import log_plan
 from epochlog.store.commit.loads import LoadRecord
 from epochlog.store.compaction.strategy import CompactionTask
 from epochlog.store.metadata.definitions import Cursor, JobRecord, Runner, TableDef
@@ -28,6 +29,7 @@ from epochlog.store.metadata.version import Commit, LabelGroup, LogEntry, TableV
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
 from epochlog.store.types.schema import TableSchema
+from lab import Lab, mirror
 from message_mutations import places, replaced
 
 pytestmark = pytest.mark.local_only
@@ -228,3 +230,49 @@ def test_bytes_that_are_damaged_later_are_found(place: int) -> None:
 def test_values_that_are_kept_decoded_are_immutable(value: Any) -> None:
     """One caller must not change what another gets."""
     assert type(value).__dataclass_params__.frozen
+
+
+def check_scans(root: Path) -> None:
+    """A replay of a log, also net, a vacuum, `verify` and the history keep few records beside those of steps."""
+    lab = Lab(root)
+    try:
+        lab.root_table("q")
+        lab.root_table()
+        job = lab.job("j", ["q"])
+        for number in range(200):
+            lab.put({number: (1, number)})
+
+        def step() -> None:
+            lab.put({1: (1, lab.now_ms)}, "q")
+            lab.tick()
+            assert job.step_local(mirror("q", "j_out")) is not None
+
+        step()
+        records.DECODED.clear()
+        step()
+        kept = len(records.DECODED._entries)
+        for scan in (
+            lambda: lab.store.table("r").changes(0).read_all(),
+            lambda: lab.store.table("r").changes(0, mode="net").read_all(),
+            lab.store.vacuum,
+            lab.store.verify,
+            lab.store.table("r").history,
+        ):
+            scan()
+            assert len(records.DECODED._entries) <= kept + 2 * 64, scan
+    finally:
+        lab.store.close()
+
+
+@pytest.mark.medium
+def test_scans_of_the_log_leave_what_steps_decode(tmp_path: Path) -> None:
+    check_scans(tmp_path / "s")
+
+
+@pytest.mark.medium
+@pytest.mark.planted
+def test_a_replay_that_fills_the_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant a bug: a replay keeps each log entry that it decodes."""
+    monkeypatch.setattr(log_plan, "KEPT_ENTRIES", 1 << 40)
+    with pytest.raises(AssertionError):
+        check_scans(tmp_path / "s")
