@@ -25,10 +25,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.types.epoch import newest_index, width
-from epochlog.store.types.epoch_set import FAR, Intervals, Ints, clip, ints
+from epochlog.store.types.epoch_set import FAR, Intervals, Ints, clip, ints, next_after
 
 BarrierKind = Literal["initial", "checkpoint"]
 BARRIER_PHASES = ("decision", "collection", "commit")
@@ -54,10 +56,18 @@ class CommitBoundaries:
 
     def first(self) -> int | None:
         """Return the oldest boundary."""
-        regular = self._regular_from_starts()
-        forced = self._forced_within()
-        candidates = [int(boundaries[0]) for boundaries in (regular, forced) if len(boundaries)]
-        return min(candidates, default=None)
+        first = int(self.first_from(ints([0]))[0])
+        return None if first == FAR else first
+
+    def first_from(self, epochs: Ints) -> Ints:
+        """Return for each epoch the first boundary at or above it; FAR if there is none."""
+        starts, ends = (np.append(side, FAR) for side in self.intervals)
+        at, step = ends[:-1].searchsorted(epochs), width(self.interval_ms)
+        within = (np.maximum(starts[at], epochs) // step + 1) * step - 1
+        first = np.where((at < len(ends) - 1) & (within <= ends[at]), within, FAR)
+        for boundaries in (self._regular_from_starts(), self._forced_within()):
+            first = np.minimum(first, next_after(boundaries, epochs - 1))
+        return first
 
     def newest(self) -> int | None:
         """Return the newest boundary."""

@@ -9,19 +9,19 @@ plans, reads and holds the changes between them.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from heapq import merge
 from typing import Protocol
 
 import pyarrow as pa
 
 from epochlog.checkpoint.job.next_barrier import Barrier
-from epochlog.errors import InvalidInput
+from epochlog.errors import EpochlogError, InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.consumers import KEEP, open_consumer
-from epochlog.store.changelog.log_plan import Columns, LogPlan, columns_after, plan_backfill, schema_changed
+from epochlog.store.changelog.log_plan import Columns, LogPlan, columns_after, plan_backfill
 from epochlog.store.changelog.log_position import SNAPSHOT
 from epochlog.store.changelog.log_reader import LogHold, plan_unread, read_slices
 from epochlog.store.commit.boundaries import seal
@@ -34,12 +34,14 @@ from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import find_job, find_table, get_table
 from epochlog.store.session.handle import HasHandle
 from epochlog.store.types.epoch import as_epoch, show_epoch
-from epochlog.store.types.epoch_set import FAR
 from epochlog.store.types.schema import TableSchema
 
-from .log_barriers import EndOfData, ReaderPosition, barrier_of_job, barrier_of_log, end_of_data
+from .log_barriers import EndOfData, ReaderPosition, Unsealed, barriers_of_job, barriers_of_log
+from .log_round import LogRound, cut_round, rows_round
 
 ADVICE = 'Read a snapshot and continue from it: after="snapshot"'
+LOOK_BARRIERS = 64
+"""Largest number of barriers that are planned after one look at the catalog."""
 _BACKOFF = Backoff(first_s=0.005, limit_s=0.1)
 
 
@@ -61,14 +63,6 @@ class Chunk:
     table: str
     epoch: int
     data: pa.RecordBatch
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """Plan of the log reads up to one barrier, from one state of the catalog."""
-
-    barrier: Barrier
-    plans: tuple[LogPlan, ...]
 
 
 class UpstreamLog(OneProcess, PollIterator[Chunk | Barrier | EndOfData]):
@@ -128,7 +122,10 @@ class UpstreamLog(OneProcess, PollIterator[Chunk | Barrier | EndOfData]):
         self._job = None if record is None else (record.id, record.name)
         self._hold = LogHold(handle, "upstream", self._tables, ADVICE, pre_images=pre_images)
         self._closed = threading.Event()
-        self._items_left: Iterator[Chunk | Barrier] | None = None
+        self._round: LogRound | None = None
+        self._items_left: Iterator[Chunk | Barrier] = iter(())
+        self._most = LOOK_BARRIERS  # barriers of the next round, at most
+        self._returned = Counter[str]()  # rows of each table past the newest returned barrier
         self._failed = False
         self._consumer = None
         if consumer is not None:
@@ -216,95 +213,101 @@ class UpstreamLog(OneProcess, PollIterator[Chunk | Barrier | EndOfData]):
             raise InvalidInput(
                 f"an error ended this UpstreamLog; open another one with after={self._position} to continue"
             )
-        if self._items_left is None:
+        if not self._returned and self._consumer is not None:
+            self._consumer.check()
+        if self._round is None:
             next_round = self._next_round()
-            if not isinstance(next_round, _Round):
+            if not isinstance(next_round, LogRound):
                 if next_round is not None:
                     self._stop()  # the consumer stays open for the acknowledgement of the last barrier
                 return next_round
-            self._items_left = self._iterate(next_round)
+            self._round, self._items_left = next_round, self._iterate(next_round)
+        return self._next_of(self._round)
+
+    def _next_of(self, log_round: LogRound) -> Chunk | Barrier | EndOfData | None:
+        """Return the next item of a round."""
         try:
             item = next(self._items_left)
-        except BaseException:  # part of the round is returned: continuing would skip or repeat changes
-            self._failed = True
+        except BaseException as error:
+            if isinstance(error, EpochlogError) and len(log_round.barriers) > 1:
+                self._round, self._most = None, 1  # it may be in what was read ahead: read up to the next barrier only
+                return self._next()
+            self._failed = True  # part of a barrier may be returned: continuing would skip or repeat changes
             raise
-        if isinstance(item, Barrier):
-            self._items_left, self._position, self._snapshot = None, item.curr, False
+        if isinstance(item, Chunk):
+            self._returned[item.table] += item.data.num_rows
+            return item
+        self._position, self._snapshot = item.curr, False
+        self._returned.clear()
+        if item is log_round.barriers[-1] or self._hold.is_due(item.curr):
+            self._round = None
         return item
 
-    def _next_round(self) -> _Round | EndOfData | None:
+    def _next_round(self) -> LogRound | EndOfData | None:
         """Return the next round, EndOfData, or None if there is no barrier yet."""
-        if self._consumer is not None:
-            self._consumer.check()
-        if self._job is None and not self._seal_if_changed():
-            next_round = self._handle.catalog.read(lambda view: end_of_data(view, self._reader_position()))
-        else:
-            next_round = self._handle.catalog.read(self._plan)
-            if self._snapshot and isinstance(next_round, _Round):  # hold the files of its rows as it is planned
-                next_round = self._hold.take(self._plan_held, rows=True)
+        if self._snapshot and self._job is None:
+            seal(self._handle)
+        planned = self._handle.catalog.read(self._plan)
+        if isinstance(planned, Unsealed):
+            seal(self._handle)
+            planned = self._handle.catalog.read(self._plan)
+        next_round = None if isinstance(planned, Unsealed) else planned
+        if self._snapshot and isinstance(next_round, LogRound):  # hold the files of its rows as it is planned
+            next_round = self._hold.take(self._plan_held, rows=True)
         self._hold.move(self._position, idle=next_round is None)
         return next_round
 
-    def _iterate(self, log_round: _Round) -> Iterator[Chunk | Barrier]:
+    def _iterate(self, log_round: LogRound) -> Iterator[Chunk | Barrier]:
         self._fixed = {table_id: plan.table for (table_id, _), plan in zip(self._tables, log_round.plans, strict=True)}
-        chunks = [self._chunks(index, plan) for index, plan in enumerate(log_round.plans)]
-        for epoch, _, chunk in merge(*chunks, key=lambda item: item[:2]):
-            if isinstance(chunk, LogPlan):
-                raise schema_changed(chunk.table.name, epoch)
-            yield chunk
-        yield log_round.barrier
+        self._most = min(2 * len(log_round.barriers), LOOK_BARRIERS)
+        return log_round.ordered([self._chunks(*table) for table in zip(self._tables, log_round.plans, strict=True)])
 
-    def _chunks(self, index: int, plan: LogPlan) -> Iterator[tuple[int, int, Chunk | LogPlan]]:
-        """Yield (epoch, index of the table, chunk) of one table, in order of epoch. If the plan ends at an alter, it
-        comes last, before the chunks of all tables at that epoch.
-        """
-        _, name = self._tables[index]
+    def _chunks(self, table: tuple[int, str], plan: LogPlan) -> Iterator[tuple[int, Chunk]]:
+        """Yield the chunks of one table with their epochs, but for rows that an earlier plan has returned."""
+        name = table[1]
+        skip = self._returned[name]
         for epoch, rows in read_slices(self._handle, plan, self._columns.get(name), pre_images=self._pre_images):
-            yield epoch, index, Chunk(name, epoch, rows)
-        if plan.altered is not None:
-            yield plan.altered, -1, plan
+            if skip < rows.num_rows:
+                yield epoch, Chunk(name, epoch, rows.slice(skip) if skip else rows)
+            skip = max(skip - rows.num_rows, 0)
 
     # ---- catalog reads -------------------------------------------------------------------------------------------
-
-    def _seal_if_changed(self) -> bool:
-        """Seal the past boundaries if there are unread changes; return True if there are."""
-
-        def has_unread_changes(view: ReadTxn) -> bool:
-            epochs = self._reader_position().epochs(view)
-            first = min(epochs.table(table_id).first_change(self._position) for table_id, _ in self._tables)
-            return self._snapshot or first < FAR
-
-        has_changes = self._handle.catalog.read(has_unread_changes)
-        if has_changes:
-            seal(self._handle)
-        return has_changes
 
     def _reader_position(self) -> ReaderPosition:
         return ReaderPosition(self._handle, self._tables, self._position, self._snapshot)
 
-    def _plan(self, view: ReadTxn) -> _Round | EndOfData | None:
+    def _plan(self, view: ReadTxn) -> LogRound | EndOfData | Unsealed | None:
         """Plan the next round from this state of the catalog."""
-        reader = self._reader_position()
-        barrier = barrier_of_log(view, reader) if self._job is None else barrier_of_job(view, reader, *self._job)
-        if not isinstance(barrier, Barrier):
-            return barrier
+        reader, most = self._reader_position(), 1 if self._snapshot else self._most
+        epochs = reader.epochs(view)
+        if self._job is None:
+            barriers = barriers_of_log(view, reader, epochs, most)
+        else:
+            barriers = barriers_of_job(view, reader, most, *self._job)
+        if not isinstance(barriers, list):
+            return barriers
         tables = [get_table(view, table_id, name) for table_id, name in self._tables]
-        return _Round(barrier, tuple(self._plan_table(view, table, barrier) for table in tables))
+        plans = [self._plan_table(view, table, barriers[-1].curr) for table in tables]
+        if self._snapshot:
+            return rows_round(barriers[0], plans)
+        return cut_round(barriers, plans, [epochs.table(table_id).changes for table_id in reader.ids])
 
-    def _plan_table(self, view: ReadTxn, table: TableDef, barrier: Barrier) -> LogPlan:
+    def _plan_table(self, view: ReadTxn, table: TableDef, until: int) -> LogPlan:
         """Plan the changes of one table up to a barrier. A reader that has begun keeps its columns, and gets the
         changes before an alter that takes one of them away.
         """
         fixed = self._fixed.get(table.id)
         if self._snapshot:
-            return plan_backfill(view, table, barrier.curr, fixed)
+            return plan_backfill(view, table, until, fixed)
         columns = Columns(fixed, whole=self._job is not None, cut=True)  # a job keeps its columns at every epoch
-        return plan_unread(view, table, self._position, barrier.curr, ADVICE, columns, by_commit=True)
+        return plan_unread(
+            view, table, self._position, until, ADVICE, columns, by_commit=True, pre_images=self._pre_images
+        )
 
-    def _plan_held(self, tx: Txn) -> tuple[_Round | EndOfData | None, int | None]:
-        """Plan the next round; return it with the epoch after which its hold keeps the logs."""
+    def _plan_held(self, tx: Txn) -> tuple[LogRound | None, int | None]:
+        """Plan the round of the tables' rows; return it with the epoch after which its hold keeps the logs."""
         planned = self._plan(tx)
-        return planned, planned.barrier.curr if isinstance(planned, _Round) else None
+        return (planned, planned.barriers[0].curr) if isinstance(planned, LogRound) else (None, None)
 
     def _check_columns(self, view: ReadTxn) -> None:
         """Raise InvalidInput for a column that the first changes to read do not have."""

@@ -49,7 +49,7 @@ class LogPlan:
     table: TableSchema
     before: ScanPlan | None
     """State before the range, in which pre-images are looked up unless they are `stored` with the log; None if history
-    does not reach back so far.
+    does not reach back so far, or the caller reads no pre-images.
     """
     groups: tuple[LabelGroup, ...] = ()
     backfill: bool = False
@@ -190,6 +190,7 @@ def plan_changes(
     by_commit: bool = False,
     columns: Columns = Columns(),
     files: ScanFiles | None = None,
+    pre_images: bool = True,
 ) -> LogPlan:
     """Plan a read of the log of (after, until]; until=None is the newest commit, or `after` when that is newer.
 
@@ -197,6 +198,7 @@ def plan_changes(
     epochs of visibility: a commit is in the range with all its log epochs, or not at all.
     Raises LogTruncated below the truncation mark, InvalidInput for an inverted range, and SchemaChanged for one that an
     alter divides (see Columns). files: those of the table in this view through `until`, if the caller has read them.
+    pre_images: False plans none, so `before` is None.
     """
     version = files.version if files else get_version(view, table.id, table.name)
     after = as_epoch("after", after)
@@ -231,7 +233,7 @@ def plan_changes(
         for segment in group.segments
     ]
     stored = all(_stores_images(table, group) for group in groups) if groups else table.changelog == "full"
-    if stored:
+    if stored or not pre_images:
         before = None
     elif after == 0:  # before its first entry a table is empty, also when retention has removed history
         before = ScanPlan(schema, 0)

@@ -52,14 +52,23 @@ def readable_after(view: ReadTxn, table: TableDef, after: int, advice: str) -> i
 
 
 def plan_unread(
-    view: ReadTxn, table: TableDef, after: int, until: int, advice: str, columns: Columns, *, by_commit: bool = False
+    view: ReadTxn,
+    table: TableDef,
+    after: int,
+    until: int,
+    advice: str,
+    columns: Columns,
+    *,
+    by_commit: bool = False,
+    pre_images: bool = False,
 ) -> LogPlan:
     """Plan the changes of (after, until] that the log still has, in the columns of a reader that keeps them: those of
     `columns`, else those of its first change (`columns_after`). Raises LogTruncated as `readable_after` does.
     """
     after = readable_after(view, table, after, advice)
     columns = replace(columns, schema=columns.schema or columns_after(view, table, after))
-    return plan_changes(view, table, after, max(after, until), by_commit=by_commit, columns=columns)
+    until = max(after, until)
+    return plan_changes(view, table, after, until, by_commit=by_commit, columns=columns, pre_images=pre_images)
 
 
 def read_slices(
@@ -155,8 +164,12 @@ class LogHold:
         """Hold only the logs after a later epoch. Each move is a transaction, so a reader that is not idle moves its
         hold at most every MOVE_HOLD_S.
         """
-        if self._past is not None and after > self._past and (idle or monotonic_s() - self._moved_s >= MOVE_HOLD_S):
+        if self.is_due(after, idle=idle):
             self.take(lambda _: (None, after))
+
+    def is_due(self, after: int, *, idle: bool = False) -> bool:
+        """Return True if `move` would move the hold now."""
+        return self._past is not None and after > self._past and (idle or monotonic_s() - self._moved_s >= MOVE_HOLD_S)
 
     def release(self) -> None:
         """End the hold; a second call does nothing."""

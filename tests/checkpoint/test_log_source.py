@@ -347,9 +347,9 @@ def test_nothing_is_held_again_once_it_is_closed(lab: Lab, monkeypatch: pytest.M
     """Another thread closes it just before the hold moves."""
     lab.put({1: (0, 1)})
     lab.tick()
-    log, real = el.UpstreamLog(lab.store, ["r"]), upstream_module.end_of_data
+    log, real = el.UpstreamLog(lab.store, ["r"]), upstream_module.barriers_of_log
     assert len([log.poll(), log.poll()]) == 2 and log.position
-    monkeypatch.setattr(upstream_module, "end_of_data", lambda *args: log.close() or real(*args))
+    monkeypatch.setattr(upstream_module, "barriers_of_log", lambda *args: log.close() or real(*args))
     assert log.poll() is None
     lab.store.table("r").truncate_log(lab.put({2: (0, 2)}))
 
