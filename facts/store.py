@@ -12,8 +12,7 @@ from epochlog.checkpoint.job.job_ddl import RunnerInfo, job_info, runner_of
 from epochlog.checkpoint.job.wait_reasons import read_waits
 from epochlog.checkpoint.manager.job_graph import JobGraph, vertex_of
 from epochlog.errors import Corrupt
-from epochlog.store.catalog.keys import LOG_PREFIX, table_prefix
-from epochlog.store.catalog.protocol import ReadTxn, scan_values
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.loads import LoadRecord, all_loads, load_parts
 from epochlog.store.commit.table_ddl import table_bytes
 from epochlog.store.compaction.task_record import Work, read_work
@@ -21,18 +20,18 @@ from epochlog.store.compaction.write_stall import pressure
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view, read_epochs_and_records, table_state
 from epochlog.store.maintenance.scheduler import MaintenanceFailure, all_troubles
+from epochlog.store.metadata.commit_log import get_entries, scan_entries
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.lookups import (
     all_jobs,
     find_table,
-    get_entries,
     get_job,
     get_runs,
     get_store,
     get_version,
 )
 from epochlog.store.metadata.read_default import shown_default
-from epochlog.store.metadata.version import LogEntry, Runs, TableVersion
+from epochlog.store.metadata.version import Runs, TableVersion
 from epochlog.store.retention.holds import holds_of
 from epochlog.store.retention.kept_history import HistorySize, KeptHistory, read_history
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan
@@ -367,7 +366,7 @@ def log_facts(view: ReadTxn, table: TableDef, version: TableVersion) -> Facts:
     (`unfolded_segments`).
     """
     first = last = entries = segments = rows = deletes = in_l0 = 0
-    for _, entry in scan_values(view, LogEntry, table_prefix(LOG_PREFIX, table.id)):
+    for entry in scan_entries(view, table.id):
         entries, last = entries + 1, entry.epoch
         first = first or entry.epoch
         segments += len(entry.segments)

@@ -11,12 +11,11 @@ from openlineage.client.event_v2 import RunState
 
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.errors import BarrierChanged, Cancelled, EpochlogError, Fenced, JobNotFound, JobParked
-from epochlog.store.catalog.keys import hist_key
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.log_events import DEFECT, LINEAGE_FAILED
+from epochlog.store.metadata.commit_log import commit_at
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.lookups import get_table
-from epochlog.store.metadata.version import Commit
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.run_listener import Run
 from epochlog.views.present_text import present_text
@@ -142,9 +141,9 @@ class LineageRun:
         def body(view: ReadTxn) -> dict[str, WrittenOutput]:
             written = {}
             for table_id in self._outputs:
-                record = view.get(hist_key(table_id, epoch))
-                if record is not None:
-                    commit, name = Commit.from_record(record), get_table(view, table_id, "output").name
+                commit = commit_at(view, table_id, epoch)
+                if commit is not None:
+                    name = get_table(view, table_id, "output").name
                     rows = commit.rows_upserted + commit.rows_deleted
                     written[name] = WrittenOutput(rows, commit.bytes, commit.segments)
             return written

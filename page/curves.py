@@ -9,11 +9,12 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 from epochlog.checkpoint.job.next_barrier import BARRIER_PHASES
-from epochlog.store.catalog.keys import hist_key
 from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.metadata.commit_log import newest_commits
 from epochlog.store.metadata.version import Commit
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.epoch import to_unix_ms
@@ -133,7 +134,6 @@ def _commits(view: ReadTxn, after: Mapping[int, int]) -> list[tuple[int, Commit]
     """Return the commits of the tables after these epochs, at most MOST_NEW_COMMITS of each, the newest."""
     commits = list[tuple[int, Commit]]()
     for table_id, epoch in after.items():
-        records = view.scan(hist_key(table_id, epoch + 1), hist_key(table_id, 1 << 62), reverse=True)
-        for _, (_, record) in zip(range(MOST_NEW_COMMITS), records, strict=False):
-            commits.append((table_id, Commit.from_record(record)))
+        newest = islice(newest_commits(view, table_id, epoch), MOST_NEW_COMMITS)
+        commits += ((table_id, commit) for commit in newest)
     return commits

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from epochlog.errors import InvalidInput
-from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, consumer_key, log_key, table_prefix
+from epochlog.store.catalog.keys import consumer_key
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS, CHANGE_TYPE
 from epochlog.store.changelog.consumer import Consumer
@@ -21,10 +21,10 @@ from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_backfill, plan_changes, schema_changed
 from epochlog.store.changelog.log_position import SNAPSHOT, reach
 from epochlog.store.env.log_events import CHANGES_LOST
+from epochlog.store.metadata.commit_log import entries_of_log_epochs
 from epochlog.store.metadata.consumer_record import check_consumer_name
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
-from epochlog.store.metadata.version import LogEntry
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
@@ -295,9 +295,8 @@ def _refuse_deletes(plan: LogPlan) -> None:
 
 def _log_epochs(view: ReadTxn, table: TableDef, after: int) -> Iterator[LogEpoch]:
     """Yield the log epochs with rows past `after`, oldest first; read one log entry at a time."""
-    prefix = table_prefix(LOG_PREFIX, table.id)
-    for _, record in view.scan(log_key(table.id, after + 1), after_prefix(prefix)):
-        for group in LogEntry.from_record(record).groups:
+    for entry in entries_of_log_epochs(view, table.id, after):
+        for group in entry.groups:
             rows = sum(segment.rows for segment in group.segments)
             if rows and group.label > after:
                 yield LogEpoch(group.label, rows, sum(segment.bytes for segment in group.segments))

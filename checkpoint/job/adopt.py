@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from epochlog.errors import TableInUse
-from epochlog.store.catalog.keys import head_key, hist_key, job_key, job_name_key, key_epoch, step_times_key, table_key
+from epochlog.store.catalog.keys import head_key, job_key, job_name_key, step_times_key, table_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.commit.table_ddl import issue_epoch
 from epochlog.store.env.log_events import JOB_DROPPED, TABLE_ADOPTED
+from epochlog.store.metadata.commit_log import commit_epochs
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_job, get_table, get_version
 from epochlog.store.metadata.staged_segments import discard_staged
 from epochlog.store.session.handle import Handle
-from epochlog.store.types.epoch import MAX_EPOCH
 
 
 def adopt_table(handle: Handle, name: str) -> TableDef:
@@ -80,7 +80,7 @@ def _delete_job(tx: Txn, job: JobRecord) -> None:
 def _make_root_table(tx: Txn, table: TableDef, epoch: int) -> TableDef:
     """Make the output a root table from epoch `at` on, open for writes. Part of a transaction."""
     version = get_version(tx, table.id, table.name)
-    first = next((key_epoch(key) for key, _ in tx.scan(hist_key(table.id, 0), hist_key(table.id, MAX_EPOCH))), epoch)
+    first = next(commit_epochs(tx, table.id), epoch)
     created = min(table.created, first)  # a log backfill commits at epochs before the job's creation
     adopted = replace(table, job_id=None, adopted=epoch, created=created, drop_unchanged=True)
     tx.put(table_key(table.id), adopted.to_record())

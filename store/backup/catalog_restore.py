@@ -14,7 +14,7 @@ from pathlib import Path
 
 from epochlog.errors import CatalogInUse, CatalogLost, Corrupt, EpochlogError, InvalidInput, StoreNotFound
 from epochlog.store.catalog.export_format import Header, Shipped, decode_dump, encode_dump, shipped_files
-from epochlog.store.catalog.keys import HEAD, LOG_PREFIX, RUNS_PREFIX, STORE, TABLE_PREFIX, head_key
+from epochlog.store.catalog.keys import HEAD, RUNS_PREFIX, STORE, TABLE_PREFIX, head_key
 from epochlog.store.catalog.kind import CatalogKind, Site
 from epochlog.store.catalog.records import Record, unpack
 from epochlog.store.catalog.registry import EMBEDDED, kind_named, kind_of_url
@@ -22,8 +22,9 @@ from epochlog.store.env.files import Files
 from epochlog.store.env.filesystem import open_files
 from epochlog.store.env.paths import MARKER, is_store_id, ship_path
 from epochlog.store.env.redact import redact_url
+from epochlog.store.metadata.commit_log import entry_of_record
 from epochlog.store.metadata.definitions import Counters, TableDef
-from epochlog.store.metadata.version import LogEntry, TableVersion, runs_from_record
+from epochlog.store.metadata.version import TableVersion, runs_from_record
 from epochlog.store.session.bootstrap import stored_record
 from epochlog.store.session.handle import as_place
 from epochlog.store.session.marker import Marker, read_marker
@@ -119,8 +120,9 @@ def _refuse_other_root(files: Files, state: _CatalogState, paths: Sequence[str])
 def _file_paths(state: _CatalogState) -> Iterator[str]:
     """Yield the paths of all log segments and run files that the records refer to."""
     for key, value in state.records.items():
-        if key.startswith(LOG_PREFIX):
-            yield from (file.path for file in LogEntry.from_record(unpack(key, value)).files)
+        entry = entry_of_record(key, value)
+        if entry is not None:
+            yield from (file.path for file in entry.files)
         elif key.startswith(RUNS_PREFIX):
             yield from (part.path for run in runs_from_record(unpack(key, value)) for part in run.parts)
 

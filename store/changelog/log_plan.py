@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochlog.errors import EpochExpired, InvalidInput, LogTruncated, SchemaChanged
-from epochlog.store.catalog.keys import LOG_PREFIX, after_prefix, log_key, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.catalog.records import decode
 from epochlog.store.env.files import Files
 from epochlog.store.epochs.epoch_errors import KEEP_EPOCHS
+from epochlog.store.metadata.commit_log import entries_of_log_epochs
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_version
 from epochlog.store.metadata.schema_change import extended, first_unreadable
@@ -38,8 +37,6 @@ from .change_rows import CHANGE_FIELDS, INSERT, change_columns
 T = TypeVar("T")
 
 BATCH_ROWS = 1 << 19
-KEPT_ENTRIES = 64
-"""Log entries of a plan, at most, that stay decoded for later plans: a step reads few, a replay many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +210,7 @@ def plan_changes(
             f"the log of {table.name!r} begins after epoch {show_epoch(version.log_start)}; epoch {show_epoch(after)} "
             "was truncated. Read a snapshot and continue from its epoch"
         )
-    entries = _entries(view, table, after, end)
+    entries = list(entries_of_log_epochs(view, table.id, after, end))
     schema, altered = _columns_of(table.schema, entries, end, columns)
     if altered is not None:
         if not columns.cut:
@@ -263,8 +260,7 @@ def columns_after(view: ReadTxn, table: TableDef, after: int) -> TableSchema:
     current = table.schema
     if not any(version.version > after for version in current.lineage):
         return current
-    for _, record in view.scan(log_key(table.id, after + 1), after_prefix(table_prefix(LOG_PREFIX, table.id))):
-        entry = LogEntry.from_record(record)
+    for entry in entries_of_log_epochs(view, table.id, after):
         if entry.segments:
             return extended(current, entry.epoch, MAX_EPOCH)
     return current
@@ -307,19 +303,6 @@ def next_epoch(view: ReadTxn, table: TableDef, after: int) -> int | None:
             f"the log of {table.name!r} begins after epoch {show_epoch(version.log_start)}; epoch {show_epoch(after)} "
             "was truncated. Read a snapshot and continue from its epoch"
         )
-    for _, record in view.scan(log_key(table.id, after + 1), log_key(table.id, version.max_committed_epoch + 1)):
-        entry = LogEntry.from_record(record)
+    for entry in entries_of_log_epochs(view, table.id, after, version.max_committed_epoch):
         return min([group.label for group in entry.groups if group.label > after] + [entry.epoch])
     return None
-
-
-def _entries(view: ReadTxn, table: TableDef, after: int, until: int) -> list[LogEntry]:
-    """Return the log entries visible in (after, until], and the entry past `until` if log epochs of it are within."""
-    entries: list[LogEntry] = []
-    prefix = table_prefix(LOG_PREFIX, table.id)
-    for key, value in view.scan_packed(log_key(table.id, after + 1), after_prefix(prefix)):
-        entry = decode(LogEntry, key, value, keep=len(entries) < KEPT_ENTRIES)
-        if entry.epoch > until and (not entry.groups or entry.groups[0].label > until):
-            break
-        entries.append(entry)
-    return entries

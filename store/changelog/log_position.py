@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from epochlog.errors import EpochExpired, LogTruncated
-from epochlog.store.catalog.keys import hist_key
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.epoch_errors import KEEP_EPOCHS
+from epochlog.store.metadata.commit_log import commit_arrays
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_version
 from epochlog.store.types.epoch import show_epoch
@@ -42,9 +42,9 @@ def reach(view: ReadTxn, table: TableDef, after: int) -> Reach:
     mark = version.log_start
     if after >= mark:
         return Reach(table, after, after)
-    between = view.scan(hist_key(table.id, after + 1), hist_key(table.id, mark + 1))
+    _, changed = commit_arrays(view, table.id, after, mark)
     unrecorded = after < version.known_from  # their records are deleted too: there was at least one
-    return Reach(table, after, mark, sum(bool(record["changed"]) for _, record in between) + unrecorded)
+    return Reach(table, after, mark, int(changed.sum()) + unrecorded)
 
 
 def require_states(view: ReadTxn, table_id: int, name: str, after: int, instead: str) -> None:

@@ -12,16 +12,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epochlog.errors import EpochNotCommitted, InvalidInput, LimitExceeded, TableExists
-from epochlog.store.catalog.keys import HEAD, head_key, hist_key, log_key, name_key, runs_key, schema_key, table_key
+from epochlog.store.catalog.keys import HEAD, head_key, name_key, runs_key, schema_key, table_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.log_events import TABLE_CLONED
 from epochlog.store.epochs.epoch_errors import require_begun
 from epochlog.store.epochs.view_reader import read_epoch_view
+from epochlog.store.metadata.commit_log import get_entries, put_commit, put_entry
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.kept_deletes import KeptFiles, kept_deletes, put_kept
-from epochlog.store.metadata.lookups import find_table, get_entries, get_runs, get_version
+from epochlog.store.metadata.lookups import find_table, get_runs, get_version
 from epochlog.store.metadata.named_columns import lost_column, with_schema
 from epochlog.store.metadata.schema_change import MAX_VERSIONS, next_version
 from epochlog.store.metadata.shared_files import share_files
@@ -158,9 +159,9 @@ def _put_rows(
     if runs:
         tx.put(runs_key(clone.id), runs_to_record(runs))
     for entry in (*entries, LogEntry(begin)):
-        tx.put(log_key(clone.id, entry.epoch), entry.to_record())
+        put_entry(tx, clone.id, entry)
     commit = Commit(begin, now_ms, "clone", None, None, 0, 0, 0, 0, False, ())
-    tx.put(hist_key(clone.id, begin), commit.to_record())
+    put_commit(tx, clone.id, commit)
 
 
 def _paths(runs: Runs, entries: Iterable[LogEntry], kept: KeptFiles) -> list[str]:

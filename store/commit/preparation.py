@@ -16,9 +16,10 @@ from epochlog.errors import InvalidInput, SegmentUnknown
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.pre_images import patched_images, write_images
 from epochlog.store.env.paths import SEGMENT_ENDING, file_name, intent_of
+from epochlog.store.metadata.commit_log import get_entries
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.kept_deletes import KeptFiles, expired_epoch, kept_deletes
-from epochlog.store.metadata.lookups import get_entries, get_table, get_version
+from epochlog.store.metadata.lookups import get_table, get_version
 from epochlog.store.metadata.staged_segments import list_staged
 from epochlog.store.retention.stale_reads import retry_stale_plan
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan

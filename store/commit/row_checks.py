@@ -13,8 +13,9 @@ from epochlog.errors import CheckViolated
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
+from epochlog.store.metadata.commit_log import get_entries
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.lookups import get_entries, get_table, get_version
+from epochlog.store.metadata.lookups import get_table, get_version
 from epochlog.store.metadata.table_settings import Settings
 from epochlog.store.retention.stale_reads import retry_stale_plan
 from epochlog.store.scan.key_ranges import cost, key_splits

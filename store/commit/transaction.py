@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from epochlog.errors import SchemaChanged, SegmentUnknown
-from epochlog.store.catalog.keys import head_key, hist_key, log_key, unreachable_key, used_key
+from epochlog.store.catalog.keys import head_key, unreachable_key, used_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.compaction.write_stall import apply_backpressure
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
 from epochlog.store.env.log_events import COMMIT
 from epochlog.store.env.metrics import COMMIT_SECONDS, COMMITS, COMMITTED_ROWS
+from epochlog.store.metadata.commit_log import put_commit, put_entry
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.kept_deletes import KeptFile, expired_epoch, kept_deletes, put_kept
 from epochlog.store.metadata.lookups import get_version
@@ -234,8 +235,8 @@ def append_entry(
         labels=tuple(label for label in sorted(groups) if label != epoch),
     )
     tx.put(head_key(table.id), version.to_record())
-    tx.put(log_key(table.id, epoch), entry.to_record())
-    tx.put(hist_key(table.id, epoch), commit.to_record())
+    put_entry(tx, table.id, entry)
+    put_commit(tx, table.id, commit)
     mark_unreachable(tx, table.id, ((original.path, original.bytes) for original, _ in prepared.rewrites), now_ms)
     hit("commit:before-transaction")
     return version

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epochlog.errors import EpochlogError, ReadBackFailed, TableDropped
-from epochlog.store.catalog.keys import compact_key, head_key, log_key, runs_key
+from epochlog.store.catalog.keys import compact_key, head_key, runs_key
 from epochlog.store.catalog.protocol import Txn
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
@@ -26,6 +26,7 @@ from epochlog.store.env.metrics import (
     COMPACTION_WRITTEN_BYTES,
     COMPACTIONS,
 )
+from epochlog.store.metadata.commit_log import delete_entry
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import get_runs, get_table, get_version
@@ -230,7 +231,7 @@ def _finish(handle: Handle, tx: Txn, table: TableDef, work: Work, took_ms: int) 
     mark_unreachable(tx, table.id, [(part.path, part.bytes) for part in old if part.path not in kept], now_ms)
     for entry in entries:  # already truncated from the log, and no read needs them now
         if entry.epoch < version.log_start:
-            tx.delete(log_key(table.id, entry.epoch))
+            delete_entry(tx, table.id, entry.epoch)
             mark_unreachable(tx, table.id, [(file.path, file.bytes) for file in entry.files], now_ms)
     if len(work.subcompactions) > 1:
         delete_work(tx, table.id)

@@ -8,8 +8,9 @@ from enum import StrEnum
 from epochlog.store.catalog.keys import COMPACT_PREFIX, compact_key, table_prefix
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
+from epochlog.store.metadata.commit_log import get_entries
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.lookups import get_entries, get_runs, get_table, get_version
+from epochlog.store.metadata.lookups import get_runs, get_table, get_version
 from epochlog.store.metadata.version import LogEntry, Runs
 from epochlog.store.sst.sorted_run import RunFile
 

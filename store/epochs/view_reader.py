@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from epochlog.store.catalog.keys import HIST_PREFIX, bound_key, hist_key, key_epoch, table_prefix
-from epochlog.store.catalog.protocol import ReadTxn, scan_values
+from epochlog.store.catalog.keys import bound_key, key_epoch
+from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.catalog.records import Record
+from epochlog.store.metadata.commit_log import commit_arrays, newest_commits
 from epochlog.store.metadata.definitions import Counters, JobRecord, StoreRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, all_tables, get_head, get_job, get_store, get_table
-from epochlog.store.metadata.version import Commit, TableVersion, has_changed
+from epochlog.store.metadata.version import Commit, TableVersion
 from epochlog.store.types.epoch_set import Ints, ints
 
 from .table_epochs import TableEpochs
@@ -139,12 +140,8 @@ class EpochMemory:
 
 def _read_commits(view: ReadTxn, table_id: int, after: int, until: int) -> CommitEpochs:
     """Read the catalog's commits in (after, until]."""
-    epochs, changed = bytearray(), bytearray()
-    for key, record in view.scan_packed(hist_key(table_id, after + 1), hist_key(table_id, until + 1)):
-        changed.append(has_changed(key, record))
-        epochs += key[-16:]
-    commits = np.frombuffer(bytes.fromhex(epochs.decode()), ">i8").astype(np.int64)
-    return CommitEpochs(commits, commits[np.frombuffer(changed, np.bool_)])
+    commits, changed = commit_arrays(view, table_id, after, until)
+    return CommitEpochs(commits, commits[changed])
 
 
 class TableRecords(NamedTuple):
@@ -255,5 +252,4 @@ def forced_boundaries(view: ReadTxn, after: int, until: int) -> Ints:
 
 def read_commits(view: ReadTxn, table: TableDef, limit: int | None = None) -> list[Commit]:
     """Return at most `limit` of a table's remembered commits, newest first."""
-    commits = scan_values(view, Commit, table_prefix(HIST_PREFIX, table.id), reverse=True)
-    return [commit for _, commit in islice(commits, limit)]
+    return list(islice(newest_commits(view, table.id), limit))

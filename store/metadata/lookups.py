@@ -15,7 +15,6 @@ from epochlog.store.catalog.keys import (
     head_key,
     job_key,
     job_name_key,
-    log_key,
     name_key,
     runs_key,
     table_key,
@@ -26,7 +25,7 @@ from epochlog.store.catalog.records import Record, decode
 from epochlog.store.types.schema import is_name
 
 from .definitions import JobRecord, StoreRecord, TableDef, decoded_schema
-from .version import LogEntry, Runs, TableVersion, runs_from_record
+from .version import Runs, TableVersion, runs_from_record
 
 
 def get_store(view: ReadTxn) -> StoreRecord:
@@ -94,12 +93,6 @@ def require_runs(name: str, version: TableVersion, runs: Runs) -> None:
     """Raise Corrupt if a table has not as many runs as its head says: without their record it has too few rows."""
     if len(runs) != version.runs:
         raise Corrupt(f"catalog record of the runs of table {name!r}", f"it has {len(runs)}, not {version.runs}")
-
-
-def get_entries(view: ReadTxn, table_id: int, after: int, until: int) -> list[LogEntry]:
-    """Return the log entries with epochs in (after, until], oldest first."""
-    records = view.scan_packed(log_key(table_id, after + 1), log_key(table_id, until + 1))
-    return [decode(LogEntry, key, value) for key, value in records]
 
 
 def _missing_table_error(view: ReadTxn, table_id: int, name: str) -> EpochlogError:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from epochlog.store.catalog.keys import (
     COMPACT_PREFIX,
     KEPT_PREFIX,
-    LOG_PREFIX,
     RUNS_PREFIX,
     STAGED_PREFIX,
     runs_key,
     table_prefix,
 )
-from epochlog.store.catalog.protocol import ReadTxn, scan_prefix, scan_values
+from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.sst.sorted_run import RunFile
 
+from .commit_log import scan_entries
 from .exchange_records import exchange_files
 from .version import LogEntry, runs_from_record
 
@@ -25,24 +25,24 @@ def files_of(view: ReadTxn, table_id: int) -> dict[str, int]:
     """Return the paths and bytes of all files of a table: its log, its runs, the finished subcompactions of a running
     compaction, staged segments and kept deletes.
     """
-    prefixes = (LOG_PREFIX, COMPACT_PREFIX, STAGED_PREFIX, KEPT_PREFIX)
-    log, compact, staged, kept = (table_prefix(prefix, table_id) for prefix in prefixes)
-    return dict(_scan_files(view, log, runs_key(table_id), compact, staged, kept))
+    prefixes = (COMPACT_PREFIX, STAGED_PREFIX, KEPT_PREFIX)
+    compact, staged, kept = (table_prefix(prefix, table_id) for prefix in prefixes)
+    return dict(_scan_files(view, scan_entries(view, table_id), runs_key(table_id), compact, staged, kept))
 
 
 def all_files(view: ReadTxn) -> dict[str, int]:
     """Return the paths and bytes of all files of the store, including those of staged exchanges. It reads the records
     that name files, so a table whose definition was lost keeps its files.
     """
-    files = dict(_scan_files(view, LOG_PREFIX, RUNS_PREFIX, COMPACT_PREFIX, STAGED_PREFIX, KEPT_PREFIX))
+    files = dict(_scan_files(view, scan_entries(view), RUNS_PREFIX, COMPACT_PREFIX, STAGED_PREFIX, KEPT_PREFIX))
     files.update(exchange_files(view))
     return files
 
 
 def _scan_files(
-    view: ReadTxn, log: bytes, runs: bytes, compact: bytes, staged: bytes, kept: bytes
+    view: ReadTxn, entries: Iterable[LogEntry], runs: bytes, compact: bytes, staged: bytes, kept: bytes
 ) -> Iterator[tuple[str, int]]:
-    for _, entry in scan_values(view, LogEntry, log):
+    for entry in entries:
         yield from ((file.path, file.bytes) for file in entry.files)
     for _, record in scan_prefix(view, runs):
         for run in runs_from_record(record):

@@ -13,19 +13,20 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from epochlog.store.catalog.keys import (
-    HIST_PREFIX,
-    LOG_PREFIX,
     compact_key,
     head_key,
-    hist_key,
     kept_history_key,
-    key_epoch,
-    log_key,
     runs_key,
-    table_prefix,
 )
-from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.log_events import FILES_RELEASED, JOB_PARKED
+from epochlog.store.metadata.commit_log import (
+    commit_epochs,
+    delete_commit,
+    delete_entry,
+    entries_of_commits,
+    entry_epochs,
+)
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.kept_deletes import forget_kept, forgettable
@@ -231,9 +232,9 @@ def _write_release(tx: Txn, table_id: int, released: Released, now_ms: int) -> N
     if released.runs is not None:
         tx.put(runs_key(table_id), runs_to_record(released.runs))
     for entry in released.entries:
-        tx.delete(log_key(table_id, entry.epoch))
+        delete_entry(tx, table_id, entry.epoch)
     for epoch in released.commits:
-        tx.delete(hist_key(table_id, epoch))
+        delete_commit(tx, table_id, epoch)
     mark_unreachable(tx, table_id, [(file.path, file.bytes) for file in _released_files(released)], now_ms)
     if released.history is not None:
         tx.put(kept_history_key(table_id), released.history.to_record())
@@ -261,10 +262,10 @@ def truncated(view: ReadTxn, table_id: int, version: TableVersion, before: int) 
     compaction.
     """
     start = version.log_start
-    passed = list(islice(_read_entries(view, table_id, start, max(before, start)), BATCH + 1))
+    passed = list(islice(entries_of_commits(view, table_id, start - 1, max(before, start) - 1), BATCH + 1))
     mark = passed[BATCH].epoch if len(passed) > BATCH else max(before, start)
     after = apply_truncation(version, mark, passed[:BATCH])
-    deleted = list(islice(_read_entries(view, table_id, 0, min(mark, version.compacted_epoch + 1)), BATCH + 1))
+    deleted = list(islice(entries_of_commits(view, table_id, -1, min(mark - 1, version.compacted_epoch)), BATCH + 1))
     return Released(after, entries=tuple(deleted[:BATCH]), more=len(passed) > BATCH or len(deleted) > BATCH)
 
 
@@ -273,13 +274,7 @@ def _truncation_epoch(view: ReadTxn, table_id: int, version: TableVersion, limit
     start, end = version.log_start, min(limit, version.max_committed_epoch)
     if end <= start:
         return start
-    newest = next(iter(view.scan(log_key(table_id, start), log_key(table_id, end + 1), reverse=True)), None)
-    return start if newest is None else key_epoch(newest[0])
-
-
-def _read_entries(view: ReadTxn, table_id: int, low: int, high: int) -> Iterable[LogEntry]:
-    """Return the log entries with low <= epoch < high."""
-    return (LogEntry.from_record(record) for _, record in view.scan(log_key(table_id, low), log_key(table_id, high)))
+    return next(entry_epochs(view, table_id, start - 1, end, reverse=True), start)
 
 
 # ---- replaced rows -----------------------------------------------------------------------------------------------
@@ -320,10 +315,10 @@ def _forget_commits(
     The remembered commits then begin with the one that made the state at the lowest needed epoch.
     """
     bound = min([limit, *_needed_epochs(view, table, jobs, released)])
-    first = next(iter(view.scan(hist_key(table.id, 0), hist_key(table.id, max(bound, 0) + 1), reverse=True)), None)
+    first = next(commit_epochs(view, table.id, until=max(bound, 0), reverse=True), None)
     if first is None:
         return released
-    older = [key_epoch(key) for key, _ in islice(view.scan(hist_key(table.id, 0), first[0]), BATCH + 1)]
+    older = list(islice(commit_epochs(view, table.id, until=first - 1), BATCH + 1))
     if not older:
         return released
     forgotten = older[:BATCH]
@@ -336,7 +331,7 @@ def _needed_epochs(view: ReadTxn, table: TableDef, jobs: Sequence[JobRecord], re
     yield released.version.safe_epoch
     yield released.version.log_start
     deleted = {entry.epoch for entry in released.entries}
-    yield from islice((epoch for epoch in _epochs(view, table_prefix(LOG_PREFIX, table.id)) if epoch not in deleted), 1)
+    yield from islice((epoch for epoch in entry_epochs(view, table.id) if epoch not in deleted), 1)
     parked = {stalled.job.id for stalled in released.parked}
     for job in jobs:
         if job.state == "parked" or job.id in parked:  # no reader asks for its validity, and it may stay parked
@@ -347,12 +342,7 @@ def _needed_epochs(view: ReadTxn, table: TableDef, jobs: Sequence[JobRecord], re
             table.id in job.upstreams or table.id in job.read_before
         ):  # the validity of an output depends on changes since its oldest commit
             for output in job.outputs:
-                yield from islice(_epochs(view, table_prefix(HIST_PREFIX, output)), 1)
-
-
-def _epochs(view: ReadTxn, prefix: bytes) -> Iterable[int]:
-    """Return the epochs of a table's log or remembered commits, oldest first."""
-    return (key_epoch(key) for key, _ in scan_prefix(view, prefix))
+                yield from islice(commit_epochs(view, output), 1)
 
 
 def _ms(span: timedelta) -> int:

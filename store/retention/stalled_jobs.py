@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from epochlog.store.catalog.keys import hist_key, job_key
+from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.failpoints import hit
+from epochlog.store.metadata.commit_log import commit_at
 from epochlog.store.metadata.definitions import JobRecord, TableDef
 from epochlog.store.metadata.lookups import get_job, get_table, get_version
 from epochlog.store.metadata.staged_segments import discard_staged
@@ -95,5 +96,5 @@ def _first_change(handle: Handle, view: ReadTxn, table: TableDef, after: int) ->
 
 def _committed_ms(view: ReadTxn, table_id: int, epoch: int) -> int:
     """Return the Unix ms of a commit; taken from its epoch if that is later, or the commit is no longer remembered."""
-    record = view.get(hist_key(table_id, epoch))
-    return max(record["at_ms"] if record is not None else 0, to_unix_ms(epoch))
+    commit = commit_at(view, table_id, epoch)
+    return max(0 if commit is None else commit.at_ms, to_unix_ms(epoch))

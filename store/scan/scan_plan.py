@@ -20,8 +20,9 @@ from epochlog.errors import EpochNotCommitted, InvalidInput
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.files import Files
 from epochlog.store.epochs.epoch_errors import distance, expired
+from epochlog.store.metadata.commit_log import get_entries
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.lookups import get_entries, get_runs, get_version, require_runs
+from epochlog.store.metadata.lookups import get_runs, get_version, require_runs
 from epochlog.store.metadata.version import LogEntry, Runs, TableVersion
 from epochlog.store.sst.merge import Rows, lookup, merge_data, merge_sources
 from epochlog.store.sst.segment import Borders, Segment

@@ -8,24 +8,21 @@ from dataclasses import dataclass, replace
 
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import (
-    HIST_PREFIX,
     LOAD_PREFIX,
-    LOG_PREFIX,
     TXN_APP_PREFIX,
     TXN_PREFIX,
     UNREACHABLE_PREFIX,
-    hist_key,
     key_epoch,
     share_key,
-    table_prefix,
     txn_app_key,
     txn_key,
 )
-from epochlog.store.catalog.protocol import ReadTxn, scan_prefix, scan_values
+from epochlog.store.catalog.protocol import ReadTxn, scan_prefix
 from epochlog.store.catalog.records import Record
 from epochlog.store.commit.loads import all_loads, broken_load
 from epochlog.store.compaction.task_record import read_work
 from epochlog.store.epochs.view_reader import EpochMemory, read_epoch_view
+from epochlog.store.metadata.commit_log import commit_at, commits_by_key, scan_entries
 from epochlog.store.metadata.consumer_record import broken_consumers
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.kept_deletes import kept_records
@@ -232,8 +229,8 @@ def _check_outcomes(view: ReadTxn, tables: set[int]) -> Iterator[Finding]:
         if epoch is None:
             continue
         for table_id in tables.intersection(record["tables"]):
-            commit = view.get(hist_key(table_id, epoch))
-            if commit is not None and commit["txn"] != [app, txn_id]:
+            commit = commit_at(view, table_id, epoch)
+            if commit is not None and commit.txn != (app, txn_id):
                 yield f"transaction {(app, txn_id)}", f"is recorded at {show_epoch(epoch)}, where another one landed"
     for key, record in scan_prefix(view, TXN_APP_PREFIX):
         app = key[len(TXN_APP_PREFIX) :].decode()
@@ -265,8 +262,7 @@ class TableFiles:
 def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
     """Check that a table's log, commits and counters agree, and that all its files lie in its folder, or are shared."""
     version, runs = get_version(view, table.id, table.name), get_runs(view, table.id)
-    prefix = table_prefix(LOG_PREFIX, table.id)
-    entries = [entry for _, entry in scan_values(view, LogEntry, prefix)]
+    entries = list(scan_entries(view, table.id))
     problems = [f"breaks the invariant {name}" for name in broken_invariants(version)]
     problems += [f"breaks the invariant {name}" for name in broken_runs(version, runs)]
     last_epoch = Counters.read(view).last_epoch
@@ -394,10 +390,9 @@ def _check_commits(view: ReadTxn, table: TableDef, version: TableVersion, entrie
     """Check that every remembered commit within the log has its entry, and that every entry has its
     remembered commit.
     """
-    prefix, logged = table_prefix(HIST_PREFIX, table.id), {entry.epoch: entry for entry in entries}
+    logged = {entry.epoch: entry for entry in entries}
     lost, differing, unknown_txns, known = [], [], [], set[int]()
-    for key, commit in scan_values(view, Commit, prefix):
-        epoch = key_epoch(key)
+    for epoch, commit in commits_by_key(view, table.id):
         known.add(epoch)
         entry = logged.get(epoch)
         if entry is None:

@@ -15,7 +15,8 @@ import pytest
 import epochlog as el
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.store.commit import job_commit, unchanged_rows
-from epochlog.store.metadata.lookups import find_table, get_entries
+from epochlog.store.metadata.commit_log import get_entries
+from epochlog.store.metadata.lookups import find_table
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter
 from lab import KEY, SCHEMA, Lab, keys_of, mirror, table_of

@@ -209,10 +209,12 @@ def pieces_that_are_done_are_not_reached(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def memory_ends_with_the_nearest_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention ignores the needs of jobs further downstream."""
-    real = retention._epochs
-    monkeypatch.setattr(
-        retention, "_epochs", lambda view, prefix: iter(()) if prefix.startswith(b"hist/") else real(view, prefix)
-    )
+    real = retention.commit_epochs
+
+    def commits(view: Any, table_id: int, **bounds: Any) -> Any:
+        return real(view, table_id, **bounds) if bounds else iter(())  # without bounds: the oldest of an output
+
+    monkeypatch.setattr(retention, "commit_epochs", commits)
 
 
 def replaced_rows_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,8 @@ from epochlog.store.changelog import change_reader, pre_images
 from epochlog.store.changelog.log_plan import plan_changes
 from epochlog.store.commit import preparation, root_commit
 from epochlog.store.commit.change import TableChange
-from epochlog.store.metadata.lookups import find_table, get_entries
+from epochlog.store.metadata.commit_log import get_entries
+from epochlog.store.metadata.lookups import find_table
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.segment_writer import SegmentWriter
 from log_model import NOW_MS, SCHEMA, tiny

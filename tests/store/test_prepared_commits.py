@@ -13,8 +13,8 @@ from epochlog.store.catalog.lmdb.catalog import LmdbCatalog
 from epochlog.store.commit import root_commit
 from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.prepared import NO_REQUIREMENTS, Requirements
+from epochlog.store.metadata.commit_log import get_entries
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.lookups import get_entries
 from epochlog.store.sst.segment import Segment
 from lab import Lab
 

@@ -19,9 +19,9 @@ import epochlog as el
 from epochlog.errors import Corrupt, InvalidInput
 from epochlog.store.catalog import records
 from epochlog.store.catalog.records import Record, as_record, decode, pack, unpack
-from epochlog.store.changelog import log_plan
 from epochlog.store.commit.loads import LoadRecord
 from epochlog.store.compaction.strategy import CompactionTask
+from epochlog.store.metadata import commit_log
 from epochlog.store.metadata.definitions import Cursor, JobRecord, Runner, TableDef
 from epochlog.store.metadata.step_times import StepTimes
 from epochlog.store.metadata.table_options import TableOptions
@@ -273,6 +273,6 @@ def test_scans_of_the_log_leave_what_steps_decode(tmp_path: Path) -> None:
 @pytest.mark.planted
 def test_a_replay_that_fills_the_cache_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a bug: a replay keeps each log entry that it decodes."""
-    monkeypatch.setattr(log_plan, "KEPT_ENTRIES", 1 << 40)
+    monkeypatch.setattr(commit_log, "KEPT_ENTRIES", 1 << 40)
     with pytest.raises(AssertionError):
         check_scans(tmp_path / "s")

@@ -247,7 +247,7 @@ def test_a_table_with_a_sequence_takes_no_updates_of_some_columns(lab: Lab) -> N
 def test_committed_records_are_those_of_whole_rows(lab: Lab) -> None:
     table = lab.store.create_table("t", SCHEMA, ["k"])
     table.update([{"k": 1, "b": 2}])
-    from epochlog.store.metadata.lookups import get_entries
+    from epochlog.store.metadata.commit_log import get_entries
 
     (entry,) = table._handle.catalog.read(lambda view: get_entries(view, table._table.id, 0, 1 << 53))
     assert "updates" not in entry.segments[0].to_record()

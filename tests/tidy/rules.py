@@ -292,6 +292,11 @@ BANS = (
         ("store/env/filesystem.py", "store/env/arrow_files.py", "store/sst/guarantees.py"),
     ),
     Ban("bytes from disk or wire are never executed", UNTRUSTED, ("testing/filesystem_conformance.py",)),
+    Ban(
+        "only store/metadata/commit_log.py reads and writes the log and the remembered commits",
+        tuple(f"epochlog.store.catalog.keys.{name}" for name in ("log_key", "hist_key", "LOG_PREFIX", "HIST_PREFIX")),
+        ("store/metadata/commit_log.py",),
+    ),
 )
 BANS_OUTSIDE = (
     Ban("bytes from disk or wire are never executed", ("marshal.*", "shelve.*", "yaml*", "eval", "exec")),

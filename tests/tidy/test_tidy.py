@@ -94,6 +94,14 @@ def test_a_prefix_of_catalog_keys_is_refused_outside_of_their_module() -> None:
     assert not problems("store/catalog/keys.py", text)
 
 
+def test_the_log_s_records_are_refused_outside_of_their_module() -> None:
+    text = '"""Scans."""\n\nfrom epochlog.store.catalog.keys import {0}\n\n\ndef at(): return {0}\n'
+    for name in ("log_key", "hist_key", "LOG_PREFIX", "HIST_PREFIX"):
+        assert "commit_log.py reads and writes the log" in problems("spark/a.py", text.format(name))
+        assert "commit_log.py" not in problems("store/metadata/commit_log.py", text.format(name))
+    assert "commit_log.py" not in problems("spark/a.py", text.format("head_key"))
+
+
 def test_a_second_place_that_decides_about_barriers_is_refused() -> None:
     text = '"""Steps."""\n\nfrom epochlog.checkpoint.job.next_barrier import due_barrier\n'
     assert "due_barrier decides for all runners" in problems("checkpoint/pipeline/a.py", text)
