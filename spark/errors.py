@@ -7,7 +7,11 @@ import re
 from epochlog import errors
 from epochlog.errors import EpochlogError
 
-_RAISED = re.compile(r"^(?:[\w.]*\bepochlog\.errors\.)(\w+): (.*?)(?=\n\s*\n|\n SQLSTATE|\Z)", re.MULTILINE | re.DOTALL)
+_RAISED = re.compile(
+    r"(?:^|terminated with exception: )(?:[\w.]*\bepochlog\.errors\.)(\w+): (.*?)(?=\n\s*\n|\s+SQLSTATE\b|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+"""Errors as a Python traceback ends with them, and as Spark names the one that ended a stream."""
 
 
 def find_epochlog_error(error: BaseException) -> EpochlogError | None:

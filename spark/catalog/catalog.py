@@ -15,6 +15,7 @@ from epochlog.errors import InvalidInput, NotWritable, TableNotFound, TableNotRe
 from epochlog.spark.options import STREAM_ADVICE
 from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.commit.table_ddl import drop_table
+from epochlog.store.env.read_only import refuse_write
 from epochlog.store.env.whole_number import whole_number
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import find_table
@@ -330,11 +331,16 @@ class StoreCatalog(Proxy):
         raise NotWritable(f"a table of a store keeps its name: {old.name()!r} cannot be renamed")
 
     def _refuse_write(self, table: str, privileges: set[str], past: str | None) -> None:
-        """Raise NotWritable for a statement that a table does not support. privileges: of Java's TableContext."""
+        """Raise NotWritable for a statement that a table does not support, and StoreReadOnly before any task that would
+        write. privileges: of Java's TableContext.
+        """
+        handle = self._tables.handle
+        if privileges and handle.read_only:
+            refuse_write(handle.files.place)
         if privileges and past is not None:
             raise NotWritable(past)
         if "UPDATE" in privileges:
-            self._tables.handle.catalog.read(lambda view: refuse_unwritable(view, find_table(view, table)))
+            handle.catalog.read(lambda view: refuse_unwritable(view, find_table(view, table)))
             raise no_merge(f"{self._name}.{table}", table)
 
     # ---- errors that Spark knows -------------------------------------------------------------------------------------

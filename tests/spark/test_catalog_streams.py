@@ -8,10 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own convention)
 
 import epochlog as el
+from epochlog.spark.errors import find_epochlog_error
 from spark_store import ONE_EPOCH
 
 pytestmark = pytest.mark.spark
@@ -165,3 +167,28 @@ def test_changes_are_joined_with_a_table_at_a_version(lake: el.Store, spark: Spa
         lambda frame, _batch: joined_rows.extend(map(tuple, frame.collect()))
     ).start().awaitTermination()
     assert joined_rows == [(2, last, 2)]
+
+
+def test_an_error_of_a_stream_is_known_by_its_type(lake: el.Store, spark: SparkSession, tmp_path: Path) -> None:
+    """Spark puts the text of such an error in the middle of a line of its own."""
+    put(lake, (1, 1, 5))
+    lake.table("orders").delete(pa.table({"id": [1]}))
+    orders = spark.readStream.option("startingVersion", "earliest").table("lake.orders")
+    with pytest.raises(StreamingQueryException) as deletes:
+        run(orders, "lake.copy", tmp_path / "one")
+    error = find_epochlog_error(deletes.value)
+    assert isinstance(error, el.InvalidInput) and str(error).startswith("table orders: the next changes"), error
+    changes = spark.readStream.table("lake.orders").select("*", "_change_type")
+    run(changes, "lake.copy", tmp_path / "two")
+    for number in range(3):
+        put(lake, (number, 1, 5))
+    lake.table("orders").truncate_log(lake.last_epoch)
+    put(lake, (9, 1, 5))
+    with pytest.raises(StreamingQueryException) as truncated:
+        run(changes, "lake.copy", tmp_path / "two")
+    assert isinstance(find_epochlog_error(truncated.value), el.LogTruncated)
+    lake.tag("nightly")
+    with pytest.raises(StreamingQueryException) as past:
+        run(orders, "lake.nightly.copy", tmp_path / "three")
+    error = find_epochlog_error(past.value)
+    assert isinstance(error, el.NotWritable) and str(error).endswith("write to lake.copy"), past.value
