@@ -13,9 +13,8 @@ import pytest
 
 import epochlog as el
 from epochlog.checkpoint.log_source import log_source as upstream_module
-from epochlog.store.changelog import change_reader as feed_module
 from epochlog.store.changelog import log_reader
-from epochlog.store.changelog import pre_images as images_module
+from epochlog.store.sst import segment_scan as scan_module
 from lab import Lab, commits, mirror, table_of
 from log_source_model import LONG, History, Item, RecordingRefresh, barriers, read, received, shown
 from seeds import seeds
@@ -462,8 +461,8 @@ def test_little_is_read_ahead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None
         lab.put({key: (0, key)})
         lab.put({key: (0, key)}, "q")
     lab.tick()
-    opened, real = [], images_module.read_epoch
-    monkeypatch.setattr(feed_module, "read_epoch", lambda *args: opened.append(1) or real(*args))
+    opened, real = [], scan_module.verified
+    monkeypatch.setattr(scan_module, "verified", lambda *args: opened.append(1) or real(*args))
     with el.UpstreamLog(lab.store, ["r", "q"]) as log:
         most = 0
         for place in range(60):
