@@ -12,7 +12,8 @@ from epochlog.checkpoint.manager import commands
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.consumer_info import consumers_within
 from epochlog.store.env.histogram import Histograms
-from epochlog.store.env.metrics import RECORDED, Labels, Metric
+from epochlog.store.env.lru_cache import process_caches
+from epochlog.store.env.metrics import OF_CACHES, RECORDED, Labels, Metric
 from epochlog.store.epochs.view_reader import read_epochs_and_records
 from epochlog.store.metadata.lookups import all_jobs
 from epochlog.store.session.handle import Handle
@@ -139,7 +140,7 @@ JOB_PARKED = Metric("epochlog_job_parked", "gauge", "Whether the job is parked: 
 OF_TABLES = (COMMITTED_EPOCH, SAFE_EPOCH, TABLE_LAG, L0_SEGMENTS, L0_BYTES, LOG_BYTES, RUN_BYTES)
 OF_CONSUMERS = (CONSUMER_LAG, CONSUMER_COMMITS)
 OF_JOBS = (JOB_FAILING, JOB_PARKED)
-ALL = (*OF_COORDINATOR, BARRIER_PHASE, *RECORDED, *OF_TABLES, *OF_JOBS, *OF_CONSUMERS)
+ALL = (*OF_COORDINATOR, BARRIER_PHASE, *RECORDED, *OF_CACHES, *OF_TABLES, *OF_JOBS, *OF_CONSUMERS)
 """Every metric that epochlog serves."""
 
 
@@ -156,7 +157,8 @@ def store_lines(handle: Handle) -> Iterator[str]:
         lambda view: [_tables(view, handle), _jobs(view, handle), _consumers(view, handle)]
     )
     process = (BARRIER_PHASE.histogram_lines(handle.barrier_phases.items()), handle.recorder.lines(RECORDED))
-    of = zip((OF_TABLES, OF_JOBS, OF_CONSUMERS), read, strict=True)
+    caches = {(name,): (cache.bytes, len(cache), cache.limit_bytes) for name, cache in process_caches()}
+    of = zip((OF_CACHES, OF_TABLES, OF_JOBS, OF_CONSUMERS), [caches, *read], strict=True)
     return chain(*process, chain.from_iterable(_lines(metrics, values) for metrics, values in of))
 
 

@@ -35,7 +35,7 @@ Decodable = TypeVar("Decodable", bound=_FromRecord)
 
 DECODED_BYTES = 32 << 20
 """Bound of the values that are kept decoded, for all stores of the process."""
-DECODED: LRUCache[tuple[Any, int]] = LRUCache(DECODED_BYTES, lambda entry: 512 + 8 * entry[1])
+DECODED: LRUCache[tuple[Any, int]] = LRUCache(DECODED_BYTES, lambda entry: 512 + 8 * entry[1], name="records")
 """Values of records, with the size of their packed bytes, by class, key and packed record."""
 
 

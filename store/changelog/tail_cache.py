@@ -37,7 +37,7 @@ def _make_locks() -> None:
 _make_locks()
 os.register_at_fork(after_in_child=_make_locks)  # another thread may have held one at the fork
 tail: LRUCache[tuple[pa.RecordBatch, ...]] = LRUCache(
-    LIMIT_BYTES, lambda batches: sum(batch.nbytes for batch in batches)
+    LIMIT_BYTES, lambda batches: sum(batch.nbytes for batch in batches), name="tail"
 )
 
 

@@ -156,6 +156,11 @@ CALLS_REFUSED = Metric(
 READS = Metric(
     "epochlog_reads_total", "counter", "Reads of tables and of their changes, by the way of reading.", ("door",)
 )
+CACHE_BYTES = Metric("epochlog_cache_bytes", "gauge", "Bytes of a cache of this process.", ("cache",))
+CACHE_ENTRIES = Metric("epochlog_cache_entries", "gauge", "Entries of a cache of this process.", ("cache",))
+CACHE_LIMIT = Metric("epochlog_cache_limit_bytes", "gauge", "Bytes at which a cache evicts entries.", ("cache",))
+OF_CACHES = (CACHE_BYTES, CACHE_ENTRIES, CACHE_LIMIT)
+"""Metrics of the process' caches, of all its stores."""
 
 RECORDED = (
     COMMITS,

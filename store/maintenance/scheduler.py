@@ -23,6 +23,7 @@ from epochlog.store.commit.expiry import expire_rows
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.task_record import CompactionOutcome
 from epochlog.store.env.log_events import DEFECT, MAINTENANCE_FAILED, RETRY
+from epochlog.store.env.lru_cache import drop_idle
 from epochlog.store.env.metrics import MAINTENANCE_FAILURES
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import all_tables, get_version
@@ -112,6 +113,7 @@ class Maintenance:
             if self._maintain_table(table) in (CompactionOutcome.PROGRESS, CompactionOutcome.DONE):
                 self._seen.pop(table.id)
                 more = True
+        drop_idle()
         if not self._closing.is_set():
             if self._vacuum_is_due():
                 self._attempt("vacuum", lambda: vacuum(self._handle, stop=self._closing.is_set))

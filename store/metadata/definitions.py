@@ -425,7 +425,7 @@ def decoded_schema(data: bytes) -> TableSchema:
     return entry[0]
 
 
-SCHEMAS: LRUCache[tuple[TableSchema, int]] = LRUCache(128 << 20, lambda entry: 2048 + 8 * entry[1])
+SCHEMAS: LRUCache[tuple[TableSchema, int]] = LRUCache(128 << 20, lambda entry: 2048 + 8 * entry[1], name="schemas")
 """Decoded schemas with the length of their records; the sizes are estimates. It holds those of 20,000 small tables: one
 that holds fewer than a store has is of no use to a caller that goes through all.
 """

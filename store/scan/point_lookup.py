@@ -41,8 +41,14 @@ SIEVED_NEEDLES = 1 << 10
 Level = Sequence[Segment] | Sequence[RunFile] | Rows
 """Files with disjoint key ranges, in key order; or rows in memory."""
 
-_blocks: LRUCache[Rows] = LRUCache(CACHE_BYTES, lambda rows: rows.keys.nbytes + rows.data.nbytes)
-_sieves: LRUCache[Sieve] = LRUCache(SIEVE_BYTES, lambda sieve: sieve.marked.nbytes)
+
+def _size_of(rows: Rows) -> int:
+    """Return about the bytes that rows take of the process: each column of few rows takes 1 KB beside its values."""
+    return rows.keys.nbytes + rows.data.nbytes + 1024 * (1 + rows.data.num_columns)
+
+
+_blocks: LRUCache[Rows] = LRUCache(CACHE_BYTES, _size_of, name="blocks")
+_sieves: LRUCache[Sieve] = LRUCache(SIEVE_BYTES, lambda sieve: 512 + sieve.marked.nbytes, name="sieves")
 
 
 @dataclass(frozen=True, slots=True)

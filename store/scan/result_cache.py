@@ -85,7 +85,7 @@ def _size_of(result: Result) -> int:
     return result.data.nbytes + (0 if result.keys is None else result.keys.nbytes)
 
 
-results: LRUCache[Result] = LRUCache(LIMIT_BYTES, _size_of)
+results: LRUCache[Result] = LRUCache(LIMIT_BYTES, _size_of, name="results")
 
 
 def result_key(
@@ -136,10 +136,10 @@ def keep_result(key: ResultKey, result: Result) -> None:
 def set_result_cache_bytes(limit_bytes: int) -> int:
     """Set the bound of this process's result cache in bytes, over all tables, and return the bound before.
 
-    The cache has the rows of whole tables that were read last, so that the next read decodes newer commits only. Reads
-    of all rows by `to_arrow`, `to_pandas` and `to_polars`, and those of jobs and views, use it, and fill it if they
-    read all columns of the key; reads with a filter and all other reads do not. When the bound is reached, rows of
-    epochs that a compaction has passed are dropped first.
+    The cache has the rows of whole tables that were read last, so that the next read decodes newer commits only; rows
+    that no read uses for 15 minutes are dropped. Reads of all rows by `to_arrow`, `to_pandas` and `to_polars`, and
+    those of jobs and views, use it, and fill it if they read all columns of the key; reads with a filter and all other
+    reads do not. When the bound is reached, rows of epochs that a compaction has passed are dropped first.
     With 0 it keeps nothing; the default is 256 MiB. Raises InvalidInput for a negative or other value.
     """
     if not isinstance(limit_bytes, int) or isinstance(limit_bytes, bool) or limit_bytes < 0:

@@ -8,4 +8,4 @@ from epochlog.store.env.lru_cache import LRUCache
 
 LIMIT_BYTES = 256 << 20
 
-downloads: LRUCache[pa.Buffer] = LRUCache(LIMIT_BYTES, lambda data: data.size)
+downloads: LRUCache[pa.Buffer] = LRUCache(LIMIT_BYTES, lambda data: 512 + data.size, name="downloads")

@@ -59,7 +59,7 @@ lists each column of each row group, and parsing it takes time."""
 MOST_ROW_GROUP_ROWS = SCAN_ROWS = 65_536
 """Most rows of a row group; and about the rows of all row groups that a thread decodes at a time."""
 
-_FOOTER_BYTES = 32 << 20
+_FOOTER_BYTES = 128 << 20
 _T = pa.types
 
 
@@ -319,7 +319,10 @@ class Footer:
         return file.read_row_groups(list(groups), columns=names, use_threads=False)
 
 
-_footers: LRUCache[Footer] = LRUCache(_FOOTER_BYTES, lambda footer: footer.metadata.serialized_size)
+_footers: LRUCache[Footer] = LRUCache(
+    _FOOTER_BYTES, lambda footer: 10 * footer.metadata.serialized_size, name="footers"
+)
+"""Parsed footers; each takes about ten times the bytes that it has in its file."""
 
 
 def _footer(files: Files, part: RunFile, data: pa.Buffer) -> Footer:
