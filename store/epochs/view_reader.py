@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
@@ -137,6 +138,12 @@ class EpochMemory:
                 self._known[table_id] = known
         return epochs
 
+    def forget_others(self, tables: AbstractSet[int]) -> None:
+        """Forget the commits of all tables but these."""
+        with self._lock:
+            for table_id in self._known.keys() - tables:
+                del self._known[table_id]
+
 
 def _read_commits(view: ReadTxn, table_id: int, after: int, until: int) -> CommitEpochs:
     """Read the catalog's commits in (after, until]."""
@@ -188,6 +195,7 @@ def read_epochs_and_records(
         jobs = {job.id: job for job in all_jobs(view)}
         for table in all_tables(view):
             add(table)
+        memory.forget_others(tables.keys())  # those of dropped tables
     else:
         stack = list(above)
         while stack:

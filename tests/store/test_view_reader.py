@@ -20,7 +20,7 @@ from epochlog.store.epochs import view_reader
 from epochlog.store.epochs.view_reader import CommitEpochs, EpochMemory, read_epoch_view
 from epochlog.store.metadata import version as versions
 from epochlog.store.metadata.version import Commit
-from lab import Lab, mirror
+from lab import Lab, epochs_of, mirror
 
 
 def test_a_look_at_some_tables_reads_those_and_what_they_descend_from(tmp_path: Path) -> None:
@@ -170,6 +170,19 @@ def test_forgotten_commits_leave_the_memory() -> None:
     for state in states:
         state.seen(memory)
     assert memory.bytes <= 2 * 8 * 500, "of 100 remembered ones, with room for those that were forgotten"
+
+
+def test_the_commits_of_dropped_tables_leave_the_memory(tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "store")
+    for name in ("kept", "dropped"):
+        lab.root_table(name)
+        lab.put({1: (1, 1)}, name)
+    handle = lab.store._handle
+    epochs = epochs_of(lab.store)
+    assert handle.memory._known.keys() == epochs.tables.keys() == {*epochs.ids.values()}
+    lab.store.drop_table("dropped")
+    epochs_of(lab.store)
+    assert handle.memory._known.keys() == {epochs.ids["kept"]}
 
 
 def test_a_commit_is_read_without_decoding_it_and_with_labels(monkeypatch: pytest.MonkeyPatch) -> None:
