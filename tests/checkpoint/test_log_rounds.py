@@ -127,6 +127,7 @@ def read_before_a_damaged_file(lab: Lab) -> None:
 
 
 @pytest.mark.damages_store
+@pytest.mark.local_only
 @pytest.mark.parametrize("near", [True, False])
 def test_what_lies_before_a_damaged_file_is_returned(lab: Lab, monkeypatch: pytest.MonkeyPatch, near: bool) -> None:
     """Part of the newest barrier may be returned when the file is found damaged, or nothing of the round."""
@@ -143,6 +144,7 @@ class Forgetful(Counter[str]):
 
 @pytest.mark.planted
 @pytest.mark.damages_store
+@pytest.mark.local_only
 def test_rows_are_seen_to_be_returned_twice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_source, "Counter", Forgetful)
     with pytest.raises(AssertionError):
