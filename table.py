@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from epochlog.batch.default_read import DefaultRead, plan_default_read
 from epochlog.batch.epoch_as_of import epoch_as_of
 from epochlog.batch.table_snapshot import TableSnapshot
 from epochlog.store.catalog.protocol import ReadTxn
-from epochlog.store.changelog.log_plan import Columns, ended_by_alter, next_epoch, plan_changes
+from epochlog.store.changelog.log_plan import Columns, LogPlan, ended_by_alter, next_epoch, plan_changes
+from epochlog.store.changelog.replanned import read_replanned
 from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.idempotency import TxnPair
 from epochlog.store.commit.root_commit import RootCommit, commit_rows, open_writer
@@ -32,7 +33,7 @@ from epochlog.store.metadata.lookups import get_job, get_table, get_version
 from epochlog.store.metadata.schema_change import SchemaChange
 from epochlog.store.metadata.table_options import TableOptions
 from epochlog.store.metadata.table_settings import Settings
-from epochlog.store.retention.stale_reads import stale_reads_translated, translate_stale_reads
+from epochlog.store.retention.stale_reads import stale_reads_translated
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, require_complete
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment import Segment
@@ -337,17 +338,33 @@ class Table(OneProcess):
         table's, then `_change_type`, `_commit_version` (epoch), `_commit_timestamp`. Without pre_images the types are
         upsert and delete; with them insert, update_preimage, update_postimage and delete. `filter` may name key columns
         only. Raises LogTruncated, EpochExpired (pre-images of released history, unless changelog="full" stored them),
-        InvalidInput. Times are in UTC where the table's zone is one that polars lacks (an offset such as +05:30).
+        InvalidInput, and SnapshotExpired if the log was truncated during the read. Times are in UTC where the table's
+        zone is one that polars lacks (an offset such as +05:30).
 
         In mode "net" the columns are those of `until`. In mode "epochs" the reader raises SchemaChanged after the
         changes before an alter that drops, renames or widens a column; another call after them has the new columns.
         """
         how = Columns(whole=mode == "net", cut=True)
         self._handle.recorder.add(READS, "changes")
-        plan = self._read(lambda view, table: plan_changes(view, table, after, until, columns=how))
-        batches = plan.batches(self._handle.files, mode, pre_images=pre_images, options=ReadOptions(columns, filter))
-        checked = ended_by_alter(plan, translate_stale_reads(self._handle, batches))
-        return reader_in_common_zones(plan.schema(columns), checked)
+        plan = self._plan_changes(after, until, how, pre_images)
+
+        def batches_of(planned: LogPlan) -> Iterator[pa.RecordBatch]:
+            options = ReadOptions(columns, filter)
+            return planned.batches(self._handle.files, mode, pre_images=pre_images, options=options)
+
+        def plan_from(epoch: int) -> Iterator[pa.RecordBatch]:
+            """Plan the rest of the range, from a log epoch on, in the columns of the first plan."""
+            start, end = max(after, epoch - 1), plan.groups[-1].label
+            return batches_of(self._plan_changes(start, end, replace(how, schema=plan.table), pre_images))
+
+        batches = read_replanned(self._handle, batches_of(plan), plan_from, by_epoch=mode == "epochs")
+        return reader_in_common_zones(plan.schema(columns), ended_by_alter(plan, batches))
+
+    def _plan_changes(self, after: int, until: int | None, columns: Columns, pre_images: bool) -> LogPlan:
+        def body(view: ReadTxn, table: TableDef) -> LogPlan:
+            return plan_changes(view, table, after, until, columns=columns, pre_images=pre_images)
+
+        return self._read(body)
 
     def next_epoch(self, after: int) -> int | None:
         """Return the next log epoch after `after`, labels included; None while there is none."""

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from epochlog.errors import InvalidInput
 from epochlog.store.catalog.keys import consumer_key
-from epochlog.store.catalog.protocol import ReadTxn
+from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS, CHANGE_TYPE
 from epochlog.store.changelog.consumer import Consumer
 from epochlog.store.changelog.consumers import open_consumer
@@ -25,7 +25,9 @@ from epochlog.store.metadata.commit_log import entries_of_log_epochs
 from epochlog.store.metadata.consumer_record import check_consumer_name
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
+from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.session.handle import Handle
+from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
@@ -111,9 +113,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._open_handle: Handle | None = None
         self._claimed_consumer: Consumer | None = None
+        self._leases: dict[tuple[Offset, int], tuple[str, int]] = {}
+        """Holder of the lease of each planned batch, by its begin and end; and the epoch after which it reads the log.
+        """
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open_handle": None, "_claimed_consumer": None}
+        return {**self.__dict__, "_open_handle": None, "_claimed_consumer": None, "_leases": {}}
 
     # ---- offsets -------------------------------------------------------------------------------------------------
 
@@ -138,6 +143,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_loaded_objects()
         start = start or self._seen
         begin = self._offset(start or self.initialOffset())
+        self._end_leases(begin.epoch)  # also of a query that waits: Spark commits a batch when it begins the next one
         limits = BatchLimits() if isinstance(limit, ReadAllAvailable) else self._read.limits
 
         def find_end(view: ReadTxn) -> Offset:
@@ -185,14 +191,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end or begin.start == LATEST:
             return []
 
-        def make_plan(view: ReadTxn) -> LogPlan:
-            table = self._table(view)
-            if begin.start == SNAPSHOT:
-                return plan_backfill(view, table, until, self._read.table)
-            after = self._require_log(view, table, begin.epoch)
-            return self._plan(view, table, after, max(after, until))
-
-        plan = self._handle().catalog.read(make_plan)
+        plan = self._plan_leased(begin, until)
         if CHANGE_TYPE not in self._schema.names:
             _refuse_deletes(plan)
         pre_images = self._read.pre_images
@@ -210,6 +209,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset, consumer = self._offset(end), self._consumer()
         if consumer is not None and offset.start is None:
             consumer.ack(offset.epoch)
+        self._end_leases(offset.epoch)
 
     def stop(self) -> None:
         if self._claimed_consumer is not None:
@@ -217,11 +217,51 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._claimed_consumer = None
         if self._open_handle is not None:
             self._open_handle.close()
-            self._open_handle = None
+            self._open_handle, self._leases = None, {}
+
+    def _plan_leased(self, begin: Offset, until: int) -> LogPlan:
+        """Plan a batch whose files are held from before its first plan until its end. Its tasks may start late, and
+        Spark may plan it again while tasks of an earlier plan run.
+        """
+        if (begin, until) not in self._leases:
+            self._leases[begin, until] = self._lease(begin, until)
+        _, after = self._leases[begin, until]
+
+        def make_plan(view: ReadTxn) -> LogPlan:
+            table = self._table(view)
+            if begin.start == SNAPSHOT:
+                return plan_backfill(view, table, until, self._read.table)
+            return self._plan(view, table, after, max(after, until))
+
+        return self._handle().catalog.read(make_plan)
+
+    def _lease(self, begin: Offset, until: int) -> tuple[str, int]:
+        """Hold what a batch reads; return the holder, and the epoch after which the batch reads the log."""
+        handle, read = self._handle(), self._read
+        holder = handle.new_holder("stream")
+
+        def hold(tx: Txn) -> tuple[int, list[bytes]]:
+            table, now_ms = self._table(tx), handle.catalog.now_ms()
+            rows = begin.start == SNAPSHOT
+            after = until if rows else self._require_log(tx, table, begin.epoch)
+            looks_up = read.pre_images and not table.stores_images_after(after)
+            held = after if rows or (looks_up and get_version(tx, table.id, table.name).keeps(after)) else None
+            return after, put_holds(tx, [Hold(holder, table.id, after, held, now_ms, now_ms + LEASE_MS)])
+
+        after, keys = handle.pin(hold)
+        handle.leases.keep(holder, keys)
+        return holder, after
+
+    def _end_leases(self, epoch: int) -> None:
+        """End the leases of the batches that end at or below an epoch: their tasks are done."""
+        done = [batch for batch in self._leases if batch[1] <= epoch]
+        if done:
+            self._handle().leases.release_all([self._leases.pop(batch)[0] for batch in done])
 
     def _plan(self, view: ReadTxn, table: TableDef, after: int, until: int, *, cut: bool = False) -> LogPlan:
         """Plan changes in the columns of the stream's start. Raises SchemaChanged if a later alter takes one away."""
-        return plan_changes(view, table, after, until, columns=Columns(self._read.table, cut=cut))
+        columns = Columns(self._read.table, cut=cut)
+        return plan_changes(view, table, after, until, columns=columns, pre_images=self._read.pre_images)
 
     # ---- the store -----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from epochlog.checkpoint.job.next_barrier import Barrier
-from epochlog.errors import EpochlogError, InvalidInput
+from epochlog.errors import EpochlogError, InvalidInput, SnapshotExpired
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.consumers import KEEP, open_consumer
 from epochlog.store.changelog.log_plan import Columns, LogPlan, columns_after, plan_backfill
@@ -215,25 +215,24 @@ class UpstreamLog(OneProcess, PollIterator[Chunk | Barrier | EndOfData]):
             )
         if not self._returned and self._consumer is not None:
             self._consumer.check()
-        if self._round is None:
-            next_round = self._next_round()
-            if not isinstance(next_round, LogRound):
-                if next_round is not None:
-                    self._stop()  # the consumer stays open for the acknowledgement of the last barrier
-                return next_round
-            self._round, self._items_left = next_round, self._iterate(next_round)
-        return self._next_of(self._round)
+        while True:
+            if self._round is None:
+                next_round = self._next_round()
+                if not isinstance(next_round, LogRound):
+                    if next_round is not None:
+                        self._stop()  # the consumer stays open for the acknowledgement of the last barrier
+                    return next_round
+                self._round, self._items_left = next_round, self._iterate(next_round)
+            try:
+                return self._returning(next(self._items_left), self._round)
+            except BaseException as error:
+                if not self._may_plan_anew(error, self._round):
+                    self._failed = True  # part of a barrier may be returned: continuing would skip or repeat changes
+                    raise
+                self._round, self._most = None, 1
 
-    def _next_of(self, log_round: LogRound) -> Chunk | Barrier | EndOfData | None:
-        """Return the next item of a round."""
-        try:
-            item = next(self._items_left)
-        except BaseException as error:
-            if isinstance(error, EpochlogError) and len(log_round.barriers) > 1:
-                self._round, self._most = None, 1  # it may be in what was read ahead: read up to the next barrier only
-                return self._next()
-            self._failed = True  # part of a barrier may be returned: continuing would skip or repeat changes
-            raise
+    def _returning(self, item: Chunk | Barrier, log_round: LogRound) -> Chunk | Barrier:
+        """Move the position past an item, and return it."""
         if isinstance(item, Chunk):
             self._returned[item.table] += item.data.num_rows
             return item
@@ -243,8 +242,17 @@ class UpstreamLog(OneProcess, PollIterator[Chunk | Barrier | EndOfData]):
             self._round = None
         return item
 
+    def _may_plan_anew(self, error: BaseException, log_round: LogRound) -> bool:
+        """Return True if a plan up to the next barrier only may get further: the error may be in what was read ahead,
+        or other files have the changes that this reader could not hold.
+        """
+        if isinstance(error, SnapshotExpired) and self._handle.read_only:
+            return not self._snapshot  # else it would be another one
+        return isinstance(error, EpochlogError) and len(log_round.barriers) > 1
+
     def _next_round(self) -> LogRound | EndOfData | None:
         """Return the next round, EndOfData, or None if there is no barrier yet."""
+        self._hold.move(self._position)  # before the plan, so that it pins the files of the plan
         if self._snapshot and self._job is None:
             seal(self._handle)
         planned = self._handle.catalog.read(self._plan)
@@ -254,7 +262,8 @@ class UpstreamLog(OneProcess, PollIterator[Chunk | Barrier | EndOfData]):
         next_round = None if isinstance(planned, Unsealed) else planned
         if self._snapshot and isinstance(next_round, LogRound):  # hold the files of its rows as it is planned
             next_round = self._hold.take(self._plan_held, rows=True)
-        self._hold.move(self._position, idle=next_round is None)
+        if next_round is None:
+            self._hold.move(self._position, idle=True)
         return next_round
 
     def _iterate(self, log_round: LogRound) -> Iterator[Chunk | Barrier]:

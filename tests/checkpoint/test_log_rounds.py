@@ -17,13 +17,15 @@ from epochlog.checkpoint.job.next_barrier import CommitBoundaries
 from epochlog.checkpoint.log_source import log_barriers, log_round, log_source
 from epochlog.store.catalog.keys import LOG_PREFIX
 from epochlog.store.catalog.protocol import scan_prefix
-from epochlog.store.changelog import log_plan, log_reader, tail_cache
+from epochlog.store.changelog import change_reader, log_plan, log_reader, tail_cache
 from epochlog.store.changelog.tail_cache import tail
+from epochlog.store.retention import stale_reads
 from epochlog.store.types.epoch import width
 from epochlog.store.types.epoch_set import FAR, coalesce, ints
 from lab import Lab
 from log_source_model import History, Item, barriers, read, received, shown
 from seeds import seeds
+from stand_in_packer import PackedBetween, pack
 
 
 @pytest.fixture
@@ -292,3 +294,82 @@ def test_the_first_boundary_from_each_epoch(spans: list[tuple[int, int]], forced
     expected = [next((boundary for boundary in usable if boundary >= epoch), int(FAR)) for epoch in asked.tolist()]
     assert boundaries.first_from(asked).tolist() == expected
     assert boundaries.first() == (usable[0] if usable else None)
+
+
+# ---- a log that is packed meanwhile ------------------------------------------------------------------------------
+
+
+def packed_at_each_call(lab: Lab, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
+    """Compare what a reader returns, while the log is packed after each of its calls of the catalog, with what an
+    undisturbed one does. It must find all files of its plans. Return the number of files that were deleted meanwhile.
+    """
+    history = History(lab, 5)
+    for _ in range(30):
+        history.turn()
+    history.settle()
+    expected = shown(read(lab, ["r", "q"], **options))
+    looks(monkeypatch, 4, rows=6)
+    monkeypatch.setattr(log_reader, "MOVE_HOLD_S", 0)
+    for name in ("UNIT_ROWS", "SPLIT_ROWS"):
+        monkeypatch.setattr(change_reader, name, 2)
+    missed, real = list[str](), stale_reads._explain_missing
+    monkeypatch.setattr(
+        stale_reads, "_explain_missing", lambda handle, error: missed.append(error.path) or real(handle, error)
+    )
+    tail.clear()
+    with lab.open() as packer, el.UpstreamLog(lab.store, ["r", "q"], **options) as log:
+        with PackedBetween(lab.store, packer) as packed:
+            items = received(log)
+            assert not any(isinstance(item, el.EndOfData) for item in items)
+        assert shown(items) == expected
+    assert not missed
+    return packed.deleted
+
+
+@pytest.mark.rule("5.21")
+@pytest.mark.medium
+@pytest.mark.parametrize("options", [{}, {"pre_images": True}])
+def test_the_files_of_a_plan_are_held_from_before_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    assert packed_at_each_call(lab, monkeypatch, **options) > 10
+
+
+@pytest.mark.planted
+@pytest.mark.medium
+@pytest.mark.local_only
+def test_a_hold_after_the_plan_is_seen(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the hold moves past a plan's version before the plan is read."""
+    real = log_source.UpstreamLog._next_round
+
+    def planned_first(log: el.UpstreamLog) -> Any:
+        log_round = real(log)
+        log._hold.take(lambda _: (None, log.position))
+        return log_round
+
+    monkeypatch.setattr(log_source.UpstreamLog, "_next_round", planned_first)
+    with pytest.raises((AssertionError, el.SnapshotExpired)):
+        packed_at_each_call(lab, monkeypatch)
+
+
+@pytest.mark.rule("1.72")
+@pytest.mark.rule("4.18")
+@pytest.mark.local_only
+def test_a_reader_that_may_hold_nothing_plans_anew(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in range(6):
+        lab.put({key: (0, key), key + 1: (0, key)})
+        lab.tick()
+    lab.store.checkpoint()
+    expected = shown(read(lab))
+    looks(monkeypatch, 2)
+    monkeypatch.setattr(log_reader, "SLICE_ROWS", 1)
+    monkeypatch.setattr(tail_cache, "NEAR_EPOCHS", 0)
+    for name in ("UNIT_ROWS", "SPLIT_ROWS"):
+        monkeypatch.setattr(change_reader, name, 1)
+    items, deleted = list[Item](), 0
+    with el.open(lab.root, read_only=True, **lab.options) as reader, el.UpstreamLog(reader, ["r"], after=0) as log:
+        while (item := log.poll()) is not None:
+            items.append(item)
+            deleted += pack(lab.store)
+    assert shown(items) == expected
+    assert deleted > 10

@@ -12,6 +12,7 @@ from pyspark.sql.functions import count
 import epochlog as el
 from epochlog.store.changelog.consumers import open_consumer
 from spark_store import SCHEMA, rows
+from stand_in_packer import pack
 
 pytestmark = pytest.mark.spark
 LIMITS = pytest.mark.needs("limits")
@@ -184,6 +185,25 @@ def test_a_truncated_log_is_told_or_let_pass(lake) -> None:
     lake.orders.upsert(rows(30, 10))
     lake.into(lake.stream(startingVersion=first, failOnDataLoss=False), "copy", "ck")
     assert copy.count() == 20
+
+
+@pytest.mark.rule("4.19")
+def test_tasks_that_start_late_find_the_files_of_their_batch(lake) -> None:
+    """The log is packed after a batch was planned, and before its tasks start."""
+    lake.orders.upsert(rows(0, 10))
+    lake.orders.upsert(rows(5, 10, amount=2.0))
+    read: list[int] = []
+
+    def packed_before_it_is_read(frame, _batch) -> None:
+        planned = frame.rdd
+        assert planned.getNumPartitions()
+        assert pack(lake.store, "orders") == 0
+        read.extend(row["id"] for row in planned.collect())
+
+    writer = lake.stream(startingVersion="earliest").writeStream.foreachBatch(packed_before_it_is_read)
+    lake.drain(writer.option("checkpointLocation", str(lake.scratch / "ck")))
+    assert sorted(read) == sorted([*range(10), *range(5, 15)])
+    assert lake.store.vacuum(grace=0).deleted  # the query has asked for another batch, and ended
 
 
 @pytest.mark.rule("4.17")
