@@ -10,11 +10,12 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
-from confirmed import RawJudge, Reply, SparkAnswer, compare, kept
+from confirmed import RawJudge, Reply, SparkAnswer, SparkRefusal, are_of_this_spark, compare, kept
 from corner_tables import tables_of_set
 from epochlog.errors import InvalidInput
 from judged_texts import texts_of_sets
 from spark_judge import SparkJudge
+from spark_needs import is_read_alike
 from view_queries import random_query, random_sums
 from view_texts import READING, Text
 from view_world import DuckDBEngine, Outcome, play, random_plan
@@ -26,25 +27,36 @@ pytestmark = pytest.mark.spark
 QUERIES = int(os.environ.get("EPOCHLOG_VIEW_QUERIES", "10000"))
 """Random queries of a campaign, from the seed EPOCHLOG_VIEW_SEED on."""
 FIRST = int(os.environ.get("EPOCHLOG_VIEW_SEED") or random.SystemRandom().randrange(10**9))
+EASILY_MISREAD = {text.asked for texts in READING.values() for text in texts.values()}
+"""Texts that are easily read wrongly."""
 
 
 def require_kept_answers(spark: SparkSession, texts_of_set: dict[str, list[str]]) -> None:
+    """Ask Spark, and compare. A version without kept answers gives the same, but for random texts that it refuses,
+    and for doubled quotes if it has none.
+    """
     judge = SparkJudge(spark)
     for name, texts in texts_of_set.items():
-        answers = kept(name)
+        is_own = are_of_this_spark(name)
+        answers = kept(name, of_any_spark=not is_own)
         replies = judge.ask(answers.tables, texts)
-        assert {sql: replies[sql] for sql in texts} == {sql: answers.reply(sql) for sql in texts}, name
+        asked = [sql for sql in texts if is_own or is_compared(sql, replies[sql])]
+        assert {sql: replies[sql] for sql in asked} == {sql: answers.reply(sql) for sql in asked}, name
+        assert len(texts) - len(asked) < 1 + 0.1 * len(texts), name
+
+
+def is_compared(sql: str, reply: Reply) -> bool:
+    return is_read_alike(sql) and (sql in EASILY_MISREAD or not isinstance(reply, SparkRefusal))
 
 
 @pytest.mark.slow
 def test_spark_gives_the_kept_answers(spark: SparkSession) -> None:
     """To all texts that are easily read wrongly, and to some others."""
     print("seed", FIRST)
-    chance, reading = random.Random(FIRST), {text.asked for texts in READING.values() for text in texts.values()}
-    some = {}
+    chance, some = random.Random(FIRST), {}
     for name, texts in texts_of_sets().items():
-        others = [sql for sql in texts if sql not in reading]
-        some[name] = [*reading.intersection(texts), *chance.sample(others, 12 if name == "integers" else 1)]
+        others = [sql for sql in texts if sql not in EASILY_MISREAD]
+        some[name] = [*EASILY_MISREAD.intersection(texts), *chance.sample(others, 12 if name == "integers" else 1)]
     require_kept_answers(spark, some)
 
 

@@ -112,11 +112,15 @@ class Kept:
 
 
 @cache
-def kept(name: str) -> Kept:
-    """Return the kept answers over a set of tables. Raises NotConfirmed for those of other tables, or another Spark."""
+def kept(name: str, *, of_any_spark: bool = False) -> Kept:
+    """Return the kept answers over a set of tables. Raises NotConfirmed for those of other tables, or of another Spark.
+
+    of_any_spark: the answers may be of another Spark.
+    """
     tables, file = tables_of_set(name), file_of(name)
     lines = file.read_text("utf-8").splitlines() if file.exists() else ["{}"]
-    if json.loads(lines[0]) != heading(tables):
+    wanted = heading(tables)
+    if json.loads(lines[0]) | ({"spark": wanted["spark"]} if of_any_spark else {}) != wanted:
         raise NotConfirmed(f"{file.name} has answers of other tables, or of another Spark; run {COMMAND}")
     return Kept(name, tables, {entry["sql"]: _reply(entry) for entry in map(json.loads, lines[1:])})
 

@@ -22,7 +22,8 @@ def texts_of_sets() -> dict[str, list[str]]:
         texts.setdefault(text.tables, {})[text.asked] = None
     texts["integers"].update(dict.fromkeys(_of_integers()))
     worlds = {f"world {number}": world.texts for number, world in enumerate(view_worlds.worlds())}
-    return {**{name: list(of_set) for name, of_set in texts.items()}, **worlds, "pairs": list(kept("pairs").replies)}
+    pairs = list(kept("pairs", of_any_spark=True).replies)
+    return {**{name: list(of_set) for name, of_set in texts.items()}, **worlds, "pairs": pairs}
 
 
 def _of_integers() -> Iterator[str]:

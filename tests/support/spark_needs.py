@@ -6,6 +6,7 @@ version all tests run. tests/spark/test_features.py shows how the library refuse
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -36,6 +37,10 @@ def _has_class(path: str) -> Callable[[], bool]:
     return lambda: bool(_java_class(path))
 
 
+def _has_setting(name: str) -> Callable[[], bool]:
+    return lambda: name.encode() in _java_class("internal/SQLConf$")
+
+
 def _says(name: str) -> Callable[[], bool]:
     """Return a function that answers as the library: by a value of spark/versions.py."""
 
@@ -58,6 +63,7 @@ FEATURES: Mapping[str, Callable[[], bool]] = {
     "create like": lambda: b"createTableLike" in _java_class("connector/catalog/TableCatalog"),  # 4.2
     "stream moments": _has_class("catalyst/analysis/NamedStreamingRelation"),  # a moment that a stream names: 4.2
     "few columns": _has_class("connector/catalog/TableInfo"),  # an INSERT that does not name all columns: 4.1
+    "doubled quotes": _has_setting("spark.sql.legacy.consecutiveStringLiterals.enabled"),  # 'a''b' has a quote: 4.1
     "pipelines": lambda: find_spec("pyspark.pipelines") is not None,  # Spark Declarative Pipelines: 4.1
 }
 """Features by the names that the marker takes, each with a function that says if this Spark has it."""
@@ -83,6 +89,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def has(name: str) -> bool:
     """Return True if this Spark has a feature."""
     return not missing([name])
+
+
+def is_read_alike(text: str) -> bool:
+    """Return True if this Spark reads a text in SQL as the newest does, and as views do on each Spark. One that has no
+    doubled quotes reads 'a''b' as 'a' and 'b'.
+    """
+    return has("doubled quotes") or not re.search("''|\"\"", text[1:-1])
 
 
 def cases(by_name: Mapping[str, T], *feature: str, of: Callable[[T], bool]) -> list[object]:
