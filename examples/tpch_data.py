@@ -8,8 +8,8 @@ process commits each number once.
 from __future__ import annotations
 
 import subprocess
-import sys
 from decimal import Decimal
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +34,10 @@ FREE = 8  # dbgen uses the first 8 order keys of each 32; refreshes use the next
 
 def generate(folder: Path, scale: float) -> None:
     """Generate the files of all tables, `<table>.parquet`, at a scale factor (1: 6 M lines)."""
-    command = [str(Path(sys.executable).with_name("tpchgen-cli")), "parquet", "-s", f"{scale:g}", "-o", str(folder)]
-    subprocess.run([*command, "--tables", ",".join(KEYS), "--quiet"], check=True)
+    package = distribution("tpchgen-cli")
+    command = next(str(file.locate()) for file in package.files or () if file.name == package.name)
+    options = ["parquet", "-s", f"{scale:g}", "-o", str(folder), "--tables", ",".join(KEYS), "--quiet"]
+    subprocess.run([command, *options], check=True)
 
 
 def load(store: el.Store, folder: Path) -> None:

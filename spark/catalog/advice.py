@@ -34,6 +34,11 @@ def no_replace(label: str, name: str) -> NotWritable:
     )
 
 
+def no_like() -> NotWritable:
+    """Return the error of a table that is made like another one, which gives it no key."""
+    return NotWritable("CREATE TABLE … LIKE has no primary key: write CREATE TABLE … TBLPROPERTIES (primary_key = …)")
+
+
 def no_partitions(label: str) -> NotWritable:
     """Return the error of an overwrite of partitions."""
     return NotWritable(

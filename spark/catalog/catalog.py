@@ -20,7 +20,7 @@ from epochlog.store.env.whole_number import whole_number
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import find_table
 
-from .advice import no_merge
+from .advice import no_like, no_merge
 from .changes import TableChanges
 from .ddl import SeparateInfo, alter_from_sql, create_from_sql
 from .jvm import CONNECTOR, Jvm, Proxy, Refusal, answer
@@ -322,9 +322,7 @@ class StoreCatalog(Proxy):
 
     @answer
     def createTableLike(self, identifier: Any, *description: Any) -> NoReturn:
-        raise NotWritable(
-            "CREATE TABLE … LIKE has no primary key: write CREATE TABLE … TBLPROPERTIES (primary_key = …)"
-        )
+        raise no_like()
 
     @answer
     def renameTable(self, old: Any, new: Any) -> NoReturn:

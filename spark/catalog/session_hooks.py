@@ -25,7 +25,7 @@ from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.types.schema import TableSchema
 
-from .advice import case_twins, no_merge, no_replace, unknown_condition
+from .advice import case_twins, no_like, no_merge, no_replace, unknown_condition
 from .catalog import StoreCatalog
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ _MERGED = re.compile(rf"\bMERGE\s+(WITH\s+SCHEMA\s+EVOLUTION\s+)?INTO\s+(?P<tabl
 _NO_MERGE = "MERGE INTO TABLE is not supported"
 """Text of Spark 4.0, which does not name the table."""
 _UNNAMED = re.compile(rf"\[INCOMPATIBLE_DATA_FOR_TABLE.CANNOT_FIND_DATA\] .* the table (?P<table>{NAME}): ")
+_LIKE = re.compile(rf"\bCREATE\s+TABLE\s+(IF\s+NOT\s+EXISTS\s+)?{NAME}\s+LIKE\s+(?P<table>{NAME})", re.IGNORECASE)
+"""A statement that Spark before 4.2 runs in its own catalog alone, where it finds no name of another one."""
 _ATTRIBUTE_ID = re.compile(r"#\d+L?")
 
 
@@ -165,6 +167,10 @@ def _find_advice(session: SparkSession, statement: str, text: str) -> EpochlogEr
     twins = _find_case_twins(session, statement, text)
     if twins is not None:
         return twins
+    like = _LIKE.search(without_texts(statement)) if "_NOT_FOUND]" in text else None
+    if like is not None:
+        with suppress(TableNotFound):
+            return _advise_writer(session, like["table"], lambda label, schema: no_like())
     deleted = _DELETE.search(without_texts(statement))
     if deleted is None or not (untranslated or _SUBQUERY in text):
         return None

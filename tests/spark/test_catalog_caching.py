@@ -75,6 +75,9 @@ def test_after_a_commit_a_cached_frame_keeps_its_rows_and_frames_made_of_it_are_
     kept = marks(frame)
     lake.table("orders").upsert([{"id": 2, "day": 2}])
     assert {row.id: row.mark for row in frame.collect()} == kept
+    if not has("refresh"):  # this Spark takes the rows of a cached frame for all that is made of it
+        assert marks(frame) == kept
+        frame.unpersist()
     newer = marks(frame)
     assert newer.keys() == {1, 2}
     assert newer[1] != kept[1]
@@ -97,7 +100,8 @@ def test_a_cached_frame_that_is_the_table_itself_pins_the_table(lake: el.Store, 
     frame = spark.table("lake.orders").cache()
     lake.table("orders").upsert([{"id": 2, "day": 2}])
     count = "SELECT COUNT(*) FROM lake.orders"
-    assert spark.sql(count).collect()[0][0] == frame.where("true").count() == 1
+    assert frame.where("true").count() == 1
+    assert spark.sql(count).collect()[0][0] == (1 if has("refresh") else 2)
     frame.unpersist()
     assert spark.sql(count).collect()[0][0] == spark.table("lake.orders").select("id").cache().count() == 2
     lake.table("orders").upsert([{"id": 3, "day": 3}])

@@ -60,7 +60,6 @@ FEATURES: Mapping[str, Callable[[], bool]] = {
     "refresh": _has_class("execution/datasources/v2/V2TableRefreshUtil"),  # tables of a frame are loaded again: 4.1
     "no columns": _says("ROWS_WITHOUT_COLUMNS"),  # batches without columns, whose rows are counted: 4.1
     "constraints": _has_class("connector/catalog/constraints/Constraint"),  # PRIMARY KEY in SQL: 4.1
-    "create like": lambda: b"createTableLike" in _java_class("connector/catalog/TableCatalog"),  # 4.2
     "stream moments": _has_class("catalyst/analysis/NamedStreamingRelation"),  # a moment that a stream names: 4.2
     "few columns": _has_class("connector/catalog/TableInfo"),  # an INSERT that does not name all columns: 4.1
     "doubled quotes": _has_setting("spark.sql.legacy.consecutiveStringLiterals.enabled"),  # 'a''b' has a quote: 4.1
