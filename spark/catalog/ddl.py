@@ -107,18 +107,15 @@ def create_from_sql(handle: Handle, name: str, info: Any) -> TableDef:
 
 
 def _refuse_values(table: str, columns: StructType, info: Any) -> None:
-    """Raise InvalidInput for a column whose values a table would have to make. Spark tells of IDENTITY only in Java's
-    columns, which take a call each, and Spark 4.0 also of GENERATED.
+    """Raise InvalidInput for a column whose values a table would have to make. Of IDENTITY, and before Spark 4.2 of
+    GENERATED, only Java's columns tell.
     """
-    java_columns, in_java = info.columns(), isinstance(info, SeparateInfo)
-    for place, field in enumerate(columns):
+    for field, java_column in zip(columns, info.columns(), strict=True):
         if "CURRENT_DEFAULT" in field.metadata:
             raise InvalidInput(f"CREATE TABLE {table}: leave out DEFAULT of {field.name!r}: {_NO_DEFAULT}")
         is_integer = isinstance(field.dataType, IntegralType)
-        if (
-            "GENERATION_EXPRESSION" in field.metadata
-            or (in_java and java_columns[place].generationExpression() is not None)
-            or (is_integer and java_columns[place].identityColumnSpec() is not None)
+        if java_column.generationExpression() is not None or (
+            is_integer and java_column.identityColumnSpec() is not None
         ):
             raise InvalidInput(
                 f"CREATE TABLE {table}: leave out GENERATED of {field.name!r}: a table keeps the values that it is "
