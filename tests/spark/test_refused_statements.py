@@ -88,7 +88,9 @@ def test_the_advice_on_a_delete_names_the_columns_and_the_table(spark: SparkSess
 
 def test_spark_keeps_its_error_of_what_is_no_table_of_a_store(spark: SparkSession, store: el.Store) -> None:
     updates = ("UPDATE lake.nowhere SET n = 1", "UPDATE lake.no.where SET n = 1")
-    for statement in ("DELETE FROM nowhere WHERE x RLIKE 'x'", "SELECT * FROM lake.nowhere", "DELETE FROM", *updates):
+    likes = ("CREATE TABLE lake.c LIKE lake.nowhere", "CREATE TABLE c LIKE nowhere")
+    others = ("DELETE FROM nowhere WHERE x RLIKE 'x'", "SELECT * FROM lake.nowhere", "DELETE FROM")
+    for statement in (*updates, *likes, *others):
         with pytest.raises(PySparkException) as caught:
             spark.sql(statement)
         assert find_epochlog_error(caught.value) is None

@@ -8,7 +8,6 @@ asks it for the answers that tests need and `confirmed` does not keep, and write
 from __future__ import annotations
 
 import datetime as dt
-import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
 from confirmed import NotConfirmed, Reply, SparkRefusal, answer_of, keep, kept
@@ -155,7 +155,7 @@ def _refusal(error: Exception) -> SparkRefusal:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep pyspark from logging the errors of texts that it refuses."""
-    logger = logging.getLogger("SQLQueryContextLogger")
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     was, logger.disabled = logger.disabled, True
     try:
         yield
