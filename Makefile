@@ -54,7 +54,7 @@ spark-oldest: setup  ## each way from Spark into a store and back, on the oldest
 	@scripts/setup_spark.sh 4.0
 	@$(PASSES) spark-oldest
 
-spark-versions: setup  ## all Spark tests on each version of Spark, one after the other; writes the table of docs/SPARK.md
+spark-versions: setup  ## all Spark tests on each version of Spark, half an hour for each; writes the table of docs/SPARK.md
 	@$(BIN)/python scripts/spark_versions.py --write
 
 versions: setup  ## short tests with the lowest and newest packages, on each Python of the machine
