@@ -7,6 +7,11 @@ from collections.abc import Callable
 import pyarrow as pa
 
 _T = pa.types
+_PYARROW = int(pa.__version__.partition(".")[0])
+SMALL_DECIMALS_IN_PARQUET = _PYARROW >= 22
+"""True if pyarrow writes decimals of 32 and 64 bits to Parquet."""
+FIXED_SIZES_FROM_PARQUET = _PYARROW >= 26
+"""True if pyarrow returns lists of a fixed size from Parquet where some are null."""
 
 
 def _is_string(kind: pa.DataType) -> bool:
@@ -144,13 +149,17 @@ def parquet_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which run files keep a column: where Parquet's reader cannot return fixed sizes, varying ones.
 
     It fails for a size of 0, and for a list of a fixed size that a struct requires if the struct is null in a row.
+    Older versions of pyarrow cannot return other types either; each version reads the files of all others.
     """
     if _T.is_fixed_size_binary(kind) and kind.byte_width == 0:
         return pa.binary()
+    if not SMALL_DECIMALS_IN_PARQUET and (_T.is_decimal32(kind) or _T.is_decimal64(kind)):
+        return pa.decimal128(kind.precision, kind.scale)
     kind = map_inner_types(kind, parquet_type)
     if _T.is_struct(kind):
         return pa.struct([field if field.nullable else field.with_type(_of_any_size(field.type)) for field in kind])
-    return _of_any_size(kind) if _T.is_fixed_size_list(kind) and kind.list_size == 0 else kind
+    kept = not _T.is_fixed_size_list(kind) or (FIXED_SIZES_FROM_PARQUET and kind.list_size)
+    return kind if kept else _of_any_size(kind)
 
 
 def _of_any_size(kind: pa.DataType) -> pa.DataType:

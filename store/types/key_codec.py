@@ -275,8 +275,27 @@ def _next_prefix(prefix: Key) -> bytes | None:
 def search(sorted_keys: pa.Array, needles: pa.Array, side: Literal["left", "right"] = "left") -> np.ndarray:
     """Return the int64 positions of `needles` in `sorted_keys`: before (left) or after (right) equal keys."""
     if _T.is_binary(sorted_keys.type):
-        return to_numpy(pc.search_sorted(sorted_keys, needles, side=side)).astype(np.int64)
+        return _search_binary(sorted_keys, needles, side)
     return to_numpy(sorted_keys).searchsorted(to_numpy(needles), side=side)
+
+
+def _search_by_halves(sorted_keys: pa.Array, needles: pa.Array, side: Literal["left", "right"]) -> np.ndarray:
+    """Search all needles at once, in as many steps as the number of keys has bits."""
+    below = pc.less if side == "left" else pc.less_equal
+    positions = np.zeros(len(needles), np.int64)
+    for bit in reversed(range(len(sorted_keys).bit_length())):
+        last = positions + ((1 << bit) - 1)  # of the keys that this step may pass over
+        probes = sorted_keys.take(from_numpy(np.minimum(last, len(sorted_keys) - 1)))
+        passed = to_numpy(below(probes, needles)) & (last < len(sorted_keys))
+        positions += passed.astype(np.int64) << bit
+    return positions
+
+
+def _search_by_kernel(sorted_keys: pa.Array, needles: pa.Array, side: Literal["left", "right"]) -> np.ndarray:
+    return to_numpy(pc.search_sorted(sorted_keys, needles, side=side)).astype(np.int64)
+
+
+_search_binary = _search_by_kernel if hasattr(pc, "search_sorted") else _search_by_halves  # pyarrow has it since 26
 
 
 def sort_indices(keys: pa.Array) -> np.ndarray:

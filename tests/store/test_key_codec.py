@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import datetime as dt
 import math
 import pickle
+import random
 from decimal import Context, Decimal
 from typing import Any
 
@@ -171,6 +173,29 @@ def test_search(drawn: tuple[list[pa.DataType], list[tuple[Any, ...]]], more: An
     assert key_codec.search(ordered.slice(1), encoded).tolist() == [
         sum(v < k for v in values[1:]) for k in encoded.to_pylist()
     ]
+
+
+@pytest.mark.parametrize("search", [key_codec._search_by_halves, key_codec._search_binary])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9, 500])
+def test_binary_keys_are_found_with_each_version_of_pyarrow(search: Any, count: int) -> None:
+    """Versions before 26 have no kernel for it."""
+    rng = random.Random(count)
+    keys = sorted(bytes(rng.choices(b"\0\1a\xff", k=rng.randrange(5))) for _ in range(count))
+    needles = [*keys, *(key + b"\0" for key in keys), b"", b"\xff" * 9]
+    rng.shuffle(needles)
+    ordered = pa.array([b"~", *keys, b""], pa.binary()).slice(1, count)
+    for side, place in (("left", bisect.bisect_left), ("right", bisect.bisect_right)):
+        found = search(ordered, pa.array(needles, pa.binary()), side)
+        assert found.dtype == np.int64 and found.tolist() == [place(keys, needle) for needle in needles]
+    assert not len(search(ordered, pa.array([], pa.binary()), "left"))
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("bug", ["less_equal", "less"])
+def test_a_search_on_the_wrong_side_of_equal_keys_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_codec.pc, "less_equal" if bug == "less" else "less", getattr(key_codec.pc, bug))
+    with pytest.raises(AssertionError):
+        test_binary_keys_are_found_with_each_version_of_pyarrow(key_codec._search_by_halves, 7)
 
 
 @pytest.mark.parametrize("name", sorted(set(KINDS) - {"decimal128", "decimal256"}))

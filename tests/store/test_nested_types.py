@@ -20,6 +20,7 @@ import epochlog as el
 from epochlog.store.commit import table_ddl
 from epochlog.store.commit.type_trial import require_returnable
 from epochlog.store.sst import sorted_run
+from epochlog.store.types import column_types
 from epochlog.store.types.column_types import has_size_zero, parquet_type
 from nested_values import LITERAL, SIZE_ZERO
 from random_types import random_type, random_value
@@ -138,6 +139,10 @@ def test_run_files_of_version_0_2_return_their_values(
     rows = table.to_arrow()
     with monkeypatch.context() as patch:
         patch.setattr(sorted_run, "_in_parquet_types", lambda table: table)
+        if name == "a required vector in a null struct" and not column_types.FIXED_SIZES_FROM_PARQUET:
+            with pytest.raises(el.WriteFailed, match="non-zero length null"):  # an older pyarrow writes no such file
+                store.compact("t", full=True)
+            return
         store.compact("t", full=True)
     check(store, "t", values)
     assert table.to_arrow().equals(rows)
