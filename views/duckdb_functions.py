@@ -379,7 +379,7 @@ _CHECKS: tuple[tuple[tuple[type[exp.Expr], ...], Callable[[Any, ValueKinds], str
     ((exp.Ordered, exp.Min, exp.Max, exp.Greatest, exp.Least, exp.Between, *_ORDERS), _reason_of_order),
 )
 """Checks of nodes by their types. The first reason counts."""
-_REWRITTEN = (exp.TryCast, exp.TsOrDsToDate, exp.TsOrDsAdd, exp.IntDiv, exp.Mod, exp.Trim)
+_REWRITTEN = (exp.TryCast, exp.TsOrDsToDate, exp.TsOrDsAdd, exp.IntDiv, exp.Mod, exp.Trim, exp.Neg)
 
 
 def as_spark_computes(query: exp.Expr, kinds: ValueKinds) -> exp.Expr:
@@ -428,6 +428,11 @@ def _rewritten(node: exp.Expr) -> exp.Expr:
         return exp.Mod(this=node.this, expression=divisor) if isinstance(divisor, exp.Literal) else node
     if isinstance(node, exp.Trim) and not node.expression:  # else other white space too
         return exp.Trim(this=node.this, position=node.args.get("position"), expression=exp.Literal.string(" "))
+    if isinstance(node, exp.Neg) and node.this.unnest() == exp.Literal.number(2**31):
+        # In Spark the sign is a part of the number, but not before parentheses. DuckDB 2.0.0 takes both for INT, and
+        # 2.0.1 both for BIGINT.
+        kind = exp.DataType.build("INT") if isinstance(node.this, exp.Literal) else bigint
+        return exp.Cast(this=exp.Neg(this=node.this), to=kind)
     return node
 
 
