@@ -150,7 +150,10 @@ def offsets() -> Iterator[str]:
 @pytest.mark.medium
 def test_all_zones_of_the_database_and_all_offsets() -> None:
     """polars and pandas read each of them, and no zone that polars reads is taken from it."""
-    for zone in (*available_timezones(), *offsets()):
+    # These are files of a machine, and no zones of the database; pyarrow before 26 asks pytz alone, which lacks them.
+    files = {"localtime", "Factory"} if int(pa.__version__.partition(".")[0]) < 26 else set[str]()
+    names = available_timezones() - files
+    for zone in (*names, *offsets()):
         kind = pa.list_(pa.timestamp("ms", zone))
         assert refusal(kind) is None and unknown_zone(kind) is None and in_known_zones(kind) == kind
         common = in_common_zones(kind)

@@ -70,7 +70,7 @@ def test_the_abilities_of_this_version_are_those_of_its_number() -> None:
     assert all(getattr(column_types, name) is able for name, able in ABILITIES[VERSIONS[-1]].items())
 
 
-@pytest.mark.parametrize("writer, reader", product(VERSIONS, VERSIONS))
+@pytest.mark.parametrize("writer, reader", [*product(VERSIONS, VERSIONS)])
 def test_each_version_reads_the_run_files_of_each(
     store: el.Store, become: Callable[[int], None], writer: int, reader: int
 ) -> None:
