@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -281,6 +282,9 @@ def search(sorted_keys: pa.Array, needles: pa.Array, side: Literal["left", "righ
 
 def _search_by_halves(sorted_keys: pa.Array, needles: pa.Array, side: Literal["left", "right"]) -> np.ndarray:
     """Search all needles at once, in as many steps as the number of keys has bits."""
+    if len(needles) == 1:
+        place = bisect.bisect_left if side == "left" else bisect.bisect_right
+        return np.array([place(sorted_keys, needles[0].as_py(), key=pa.BinaryScalar.as_py)], np.int64)
     below = pc.less if side == "left" else pc.less_equal
     positions = np.zeros(len(needles), np.int64)
     for bit in reversed(range(len(sorted_keys).bit_length())):
