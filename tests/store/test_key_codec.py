@@ -185,10 +185,12 @@ def test_binary_keys_are_found_with_each_version_of_pyarrow(search: Any, count: 
     rng.shuffle(needles)
     ordered = pa.array([b"~", *keys, b""], pa.binary()).slice(1, count)
     for side, place in (("left", bisect.bisect_left), ("right", bisect.bisect_right)):
-        found = search(ordered, pa.array(needles, pa.binary()), side)
-        assert found.dtype == np.int64 and found.tolist() == [place(keys, needle) for needle in needles]
+        positions = search(ordered, pa.array(needles, pa.binary()), side)
+        assert positions.dtype == np.int64 and positions.tolist() == [place(keys, needle) for needle in needles]
         single = [search(ordered, pa.array([needle], pa.binary()), side) for needle in needles]
-        assert all(one.dtype == np.int64 for one in single) and np.concatenate(single).tolist() == found.tolist()
+        assert (
+            all(array.dtype == np.int64 for array in single) and np.concatenate(single).tolist() == positions.tolist()
+        )
     assert not len(search(ordered, pa.array([], pa.binary()), "left"))
 
 
