@@ -57,8 +57,8 @@ spark-oldest: setup  ## each way from Spark into a store and back, on the oldest
 spark-versions: setup  ## all Spark tests on each version of Spark, half an hour for each; writes the table of docs/SPARK.md
 	@$(BIN)/python scripts/spark_versions.py --write
 
-versions: setup  ## short tests with the lowest and newest packages, on each Python of the machine
-	@$(BIN)/python scripts/versions.py --workers $(WORKERS)
+versions: setup  ## short tests with the lowest and newest packages, on each Python of the machine; writes the table of docs/guide/deploying.md
+	@$(BIN)/python scripts/versions.py --write --workers $(WORKERS)
 
 campaign: setup  ## the longest tests: each failpoint every time it is reached, random power cuts, races for minutes, thousands of seeds
 	@EPOCHLOG_SIM_SEEDS=$(SEEDS) $(PASSES) campaign

@@ -75,11 +75,12 @@ def table(results: Mapping[str, Mapping[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def with_table(page: str, text: str) -> str:
-    """Return the page with another table."""
-    before, _, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+def with_table(page: str, text: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
+    """Return the page with another table between two marks."""
+    begin, end = marks
+    before, _, rest = page.partition(begin)
+    after = rest.partition(end)[2]
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

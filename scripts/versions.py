@@ -1,13 +1,14 @@
 """Runner of short tests with the lowest and with the newest packages that pyproject.toml allows, on each Python of the
-machine.
+machine, and writer of the table of docs/guide/deploying.md.
 
-    python scripts/versions.py [--json FILE] [--workers N] [TRIAL ...]
+    python scripts/versions.py [--write] [--workers N] [TRIAL ...]
 
 Each trial has an environment in .venv-versions; .venv stays as it is. `lowest` has each package at its lower bound, all
 other trials have the newest that pip finds when the script runs. `lowest` and `newest` run on the oldest Python of the
 machine that epochlog supports, pythonX.Y on each further one that is on PATH or in ~/.pyenv/versions. The tests' own
 tools have the versions of requirements.lock. Spark is that of .venv; the Spark tests of `lowest` have the oldest
-(scripts/setup_spark.sh). The exit code is 1 if an installation or a test failed.
+(scripts/setup_spark.sh). .venv-versions/results.json has the results of each trial's last run, and a later run of other
+trials shows them too. --write puts them into the page if all trials passed. The exit code is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,13 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from passes import BRIEF_JVM, QUICK, Outcome, Pass, run
 from spark_environments import FEATURES, ROOT, VERSIONS
+from spark_versions import with_table
 
 FOLDER = ROOT / ".venv-versions"
+RECORD = FOLDER / "results.json"
+"""Results of the last run of each trial."""
+PAGE = ROOT / "docs" / "guide" / "deploying.md"
+MARKS = "<!-- versions that were tried -->", "<!-- end of versions -->"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 EXTRAS = ("sql", "openlineage")
 """Extras of pyproject.toml whose packages are tried beside the dependencies."""
@@ -239,13 +245,13 @@ def result_of(trial: Trial, names: Sequence[str], workers: str) -> TrialResult:
 # ---- the table -------------------------------------------------------------------------------------------------------
 
 
-def table(results: Sequence[TrialResult], names: Iterable[str]) -> str:
-    """Return the table of results, with a row for each suite. names: its first rows, Python and the packages."""
+def table(results: Sequence[TrialResult], names: Iterable[str], *, outcomes: bool = True) -> str:
+    """Return the table of results. names: its rows, Python and the packages; outcomes: with a row for each suite."""
     lines = [f"| | {' | '.join(result.trial for result in results)} |", f"|---|{'---|' * len(results)}"]
     for name in names:
         cells = [result.versions.get(name, result.problem if name == "Python" else "") for result in results]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    for suite in (IMPORTS, *SUITES, FEATURES):
+    for suite in (IMPORTS, *SUITES, FEATURES) if outcomes else ():
         cells = [counts(result.outcomes[suite]) if suite in result.outcomes else "" for result in results]
         lines.append(f"| {suite} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -256,7 +262,14 @@ def counts(outcome: Outcome) -> str:
     return f"{outcome.passed} passed" + (f", {len(outcome.failed)} failed" if outcome.failed else "")
 
 
-def as_json(results: Sequence[TrialResult]) -> dict[str, Any]:
+def page_text(results: Sequence[TrialResult], names: Iterable[str]) -> str:
+    """Return the table of the page: of the trials that ran, with a line about the others."""
+    text = table([result for result in results if result.versions], names, outcomes=False)
+    missing = [result.trial.replace("python", "Python ") for result in results if not result.versions]
+    return f"{text}\n\nNot on the machine of this run: {', '.join(missing)}." if missing else text
+
+
+def as_json(results: Iterable[TrialResult]) -> dict[str, Any]:
     """Return by trial the versions of its packages, and by suite the number of passed and the names of failed tests."""
     return {
         result.trial: {
@@ -271,6 +284,22 @@ def as_json(results: Sequence[TrialResult]) -> dict[str, Any]:
     }
 
 
+def from_json(record: Mapping[str, Any]) -> dict[str, TrialResult]:
+    """Return the results of `as_json` by trial, without times."""
+    return {
+        trial: TrialResult(
+            trial,
+            result["problem"],
+            result["versions"],
+            {
+                suite: Outcome(suite, counted["passed"], tuple(counted["failed"]), 0.0, 0.0)
+                for suite, counted in result["suites"].items()
+            },
+        )
+        for trial, result in record.items()
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     project = read_project()["project"]
     names = list(lower_bounds(project))
@@ -278,14 +307,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trials = {trial.name: trial for trial in trials_of(project, lock, interpreters(places_of_pythons()))}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trials", nargs="*", choices=[*trials, []], help="all, without any")
-    parser.add_argument("--json", type=Path, help="file that gets the results as JSON")
+    parser.add_argument("--write", action="store_true", help="write the table of the last results into the page")
     parser.add_argument("--workers", default="2", help="test processes side by side")
     chosen = parser.parse_args(arguments)
-    results = [result_of(trials[name], names, chosen.workers) for name in chosen.trials or trials]
-    print(table(results, ["Python", *names]))
-    if chosen.json:
-        chosen.json.write_text(json.dumps(as_json(results), indent=1), "utf-8")
-    return int(any(result.failed for result in results))
+    results = from_json(json.loads(RECORD.read_text("utf-8"))) if RECORD.exists() else {}
+    for name in chosen.trials or trials:
+        results[name] = result_of(trials[name], names, chosen.workers)
+        RECORD.parent.mkdir(exist_ok=True)
+        RECORD.write_text(json.dumps(as_json(results.values()), indent=1), "utf-8")
+    shown = [results[name] for name in trials if name in results]
+    print(table(shown, ["Python", *names]))
+    failed = any(result.failed for result in shown) or (chosen.write and len(shown) < len(trials))
+    if chosen.write and not failed:
+        PAGE.write_text(with_table(PAGE.read_text("utf-8"), page_text(shown, ["Python", *names]), MARKS), "utf-8")
+    return int(failed)
 
 
 if __name__ == "__main__":
