@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +80,60 @@ def test_a_file_that_grows_between_two_looks_is_not_cut(tmp_path: Path, monkeypa
 @pytest.mark.medium
 def test_the_end_of_a_process_is_found(tmp_path: Path) -> None:
     assert cut(tmp_path, "planted", 3).returncode != 0
+
+
+# two creators
+
+
+def check_that_creators_take_turns(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a creation that failed is emptied, and opened anew, while no other creator can write to it."""
+    folder = root / "catalog"
+    folder.mkdir()
+    (folder / "data.mdb").write_bytes(b"\0" * 4096)
+    locked: list[bool] = []
+
+    def is_locked() -> bool:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    for name in ("_truncate_unfinished", "_open_env"):
+        real = getattr(catalog, name)
+        monkeypatch.setattr(
+            catalog, name, lambda *args, real=real, **options: (locked.append(is_locked()), real(*args, **options))[1]
+        )
+    catalog.LmdbCatalog(folder, lambda: 0, durability="os", create=True).close()
+    assert locked == [True, True] and not is_locked()
+
+
+def test_creators_of_a_catalog_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_that_creators_take_turns(tmp_path, monkeypatch)
+
+
+@pytest.mark.planted
+def test_creators_that_do_not_wait_for_each_other_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant a bug: a creator empties the file in which another one has committed since."""
+    monkeypatch.setattr(catalog.fcntl, "flock", lambda *_: None)
+    with pytest.raises(AssertionError):
+        check_that_creators_take_turns(tmp_path, monkeypatch)
+
+
+def test_many_processes_create_one_store_at_once_and_none_loses_its_commit(tmp_path: Path) -> None:
+    program = (
+        "import sys, epochlog as el, pyarrow as pa\n"
+        "with el.open(sys.argv[1], durability='os') as store:\n"
+        "    t = store.create_table('t', pa.schema([('k', pa.int64())]), ['k'], exist_ok=True)\n"
+        "    t.upsert(pa.table({'k': [int(sys.argv[2])]}))\n"
+    )
+    for turn in range(3):
+        root = tmp_path / str(turn)
+        commands = [[sys.executable, "-c", program, str(root), str(number)] for number in range(4)]
+        running = [subprocess.Popen(command) for command in commands]
+        assert [process.wait() for process in running] == [0] * 4
+        with el.open(root, create=False) as store:
+            assert store.table("t").to_arrow()["k"].to_pylist() == [0, 1, 2, 3]

@@ -8,10 +8,11 @@ missing page is a SIGBUS or an abort); one fixed map size, so that all processes
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -221,7 +222,6 @@ class LmdbCatalog:
     ) -> None:
         if create:
             make_private_dir(folder)
-            _truncate_unfinished(folder / LMDB_DATA)
         elif not _has_content(folder / LMDB_DATA):
             raise CatalogLost(
                 f"the catalog {folder} is gone. Restore it from a copy; the store cannot be opened without it"
@@ -232,7 +232,8 @@ class LmdbCatalog:
         self._durability = durability
         self._closed = False
         self._pid = os.getpid()
-        self._inode = _environments.acquire(folder, durability)
+        with _creating(folder) if create else nullcontext():
+            self._inode = _environments.acquire(folder, durability)
 
     def read(self, body: Callable[[ReadTxn], T]) -> T:
         with self._environment() as env, _typed_errors(env, self._folder), env.begin(buffers=False) as txn:
@@ -354,6 +355,21 @@ def _has_panicked(env: lmdb.Environment) -> bool:
 def _has_content(data: Path) -> bool:
     """Return True if the data file exists and is not empty. LMDB would initialize an empty file as a new catalog."""
     return data.is_file() and data.stat().st_size > 0
+
+
+@contextmanager
+def _creating(folder: Path) -> Iterator[None]:
+    """Lock the folder while its catalog is created or opened, as a context manager: another process writes LMDB's first
+    pages meanwhile, and a file without them would count as one of a creation that failed.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        _truncate_unfinished(folder / LMDB_DATA)
+        yield
+    finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)  # also where a forked child has the handle too
+        os.close(handle)
 
 
 def _truncate_unfinished(data: Path) -> None:
