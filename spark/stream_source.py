@@ -336,6 +336,16 @@ def _refuse_deletes(plan: LogPlan) -> None:
 def _log_epochs(view: ReadTxn, table: TableDef, after: int) -> Iterator[LogEpoch]:
     """Yield the log epochs with rows past `after`, oldest first; read one log entry at a time."""
     for entry in entries_of_log_epochs(view, table.id, after):
+        if entry.packed is not None:
+            packed = entry.packed
+            yield from (
+                LogEpoch(epoch, rows, size)
+                for epoch, rows, size in zip(
+                    packed.epochs.tolist(), packed.committed_rows.tolist(), packed.bytes.tolist(), strict=True
+                )
+                if rows
+            )
+            continue
         for group in entry.groups:
             rows = sum(segment.rows for segment in group.segments)
             if rows and group.label > after:

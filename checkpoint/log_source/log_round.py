@@ -12,6 +12,7 @@ import numpy as np
 
 from epochlog.checkpoint.job.next_barrier import Barrier
 from epochlog.store.changelog.log_plan import LogPlan, schema_changed
+from epochlog.store.metadata.version import groups_through
 from epochlog.store.types.epoch_set import FAR, Ints, ints
 
 LOOK_ROWS = 1 << 16
@@ -62,13 +63,15 @@ def cut_round(barriers: Sequence[Barrier], plans: Sequence[LogPlan], changes: Se
     boundaries, rows = ints([barrier.curr for barrier in barriers]), np.zeros(len(barriers), np.int64)
     divided = list[tuple[LogPlan, Ints, Ints]]()
     for plan, commits in zip(plans, changes, strict=True):
-        epochs = ints([group.label for group in plan.groups] + [plan.altered] * (plan.altered is not None))
+        changed = [group.changes for group in plan.groups]
+        ends = ints(() if plan.altered is None else (plan.altered,))
+        epochs = np.concatenate([*(labels for labels, _ in changed), ends])
         place = boundaries.searchsorted(commits[commits.searchsorted(epochs)])
-        sizes = [sum(segment.rows for segment in group.segments) for group in plan.groups]
+        sizes = np.concatenate([ints(()), *(counts for _, counts in changed)])
         np.add.at(rows, place[: len(sizes)], sizes)
         divided.append((plan, epochs, place.searchsorted(np.arange(len(barriers)), "right")))
     count = max(int(rows.cumsum().searchsorted(LOOK_ROWS, "right")), 1)
-    cut = [_first_epochs(plan, int(counts[count - 1])) for plan, _, counts in divided]
+    cut = [_first_epochs(plan, epochs, int(counts[count - 1])) for plan, epochs, counts in divided]
     ends = [np.insert(epochs, 0, 0)[counts[:count]].tolist() for _, epochs, counts in divided]
     return LogRound(tuple(barriers[:count]), tuple(cut), tuple(map(tuple, ends)))
 
@@ -78,10 +81,9 @@ def rows_round(barrier: Barrier, plans: Sequence[LogPlan]) -> LogRound:
     return LogRound((barrier,), tuple(plans), ((barrier.curr,),) * len(plans))
 
 
-def _first_epochs(plan: LogPlan, count: int) -> LogPlan:
+def _first_epochs(plan: LogPlan, epochs: Ints, count: int) -> LogPlan:
     """Return the part of a plan with its first log epochs; the alter at which it ends counts as the last one."""
-    return (
-        plan
-        if count >= len(plan.groups) + (plan.altered is not None)
-        else replace(plan, groups=plan.groups[:count], altered=None)
-    )
+    if count >= len(epochs):
+        return plan
+    last = int(epochs[count - 1]) if count else -1
+    return replace(plan, groups=tuple(groups_through(plan.groups, last)), altered=None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import pyarrow as pa
 
@@ -18,7 +17,7 @@ from epochlog.store.changelog import log_reader
 from epochlog.store.changelog.epoch_batches import epoch_batches
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_backfill, schema_changed
 from epochlog.store.changelog.log_reader import LogHold, Meter, plan_unread, read_batches, read_slices
-from epochlog.store.metadata.commit_log import entry_epochs
+from epochlog.store.metadata.commit_log import nth_logged
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table, get_table, get_version
 from epochlog.store.session.handle import Handle
@@ -207,7 +206,7 @@ def find_subscribed_table(view: ReadTxn, name: str, table_id: int | None) -> Tab
 
 def _round_end(view: ReadTxn, table: TableDef, after: int, newest: int) -> int:
     """Return the epoch of the ROUND_ENTRIES-th commit past `after`; `newest` if there are fewer commits."""
-    return next(islice(entry_epochs(view, table.id, after, newest), ROUND_ENTRIES - 1, None), newest)
+    return nth_logged(view, table.id, after, newest, ROUND_ENTRIES)
 
 
 def _past(batches: Iterator[pa.RecordBatch], skip: int) -> Iterator[pa.RecordBatch]:

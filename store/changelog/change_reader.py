@@ -19,8 +19,7 @@ from epochlog.store.metadata.version import LabelGroup
 from epochlog.store.scan.key_ranges import cost, key_splits
 from epochlog.store.scan.pruning import key_prunes
 from epochlog.store.scan.scan_plan import ScanPlan
-from epochlog.store.sst.segment import Segment
-from epochlog.store.sst.segment_scan import Scanned, is_small, scan_segments
+from epochlog.store.sst.segment_scan import LogFile, Scanned, is_small, scan_segments
 from epochlog.store.types.arrays import from_numpy
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from epochlog.store.types.read_options import ReadOptions
@@ -57,12 +56,21 @@ class _Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Old:
+class OldRows:
     """Positions, in `pool`, of the rows that the touches replace; the touches themselves begin at `touches_at`."""
 
     places: np.ndarray
+    """-1 for a change that replaces none."""
     pool: Pool
     touches_at: int
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.places >= 0))
+
+    def rows(self, table: TableSchema) -> pa.Table:
+        """Return the replaced rows, in the order of the changes."""
+        places = self.places[self.places >= 0]
+        return pa.table({name: self.pool.taken(name, places) for name in table.schema.names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,17 @@ class ChangeReader:
             self._read_changes(_Unit(0, len(self.groups), keys, 0), net=True) for keys in self._splits(self.groups)
         )
         yield from filter(_is_table, tables)
+
+    def read_all(self) -> tuple[Touches, OldRows | None]:
+        """Read all changes at once, by log epoch and key, each key once in a log epoch; and the rows that they replace,
+        None without `images`. There must be a change.
+        """
+        unit = _Unit(0, len(self.groups), self.options.key_range, 0)
+        touches = self._touches(unit, self.options.column_names(self.table))
+        assert touches is not None
+        if not self.images:
+            return touches, None
+        return touches, self._stored_images(unit, touches) if self.stored else self._look_up_images(unit, touches)
 
     def _units(self, limit: int) -> Iterator[_Unit]:
         """Yield units of at most `limit` rows, of whole epochs; cut epochs above SPLIT_ROWS by key ranges."""
@@ -154,37 +173,32 @@ class ChangeReader:
     def _touches(self, unit: _Unit, names: Sequence[str]) -> Touches | None:
         """Read the newest changes of each log epoch of the unit; None if there are none."""
         excluded = key_prunes(self.table, self.options.filter)
-        files = [[file for file in group.segments if not excluded(file)] for group in self._groups(unit)]
+        groups = self._groups(unit)
+        files = [[file for file in change_files(group) if not excluded(file.segment)] for group in groups]
         scanned = self._scan(unit, files, names)
-        return None if scanned is None else self._by_epoch(unit, files, scanned)
+        return None if scanned is None else _by_epoch(files, scanned)
 
-    def _scan(self, unit: _Unit, files: Sequence[Sequence[Segment]], names: Sequence[str]) -> Scanned | None:
-        """Read the files of each log epoch of the unit; None if they have no rows."""
-        segments = [segment for some in files for segment in some]
-        if not segments:
+    def _scan(self, unit: _Unit, files: Sequence[Sequence[LogFile]], names: Sequence[str]) -> Scanned | None:
+        """Read the files of each group of the unit; None if they have no rows."""
+        log_files = [file for some in files for file in some]
+        if not log_files:
             return None
-        scanned = scan_segments(self.files, self.table, segments, names, unit.keys, threads=unit.alone)
+        scanned = scan_segments(self.files, self.table, log_files, names, unit.keys, threads=unit.alone)
         return scanned if len(scanned.keys) else None
 
-    def _by_epoch(self, unit: _Unit, files: Sequence[Sequence[Segment]], scanned: Scanned) -> Touches:
-        """Return the rows of the files of each log epoch, each key once in an epoch: its row of the last file."""
-        labels = [group.label for group, some in zip(self._groups(unit), files, strict=True) for _ in some]
-        touches = Touches(scanned.keys, nullable(scanned.data), scanned.deleted, np.repeat(labels, scanned.counts))
-        return touches if all(len(some) < 2 for some in files) else newest_of_each_epoch(touches)
-
-    def _stored_images(self, unit: _Unit, touches: Touches) -> _Old:
-        files = [group.images for group in self._groups(unit)]
+    def _stored_images(self, unit: _Unit, touches: Touches) -> OldRows:
+        files = [image_files(group) for group in self._groups(unit)]
         scanned = self._scan(unit, files, self.table.schema.names)
         if scanned is None:
-            return _Old(np.full(len(touches), -1), Pool([touches.data]), 0)
+            return OldRows(np.full(len(touches), -1), Pool([touches.data]), 0)
         replaces = self._replaces(unit, touches, scanned)
         if replaces is not None:
             places = np.where(replaces, np.cumsum(replaces) - 1, -1)
-            return _Old(places, Pool([nullable(scanned.data), touches.data]), len(scanned.keys))
-        old = self._by_epoch(unit, files, scanned)
+            return OldRows(places, Pool([nullable(scanned.data), touches.data]), len(scanned.keys))
+        old = _by_epoch(files, scanned)
         places = positions_in(old, touches)
         places[old.deleted[places] & (places >= 0)] = -1  # a tombstone of `old`: the key had no row
-        return _Old(places, Pool([old.data, touches.data]), len(old))
+        return OldRows(places, Pool([old.data, touches.data]), len(old))
 
     def _replaces(self, unit: _Unit, touches: Touches, images: Scanned) -> np.ndarray | None:
         """Return bool[touches], True for the changes that replace a row: one row of `images` each, in their order. None
@@ -193,27 +207,51 @@ class ChangeReader:
         if unit.keys != ALL_KEYS:
             return None
         groups, replaced = self._groups(unit), iter(images.replaced)
-        labels = [group.label for group in groups]
-        counts = np.searchsorted(touches.labels, labels, "right") - np.searchsorted(touches.labels, labels)
+        counts = np.searchsorted(touches.labels, [group.label for group in groups], "right")
+        counts = counts - np.searchsorted(touches.labels, [group.first for group in groups])
         parts: list[np.ndarray] = []
         for group, count in zip(groups, counts.tolist(), strict=True):
             bits = [some for _ in group.images if (some := next(replaced)) is not None]
+            if group.packed is not None:  # the bits of a pack are those of all its changes
+                bits = [some[file.first_row : file.first_row + file.rows] for some in bits for file in group.segments]
             if len(bits) < len(group.images) or (bits and sum(map(len, bits)) != count):
                 return None
             parts += bits or [np.zeros(count, np.bool_)]
         replaces = np.concatenate(parts)
         return replaces if np.count_nonzero(replaces) == len(images.keys) else None
 
-    def _look_up_images(self, unit: _Unit, touches: Touches) -> _Old:
+    def _look_up_images(self, unit: _Unit, touches: Touches) -> OldRows:
         assert self.before is not None
         before = self.before.extended([segment for group in self.groups[: unit.first] for segment in group.segments])
         order = by_key(touches)
         keys = touches.keys.take(from_numpy(order.oldest))
         state = before.rows_of(self.files, keys, self.table.schema.names)
-        return _Old(replaced(touches, order, state), Pool([state.data, touches.data]), len(state))
+        return OldRows(replaced(touches, order, state), Pool([state.data, touches.data]), len(state))
 
     def _groups(self, unit: _Unit) -> Sequence[LabelGroup]:
         return self.groups[unit.first : unit.end]
+
+
+def change_files(group: LabelGroup) -> list[LogFile]:
+    """Return the files with the changes of a group."""
+    packed = group.packed
+    if packed is None:
+        return [LogFile(segment, group.label) for segment in group.segments]
+    return [LogFile(segment, group.label, packed.epochs, packed.rows) for segment in group.segments]
+
+
+def image_files(group: LabelGroup) -> list[LogFile]:
+    """Return the files with the pre-images of a group."""
+    packed = group.packed
+    if packed is None:
+        return [LogFile(segment, group.label) for segment in group.images]
+    return [LogFile(segment, group.label, packed.epochs, packed.images) for segment in group.images]
+
+
+def _by_epoch(files: Sequence[Sequence[LogFile]], scanned: Scanned) -> Touches:
+    """Return the rows of the files of each log epoch, each key once in an epoch: its row of the last file."""
+    touches = Touches(scanned.keys, nullable(scanned.data), scanned.deleted, scanned.labels)
+    return touches if all(len(some) < 2 for some in files) else newest_of_each_epoch(touches)
 
 
 def _is_table(table: pa.Table | None) -> TypeGuard[pa.Table]:

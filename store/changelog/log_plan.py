@@ -22,7 +22,7 @@ from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import get_version
 from epochlog.store.metadata.schema_change import extended, first_unreadable
 from epochlog.store.metadata.version import LabelGroup, LogEntry
-from epochlog.store.scan.key_ranges import key_splits
+from epochlog.store.scan.key_ranges import key_splits, own_bytes
 from epochlog.store.scan.pruning import UNFIT, bind, check_filter, passed
 from epochlog.store.scan.scan_plan import READ_BYTES, ScanFiles, ScanPlan, plan_scan, read_files
 from epochlog.store.types.epoch import MAX_EPOCH, as_epoch, show_epoch
@@ -69,7 +69,7 @@ class LogPlan:
 
     @property
     def bytes(self) -> int:
-        return sum(segment.bytes for group in self.groups for segment in group.segments)
+        return sum(own_bytes(segment) for group in self.groups for segment in group.segments)
 
     def batches(
         self,
@@ -215,7 +215,7 @@ def plan_changes(
     if altered is not None:
         if not columns.cut:
             raise schema_changed(table.name, altered)
-        entries = [entry for entry in entries if entry.epoch < altered]
+        entries = [cut for entry in entries if (cut := entry.cut(-1, altered - 1)) is not None]
     groups = [
         group
         for entry in entries
@@ -229,7 +229,7 @@ def plan_changes(
         if not by_commit and group.label <= after
         for segment in group.segments
     ]
-    stored = all(_stores_images(table, group) for group in groups) if groups else table.changelog == "full"
+    stored = all(stores_images(table, group) for group in groups) if groups else table.changelog == "full"
     if stored or not pre_images:
         before = None
     elif after == 0:  # before its first entry a table is empty, also when retention has removed history
@@ -247,7 +247,8 @@ def _columns_of(
     schema = columns.schema and columns.schema.with_lineage(current.lineage)
     if columns.whole or not current.lineage:
         return schema or current.at(end), None
-    changed = [entry.epoch for entry in entries if entry.segments]
+    # the files of a pack have one version of the columns
+    changed = [first for entry in entries if (first := entry.first_change) is not None]
     if schema is None:
         schema = current if not changed else extended(current, changed[0], max(end, changed[-1]))
     return schema, first_unreadable(schema, changed)
@@ -261,8 +262,8 @@ def columns_after(view: ReadTxn, table: TableDef, after: int) -> TableSchema:
     if not any(version.version > after for version in current.lineage):
         return current
     for entry in entries_of_log_epochs(view, table.id, after):
-        if entry.segments:
-            return extended(current, entry.epoch, MAX_EPOCH)
+        if entry.first_change is not None:
+            return extended(current, entry.first_change, MAX_EPOCH)
     return current
 
 
@@ -282,7 +283,8 @@ def schema_changed(table: str, epoch: int) -> SchemaChanged:
     )
 
 
-def _stores_images(table: TableDef, group: LabelGroup) -> bool:
+def stores_images(table: TableDef, group: LabelGroup) -> bool:
+    """Return True if the group stores pre-images."""
     if group.stores_images is None:  # an entry of version 0.1
         return table.first_changelog == "full"
     return group.stores_images
@@ -304,5 +306,5 @@ def next_epoch(view: ReadTxn, table: TableDef, after: int) -> int | None:
             "was truncated. Read a snapshot and continue from its epoch"
         )
     for entry in entries_of_log_epochs(view, table.id, after, version.max_committed_epoch):
-        return min([group.label for group in entry.groups if group.label > after] + [entry.epoch])
+        return min([group.first for group in entry.groups if group.first > after] + [entry.epoch])
     return None

@@ -49,7 +49,7 @@ def is_single_file(group: LabelGroup) -> bool:
     """Return True if the log epoch has one file, of at least WORTH_ROWS rows, whose record batches can be returned
     without a merge.
     """
-    return len(group.segments) == 1 and group.segments[0].rows >= WORTH_ROWS
+    return group.packed is None and len(group.segments) == 1 and group.segments[0].rows >= WORTH_ROWS
 
 
 def _replay_file(plan: LogPlan, files: Files, group: LabelGroup, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

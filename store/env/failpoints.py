@@ -62,6 +62,9 @@ FAILPOINTS: dict[str, str] = {
     "compact:range-recorded": "the progress of a compaction is in the catalog",
     "compact:before-finish": "all run files of a compaction are written, no read uses them yet",
     "compact:after-finish": "a compaction has taken effect, its inputs still exist",
+    # store/compaction/packing.py
+    "pack:written": "the files of a pack are written, no catalog record names them",
+    "pack:landed": "a pack has replaced commits in the log, their files still exist",
     # store/commit/backfill.py
     "piece:recorded": "a backfill chunk of a job is recorded, the call of its runner has not returned",
     # store/commit/job_commit.py

@@ -42,6 +42,13 @@ COMPACTION = LogEvent(
     "store table outcome by took_ms",
     "A compaction, or a part of it, has ended. outcome: done, progress (more is left) or lost. by: its caller.",
 )
+LOG_PACKED = LogEvent(
+    "log_packed",
+    "compaction",
+    INFO,
+    "store table packs took_ms",
+    "One file has replaced those of many small commits in the table's log, so many times.",
+)
 WRITE_STALL = LogEvent(
     "write_stall",
     "compaction",

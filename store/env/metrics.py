@@ -117,6 +117,13 @@ COMPACTIONS = Metric(
     "epochlog_compactions_total", "counter", "Compactions of tables, by their outcome.", ("table", "outcome")
 )
 COMPACTION_SECONDS = Metric("epochlog_compaction_seconds", "histogram", "Duration of a compaction, or of a part of it.")
+PACKS = Metric("epochlog_packs_total", "counter", "Packs made of the commits of a table's log.", ("table",))
+PACKED_COMMITS = Metric(
+    "epochlog_packed_commits_total",
+    "counter",
+    "Commits of a table's log that packs took in; a pack of packs counts them again.",
+    ("table",),
+)
 COMPACTION_WRITTEN_BYTES = Metric(
     "epochlog_compaction_written_bytes_total", "counter", "Bytes of the files that compactions wrote.", ("table",)
 )
@@ -169,6 +176,8 @@ RECORDED = (
     WRITE_STALL_SECONDS,
     COMPACTIONS,
     COMPACTION_SECONDS,
+    PACKS,
+    PACKED_COMMITS,
     COMPACTION_WRITTEN_BYTES,
     COMPACTION_CHECKED_ROWS,
     COMPACTION_CHECK_FAILURES,

@@ -21,6 +21,7 @@ from epochlog.store.catalog.keys import TROUBLE_PREFIX, table_key, trouble_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.commit.expiry import expire_rows
 from epochlog.store.compaction.executor import compact_table
+from epochlog.store.compaction.packing import pack_log
 from epochlog.store.compaction.task_record import CompactionOutcome
 from epochlog.store.env.log_events import DEFECT, MAINTENANCE_FAILED, RETRY
 from epochlog.store.env.lru_cache import drop_idle
@@ -138,6 +139,7 @@ class Maintenance:
         def work() -> CompactionOutcome:
             apply_retention(self._handle, table)
             outcome = compact_table(self._handle, table, budget=SLICE, by="maintenance")
+            pack_log(self._handle, table)
             self._expire(table)
             return outcome
 

@@ -8,6 +8,7 @@ epochs of commits, unless a function says that it compares log epochs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,14 +30,28 @@ from .version import Commit, LogEntry, has_changed
 KEPT_ENTRIES = 64
 """Entries of a scan by log epochs, at most, that stay decoded for later ones: a step reads few, a replay many."""
 
+_PACK_AT, _PACK = 5, b"\xa4pack"
+"""Place and bytes of the first field of a pack's record, behind its checksum and the size of the map."""
+
 
 # ---- the log -----------------------------------------------------------------------------------------------------
 
 
 def get_entries(view: ReadTxn, table_id: int, after: int, until: int) -> list[LogEntry]:
-    """Return the log entries in (after, until], oldest first; they stay decoded for later reads."""
-    records = view.scan_packed(log_key(table_id, after + 1), log_key(table_id, until + 1))
-    return [decode(LogEntry, key, value) for key, value in records]
+    """Return the log entries in (after, until], oldest first, with these commits alone of a pack; they stay decoded for
+    later reads.
+    """
+    entries = list[LogEntry]()
+    for key, value in view.scan_packed(log_key(table_id, after + 1), after_prefix(table_prefix(LOG_PREFIX, table_id))):
+        is_past = key_epoch(key) > until
+        if is_past and not is_pack(value):
+            break
+        entry = decode(LogEntry, key, value).cut(after, until)
+        if entry is not None:
+            entries.append(entry)
+        if is_past:
+            break
+    return entries
 
 
 def scan_entries(view: ReadTxn, table_id: int | None = None) -> Iterator[LogEntry]:
@@ -47,27 +62,73 @@ def scan_entries(view: ReadTxn, table_id: int | None = None) -> Iterator[LogEntr
     return (entry for _, entry in scan_values(view, LogEntry, prefix))
 
 
-def entries_of_commits(view: ReadTxn, table_id: int, after: int, until: int) -> Iterator[LogEntry]:
-    """Yield the log entries in (after, until], oldest first."""
+class LogRecord(NamedTuple):
+    """Record of a log entry as it is stored."""
+
+    key: bytes
+    value: bytes
+    entry: LogEntry
+
+
+def log_records(view: ReadTxn, table_id: int, after: int, until: int) -> Iterator[LogRecord]:
+    """Yield the records of `whole_entries`."""
     for key, value in view.scan_packed(log_key(table_id, after + 1), log_key(table_id, until + 1)):
-        yield decode(LogEntry, key, value, keep=False)
+        yield LogRecord(key, value, decode(LogEntry, key, value, keep=False))
+
+
+def log_records_before(view: ReadTxn, table_id: int, until: int) -> Iterator[LogRecord]:
+    """Yield the records of the log whose last commit is at or below `until`, newest first."""
+    for key, value in view.scan_packed(log_key(table_id, 0), log_key(table_id, until + 1), reverse=True):
+        yield LogRecord(key, value, decode(LogEntry, key, value, keep=False))
+
+
+def whole_entries(view: ReadTxn, table_id: int, after: int, until: int) -> Iterator[LogEntry]:
+    """Yield the log entries whose last commit is in (after, until], oldest first, with all commits of a pack."""
+    return (record.entry for record in log_records(view, table_id, after, until))
 
 
 def entries_of_log_epochs(view: ReadTxn, table_id: int, after: int, until: int = MAX_EPOCH) -> Iterator[LogEntry]:
-    """Yield the entries of the commits in (after, until], and the one past `until` if log epochs of it are within."""
+    """Yield the entries of the commits in (after, until], and the one past `until` if log epochs of it are within. Of a
+    pack only these commits are yielded.
+    """
     records = view.scan_packed(log_key(table_id, after + 1), after_prefix(table_prefix(LOG_PREFIX, table_id)))
     for number, (key, value) in enumerate(records):
         entry = decode(LogEntry, key, value, keep=number < KEPT_ENTRIES)
-        if entry.epoch > until and (not entry.groups or entry.groups[0].label > until):
+        if entry.epoch > until and (not entry.groups or entry.groups[0].first > until):
             return
-        yield entry
+        if entry.packed is None:
+            yield entry
+        elif (part := entry.cut(after, until)) is not None:
+            yield part
 
 
 def entry_epochs(
     view: ReadTxn, table_id: int, after: int = -1, until: int = MAX_EPOCH, *, reverse: bool = False
 ) -> Iterator[int]:
-    """Yield the epochs of the log entries in (after, until], oldest or (reverse) newest first; decode none."""
+    """Yield the epochs of the log entries in (after, until], oldest or (reverse) newest first; of a pack the last one.
+    Decode none.
+    """
     return _epochs(view, log_key(table_id, after + 1), log_key(table_id, until + 1), reverse=reverse)
+
+
+def newest_logged(view: ReadTxn, table_id: int, after: int, until: int) -> int:
+    """Return the epoch of the log's newest commit in (after, until], also of one in a pack; `after` without one."""
+    newest = next(entry_epochs(view, table_id, after, until, reverse=True), after)
+    stop = after_prefix(table_prefix(LOG_PREFIX, table_id))
+    for key, value in view.scan_packed(log_key(table_id, until + 1), stop):
+        part = decode(LogEntry, key, value, keep=False).cut(newest, until) if is_pack(value) else None
+        return newest if part is None else part.epoch
+    return newest
+
+
+def nth_logged(view: ReadTxn, table_id: int, after: int, until: int, number: int) -> int:
+    """Return the epoch of the log's commit that is so many commits past `after`, at most `until`."""
+    for entry in entries_of_log_epochs(view, table_id, after, until):
+        if entry.commits >= number:
+            epoch = entry.epoch if entry.packed is None else int(entry.packed.epochs[number - 1])
+            return min(epoch, until)
+        number -= entry.commits
+    return until
 
 
 def put_entry(tx: Txn, table_id: int, entry: LogEntry) -> None:
@@ -76,6 +137,11 @@ def put_entry(tx: Txn, table_id: int, entry: LogEntry) -> None:
 
 def delete_entry(tx: Txn, table_id: int, epoch: int) -> None:
     tx.delete(log_key(table_id, epoch))
+
+
+def is_pack(value: bytes) -> bool:
+    """Return True for the packed record of a pack. It decodes nothing."""
+    return value[_PACK_AT : _PACK_AT + len(_PACK)] == _PACK
 
 
 def entry_of_record(key: bytes, value: bytes) -> LogEntry | None:

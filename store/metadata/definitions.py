@@ -90,6 +90,8 @@ class TableDef:
     """True if epochs of the table were tagged, so that it may have rows below its safe epoch that a version without
     tags would release.
     """
+    packed: bool = False
+    """True if the log has had a pack, which a version without packs cannot read."""
     shares: bool = False
     """True if it reaches files that another table reaches, or did (see shared_files.py)."""
     checks: tuple[tuple[str, str], ...] = ()
@@ -122,14 +124,14 @@ class TableDef:
     @property
     def format(self) -> int:
         """Return the format of the record: 1, which every version reads, unless the table uses what is newer."""
-        if any(version.evolved for version in (self.schema, *self.schema.lineage)):
+        if self.packed or any(version.evolved for version in (self.schema, *self.schema.lineage)):
             return 3
         newer = self.tagged or self.shares or self.checks or self.options.ttl is not None
         return 2 if newer or self.schema.sequence_by is not None or self.schema.version else 1
 
     def to_record(self) -> Record:
         """Return the catalog's record; only a table that uses them has the fields of format 2."""
-        newer = {name: True for name in ("tagged", "shares") if getattr(self, name)}
+        newer = {name: True for name in ("tagged", "packed", "shares") if getattr(self, name)}
         return {
             "id": self.id,
             "schema": self.schema.to_bytes(self.format),
@@ -160,6 +162,7 @@ class TableDef:
             created=record.get("created", 0),
             adopted=record.get("adopted", 0),
             tagged=record.get("tagged", False),
+            packed=record.get("packed", False),
             shares=record.get("shares", False),
             checks=tuple((str(name), str(text)) for name, text in record.get("checks", {}).items()),
         )

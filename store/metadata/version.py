@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from epochlog.errors import EpochlogError, EpochRegressed, TableFinished
 from epochlog.store.catalog.records import Record, checked, require_checksum, unpack
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.sorted_run import SortedRun
 from epochlog.store.types.epoch import show_epoch
+
+from .packed_epochs import PackedEpochs
 
 
 class InvariantBroken(EpochlogError, AssertionError):
@@ -22,9 +26,12 @@ class InvariantBroken(EpochlogError, AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class LabelGroup:
-    """Segments of one log epoch, oldest first: later segments win."""
+    """Segments of one log epoch, oldest first: later segments win. Or a part of a pack: one segment with the changes of
+    several commits.
+    """
 
     label: int
+    """Log epoch; of a part of a pack, that of its last commit."""
     segments: tuple[Segment, ...]
     images: tuple[Segment, ...] = ()
     """Segments with the pre-images of the group's keys (changelog="full"), oldest first; a tombstone means that the key
@@ -34,17 +41,85 @@ class LabelGroup:
     """True if the group stores pre-images, also if it replaced no row; None: an entry of version 0.1, for which the
     table's first changelog decides.
     """
+    packed: PackedEpochs | None = None
+    """Commits of a part of a pack; None: a log epoch of its own."""
+
+    @property
+    def changes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the log epochs with changes, int64, rising, and the number of changes of each."""
+        if self.packed is None:
+            return np.array([self.label]), np.array([sum(segment.rows for segment in self.segments)])
+        changed = self.packed.rows > 0
+        return self.packed.epochs[changed], self.packed.rows[changed]
+
+    @property
+    def first(self) -> int:
+        """Return the first log epoch."""
+        return self.label if self.packed is None else int(self.packed.epochs[0])
+
+    def cut(self, after: int, until: int) -> LabelGroup | None:
+        """Return the commits in (after, until] of a part of a pack; None if there are none."""
+        assert self.packed is not None
+        first, end = self.packed.span(after, until)
+        if end == first:
+            return None
+        if end - first == len(self.packed):
+            return self
+        packed = self.packed.slice(first, end)
+        skipped = self.packed.slice(0, first)
+        segments = _cut(self.segments, int(skipped.rows.sum()), int(packed.rows.sum()), int(packed.deletes.sum()))
+        images = _cut(self.images, int(skipped.images.sum()), int(packed.images.sum()), 0)
+        return LabelGroup(int(packed.epochs[-1]), segments, images, self.stores_images, packed)
+
+
+def groups_through(groups: Iterable[LabelGroup], until: int) -> Iterator[LabelGroup]:
+    """Yield the groups through a log epoch."""
+    for group in groups:
+        if group.packed is None:
+            if group.label <= until:
+                yield group
+        elif (part := group.cut(-1, until)) is not None:
+            yield part
+
+
+def _cut(files: tuple[Segment, ...], first: int, rows: int, deletes: int) -> tuple[Segment, ...]:
+    return tuple(file.part(first, rows, deletes) for file in files if rows)
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """Commit of one table."""
+    """Commit of one table, or a pack of several."""
 
     epoch: int
-    """Commit's epoch, at which it becomes visible."""
+    """Commit's epoch, at which it becomes visible; of a pack, that of its last commit."""
     groups: tuple[LabelGroup, ...] = ()
-    """Changes of the commit by log epoch (labels <= epoch)."""
+    """Changes of the commit by log epoch (labels <= epoch); of a pack one group, also if no commit of it has rows."""
     end: bool = False  # the table's end-of-data
+
+    @property
+    def packed(self) -> PackedEpochs | None:
+        """Return the commits of a pack; None for the entry of one commit."""
+        return self.groups[0].packed if self.groups else None
+
+    @property
+    def commits(self) -> int:
+        """Return the number of commits."""
+        return 1 if self.packed is None else len(self.packed)
+
+    @property
+    def first_change(self) -> int | None:
+        """Return the epoch of the first commit with rows; None if there is none."""
+        if self.packed is None:
+            return self.epoch if self.segments else None
+        changed = self.packed.epochs[self.packed.committed_rows > 0]
+        return int(changed[0]) if len(changed) else None
+
+    def cut(self, after: int, until: int) -> LogEntry | None:
+        """Return the entry with the commits in (after, until]; None if there are none."""
+        if self.packed is None:
+            return self if after < self.epoch <= until else None
+        group = self.groups[0].cut(after, until)
+        return None if group is None else LogEntry(group.label, (group,))
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -61,6 +136,17 @@ class LogEntry:
         return self.end or any(segment.rows for segment in self.segments)
 
     def to_record(self) -> Record:
+        if self.packed is not None:
+            (group,) = self.groups
+            return {
+                "pack": 1,
+                "epoch": self.epoch,
+                "commits": len(self.packed),
+                "columns": self.packed.to_bytes(),
+                "file": [file.to_record() for file in group.segments],
+                "image_file": [file.to_record() for file in group.images],
+                "images": group.stores_images,
+            }
         groups = [
             [group.label, [file.to_record() for file in group.segments], [file.to_record() for file in group.images]]
             for group in self.groups
@@ -73,6 +159,8 @@ class LogEntry:
     @checked
     def from_record(cls, record: Record) -> LogEntry:
         stored = record.get("images")
+        if "pack" in record:
+            return cls(record["epoch"], (_packed_group(record),))
         groups = tuple(
             LabelGroup(
                 label, tuple(map(Segment.from_record, segments)), tuple(map(Segment.from_record, images)), stored
@@ -80,6 +168,21 @@ class LogEntry:
             for label, segments, images in record["groups"]
         )
         return cls(record["epoch"], groups, record["end"])
+
+
+def _packed_group(record: Record) -> LabelGroup:
+    """Decode the group of a pack. Raises ValueError for columns that do not fit its files."""
+    if record["pack"] != 1:
+        raise ValueError(f"a pack of the format {record['pack']!r:.20}")
+    packed = PackedEpochs.from_bytes(record["columns"], record["commits"])
+    segments, images = (tuple(map(Segment.from_record, record[name])) for name in ("file", "image_file"))
+    segments, images = (tuple(replace(file, file_rows=file.rows) for file in files) for files in (segments, images))
+    for files, rows in ((segments, packed.rows), (images, packed.images)):
+        if sum(file.rows for file in files) != rows.sum() or len(files) > 1:
+            raise ValueError("a pack's files have other rows than its commits")
+    if record["epoch"] != packed.epochs[-1]:
+        raise ValueError(f"the last commit of a pack is {packed.epochs[-1]}, not {record['epoch']!r:.20}")
+    return LabelGroup(record["epoch"], segments, images, record["images"], packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +386,19 @@ def apply_runs(version: TableVersion, runs: Runs, compacted: Sequence[LogEntry] 
     if broken:
         raise InvariantBroken("; ".join(broken))
     return _require_invariants(after)
+
+
+def apply_packing(version: TableVersion, inputs: Sequence[LogEntry], pack: LogEntry) -> TableVersion:
+    """Return the version after a pack has replaced log entries of the same commits."""
+    return _require_invariants(
+        replace(
+            version,
+            log_segments=version.log_segments + len(pack.segments) - sum(len(entry.segments) for entry in inputs),
+            log_bytes=version.log_bytes
+            + sum(file.bytes for file in pack.files)
+            - sum(file.bytes for entry in inputs for file in entry.files),
+        )
+    )
 
 
 def apply_safe_epoch(version: TableVersion, safe_epoch: int, single: Iterable[int] = ()) -> TableVersion:

@@ -24,8 +24,9 @@ from epochlog.store.metadata.commit_log import (
     commit_epochs,
     delete_commit,
     delete_entry,
-    entries_of_commits,
     entry_epochs,
+    newest_logged,
+    whole_entries,
 )
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
@@ -262,10 +263,10 @@ def truncated(view: ReadTxn, table_id: int, version: TableVersion, before: int) 
     compaction.
     """
     start = version.log_start
-    passed = list(islice(entries_of_commits(view, table_id, start - 1, max(before, start) - 1), BATCH + 1))
+    passed = list(islice(whole_entries(view, table_id, start - 1, max(before, start) - 1), BATCH + 1))
     mark = passed[BATCH].epoch if len(passed) > BATCH else max(before, start)
     after = apply_truncation(version, mark, passed[:BATCH])
-    deleted = list(islice(entries_of_commits(view, table_id, -1, min(mark - 1, version.compacted_epoch)), BATCH + 1))
+    deleted = list(islice(whole_entries(view, table_id, -1, min(mark - 1, version.compacted_epoch)), BATCH + 1))
     return Released(after, entries=tuple(deleted[:BATCH]), more=len(passed) > BATCH or len(deleted) > BATCH)
 
 
@@ -274,7 +275,7 @@ def _truncation_epoch(view: ReadTxn, table_id: int, version: TableVersion, limit
     start, end = version.log_start, min(limit, version.max_committed_epoch)
     if end <= start:
         return start
-    return next(entry_epochs(view, table_id, start - 1, end, reverse=True), start)
+    return max(start, newest_logged(view, table_id, start - 1, end))
 
 
 # ---- replaced rows -----------------------------------------------------------------------------------------------

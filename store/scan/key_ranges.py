@@ -22,7 +22,12 @@ _SAMPLED_KEYS = 64
 
 def cost(segments: Iterable[Segment]) -> int:
     """Return the memory cost of segments, counted in rows of ordinary width."""
-    return sum(max(segment.rows, segment.bytes // ROW_BYTES) for segment in segments)
+    return sum(max(segment.rows, own_bytes(segment) // ROW_BYTES) for segment in segments)
+
+
+def own_bytes(segment: Segment) -> int:
+    """Return the bytes of a segment, or about those of a part of a pack."""
+    return segment.bytes if segment.file_rows is None else segment.bytes * segment.rows // max(1, segment.file_rows)
 
 
 def split_by_weight(marks: Iterable[tuple[Key, float]], count: int, within: KeyRange) -> list[KeyRange]:
@@ -53,7 +58,7 @@ def key_splits(
     chosen = _spread(small, 4 * count + 8)
     share = max(1, sum(segment.rows for segment in small) // max(1, len(chosen) * _SAMPLED_KEYS))
     for segment in chosen:
-        keys = SegmentReader(files, segment, table, codec).read((), within).keys
+        keys = SegmentReader(files, segment, table, codec).read((), within).keys  # of a pack, each key once
         places = from_numpy(np.array(_evenly(len(keys), _SAMPLED_KEYS), np.int64))
         marks += [(key, share) for key in keys.take(places).to_pylist()]
     return split_by_weight(marks, count, within)

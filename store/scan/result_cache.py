@@ -48,7 +48,7 @@ class Result:
         return len(self.segments) <= len(segments) and self.segments == tuple(segments[: len(self.segments)])
 
 
-FileId = tuple[str, int, int]
+FileId = tuple[str | int, ...]
 """Path, bytes and CRC-32 of a file."""
 
 
@@ -107,7 +107,8 @@ def _rows_of(run: SortedRun, epoch: int) -> RunRows:
 
 
 def _id_of(file: RunFile | Segment) -> FileId:
-    return file.path, file.bytes, file.crc32
+    part = (file.first_row, file.rows) if isinstance(file, Segment) else ()
+    return file.path, file.bytes, file.crc32, *part
 
 
 def find_result(key: ResultKey, segments: Sequence[Segment], names: Sequence[str]) -> Result | None:

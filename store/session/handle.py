@@ -79,6 +79,7 @@ class Handle(OneProcess):
         self.read_only = read_only
         self.intact_backups: set[str] = set()  # backup files that this process wrote, or read and found complete
         self.memory = EpochMemory()
+        self.packed_through: dict[int, int] = {}  # by table: the log is packed through this epoch, or stays as it is
         self.clock_guard = ClockGuard(
             catalog,
             _boot_clock(clock),

@@ -38,7 +38,7 @@ from .data_file import (
     without,
 )
 from .file_columns import ColumnMap, column_map
-from .merge import Rows
+from .merge import Rows, sorted_unique
 
 BATCH_ROWS = 65_536
 """Largest number of rows of a record batch, the unit that a key range or a point lookup decodes; and of the batches
@@ -91,6 +91,12 @@ class Segment:
     """True if a null in an update leaves the value as it is."""
     schema_version: int = 0
     """Version of the table's schema whose columns the file has; 0: the first."""
+    first_row: int = 0
+    """First row of a part of a pack."""
+    file_rows: int | None = None
+    """Rows of the whole file, of which a part of a pack has `rows`; None: a segment of its own. A pack has the changes
+    of several log epochs, each in key order, in one record batch. `rows`, `deletes` and `sizes` are those of the part.
+    """
 
     @property
     def dropped(self) -> tuple[int, ...]:
@@ -100,11 +106,17 @@ class Segment:
     def labelled(self, label: int | None) -> Segment:
         return replace(self, label=label)
 
+    def part(self, first: int, rows: int, deletes: int) -> Segment:
+        """Return the part of a pack with these rows."""
+        whole = self.file_rows or self.rows
+        sizes = {name: (-(-self.sizes[name][0] * rows // max(1, self.rows)),) for name in self.sizes}
+        return replace(self, rows=rows, deletes=deletes, sizes=sizes, first_row=self.first_row + first, file_rows=whole)
+
     def to_record(self) -> dict[str, Any]:
         """Return plain values for msgpack, without the version of the first schema; only a segment of updates, which no
-        commit has, has the two fields of updates.
+        commit has, has the two fields of updates. No record has a part of a pack.
         """
-        record = as_record(self)
+        record = without(as_record(self), "first_row", "file_rows")
         if self.updates is None:
             record = without(record, "updates", "ignore_nulls")
         return record if self.schema_version else without(record, "schema_version")
@@ -126,11 +138,13 @@ def write_segment(
     label: int | None = None,
     extra: Sequence[str] = (),
     replaced: np.ndarray | None = None,
+    one_batch: bool = False,
 ) -> Segment:
     """Write rows (at least one, with all of the table's columns) as a new file, durable on return.
 
-    extra: int64 columns of the rows beside the table's. replaced: of pre-images, bool[changes], see REPLACED. Raises
-    WriteFailed, or FileExistsError if the path exists.
+    extra: int64 columns of the rows beside the table's. replaced: of pre-images, bool[changes], see REPLACED.
+    one_batch: of a pack, whose rows are in the order of their log epochs. Raises WriteFailed, or FileExistsError if the
+    path exists.
     """
     assert len(rows), "a segment must have rows"
     table = file_table(schema, codec, rows, extra)
@@ -138,7 +152,8 @@ def write_segment(
         table = table.replace_schema_metadata(replaced_entry(replaced))
     if table.nbytes < 1 << 31:  # else a column may not fit in one array
         table = table.combine_chunks()
-    batches = table.to_batches(max_chunksize=LARGE_BATCH_ROWS if len(rows) > LARGE_ROWS else BATCH_ROWS)
+    most = len(rows) if one_batch else LARGE_BATCH_ROWS if len(rows) > LARGE_ROWS else BATCH_ROWS
+    batches = table.to_batches(max_chunksize=most)
     data = _encode(files, table, batches)
     starts = np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
     segment = Segment(
@@ -208,20 +223,37 @@ class SegmentReader:
         """
         names = self.schema.schema.names if columns is None else list(columns)
         data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        if self.segment.file_rows is not None:
+            return within(self.codec, self._newest_of_part(data, names), key_range)
         batches, schema = self._decode(data, names, blocks_of(self.segment.blocks, key_range, passing), borders)
         table = pa.Table.from_batches(batches, schema)
-        keys = keys_of(self.codec, table)
-        first, end = row_span(self.codec, keys, key_range)
-        if end - first < len(keys):
-            keys, table = keys.slice(first, end - first), table.slice(first, end - first)
-        return self._rows(keys, table, names)
+        return within(self.codec, self._rows(keys_of(self.codec, table), table, names), key_range)
 
     def read_blocks(self, columns: Sequence[str], blocks: Sequence[int]) -> list[Rows]:
         """Read the rows of each of these blocks, with these columns of the table. Raises Corrupt for a damaged file."""
         data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        if self.segment.file_rows is not None:
+            return [self._newest_of_part(data, columns) for _ in blocks]
         batches, _ = self._decode(data, columns, blocks)
         tables = [pa.Table.from_batches([batch]) for batch in batches]
         return [self._rows(keys_of(self.codec, table), table, columns) for table in tables]
+
+    def read_part(self, columns: Sequence[str] | None) -> Rows:
+        """Read a part of a pack in the order of its file: by log epoch, then by key. Raises Corrupt for a damaged
+        file.
+        """
+        data = verified(self.files, self.segment.path, self.segment.bytes, self.segment.crc32)
+        return self._part(data, self.schema.schema.names if columns is None else columns)
+
+    def _part(self, data: pa.Buffer, columns: Sequence[str]) -> Rows:
+        (batch,), _ = self._decode(data, columns, [0])
+        table = pa.Table.from_batches([batch.slice(self.segment.first_row, self.segment.rows)])
+        return self._rows(keys_of(self.codec, table), table, columns)
+
+    def _newest_of_part(self, data: pa.Buffer, columns: Sequence[str]) -> Rows:
+        """Return the newest row of each key in a part of a pack, in key order."""
+        rows = self._part(data, columns)
+        return sorted_unique(rows.keys, rows.data, rows.deleted)
 
     @staticmethod
     def _rows(keys: pa.Array, table: pa.Table, names: Sequence[str]) -> Rows:
@@ -310,6 +342,16 @@ class SegmentReader:
         if reader.num_record_batches != len(self.segment.blocks):
             raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not {len(self.segment.blocks)}")
         return reader, options
+
+
+def within(codec: KeyCodec, rows: Rows, key_range: KeyRange) -> Rows:
+    """Return the rows in a key range, of rows in key order."""
+    first, end = row_span(codec, rows.keys, key_range)
+    if end - first == len(rows):
+        return rows
+    marks = None if rows.deleted is None else rows.deleted[first:end]
+    deleted = None if marks is None or not marks.any() else marks
+    return Rows(rows.keys.slice(first, end - first), rows.data.slice(first, end - first), deleted)
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:

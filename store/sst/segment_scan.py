@@ -35,33 +35,53 @@ class Scanned:
     data: pa.Table
     deleted: np.ndarray
     """Bool[rows], True for tombstones."""
-    counts: np.ndarray
-    """Int64[segments], the rows of each."""
+    labels: np.ndarray
+    """Int64[rows], the log epoch of each."""
     replaced: Sequence[np.ndarray | None]
-    """Of each segment the bits of REPLACED; None for one without, or that has other columns than the reader."""
+    """Of each segment the bits of REPLACED, all those of a pack; None for one without, or that has other columns than
+    the reader.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """Segment of a log, with the log epochs of its rows."""
+
+    segment: Segment
+    label: int
+    epochs: np.ndarray | None = None
+    """Of a part of a pack: int64, its log epochs, rising."""
+    rows: np.ndarray | None = None
+    """Rows of each of them, int64."""
+
+    def labels(self, count: int) -> np.ndarray:
+        """Return int64[count], the log epoch of each row."""
+        if self.epochs is None or self.rows is None:
+            return np.full(count, self.label)
+        return np.repeat(self.epochs, self.rows)
 
 
 def is_small(segment: Segment) -> bool:
     """Return True for a segment that is read as a whole."""
-    return segment.bytes <= SMALL_BYTES and len(segment.blocks) == 1
+    return segment.bytes <= SMALL_BYTES and len(segment.blocks) == 1 and segment.file_rows is None
 
 
 def scan_segments(
     files: Files,
     table: TableSchema,
-    segments: Sequence[Segment],
+    log_files: Sequence[LogFile],
     columns: Sequence[str],
     key_range: KeyRange = ALL_KEYS,
     *,
     threads: bool = True,
 ) -> Scanned:
-    """Read the rows of at least one segment that are in the key range. threads: decode large files in several threads.
+    """Read the rows of at least one file that are in the key range. threads: decode large files in several threads.
 
     Raises Corrupt for a damaged file.
     """
     codec = KeyCodec(table.schema, table.primary_key)
     scanned: list[Scanned] = []
-    for small, neighbours in groupby(segments, is_small):
+    for small, neighbours in groupby(log_files, lambda file: is_small(file.segment)):
         some = list(neighbours)
         if small:
             scanned += _SmallFiles(files, table, codec, columns, key_range).scan(some)
@@ -74,19 +94,23 @@ def _scan_large(
     files: Files,
     table: TableSchema,
     codec: KeyCodec,
-    segments: Sequence[Segment],
+    log_files: Sequence[LogFile],
     columns: Sequence[str],
     key_range: KeyRange,
     *,
     threads: bool,
 ) -> list[Scanned]:
-    def scan(segment: Segment) -> Scanned:
-        rows = SegmentReader(files, segment, table, codec).read(columns, key_range)
+    def scan(file: LogFile) -> Scanned:
+        reader = SegmentReader(files, file.segment, table, codec)
+        packed = file.segment.file_rows is not None
+        rows = reader.read_part(columns) if packed else reader.read(columns, key_range)
         deleted = np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted
-        bits = _bits(segment.path, rows.data.schema)
-        return Scanned(rows.keys, rows.data.replace_schema_metadata(), deleted, np.array([len(rows)]), [bits])
+        bits = _bits(file.segment.path, rows.data.schema)
+        data = rows.data.replace_schema_metadata()
+        scanned = Scanned(rows.keys, data, deleted, file.labels(len(rows)), [bits])
+        return _in_range(scanned, key_range) if packed else scanned
 
-    return parallel_map(scan, segments, sum(segment.rows for segment in segments) if threads else 0)
+    return parallel_map(scan, log_files, sum(file.segment.rows for file in log_files) if threads else 0)
 
 
 def _end_to_end(parts: Sequence[Scanned]) -> Scanned:
@@ -95,7 +119,7 @@ def _end_to_end(parts: Sequence[Scanned]) -> Scanned:
         pa.concat_arrays([part.keys for part in parts]),
         pa.concat_tables([part.data for part in parts], promote_options="default"),
         np.concatenate([part.deleted for part in parts]),
-        np.concatenate([part.counts for part in parts]),
+        np.concatenate([part.labels for part in parts]),
         [bits for part in parts for bits in part.replaced],
     )
 
@@ -110,10 +134,10 @@ class _SmallFiles:
     columns: Sequence[str]
     key_range: KeyRange
 
-    def scan(self, segments: Sequence[Segment]) -> Iterator[Scanned]:
+    def scan(self, log_files: Sequence[LogFile]) -> Iterator[Scanned]:
         """Yield the rows of neighbouring files with equal columns as one scan."""
-        waiting = iter(self._contents(segments))
-        for _, neighbours in groupby(segments, _layout):
+        waiting = iter(self._contents([file.segment for file in log_files]))
+        for _, neighbours in groupby(log_files, lambda file: _layout(file.segment)):
             some = list(neighbours)
             yield from self._scan_equal(some, [next(waiting) for _ in some])
 
@@ -125,17 +149,18 @@ class _SmallFiles:
 
         return parallel_requests(content, segments) if self.files.remote else list(map(content, segments))
 
-    def _scan_equal(self, segments: Sequence[Segment], contents: Sequence[pa.Buffer]) -> Iterator[Scanned]:
+    def _scan_equal(self, log_files: Sequence[LogFile], contents: Sequence[pa.Buffer]) -> Iterator[Scanned]:
         """Yield the rows of files of one layout, which differ in their columns only if releases wrote them
         differently.
         """
-        needed, mapped = {*self.columns, *key_columns(self.codec)}, column_map(self.table, segments[0])
+        needed, mapped = {*self.columns, *key_columns(self.codec)}, column_map(self.table, log_files[0].segment)
         physical = needed if mapped is None else mapped.physical(needed)
-        if segments[0].deletes:
+        if log_files[0].segment.deletes:
             physical |= {OP}
         batches: list[pa.RecordBatch] = []
+        labels: list[int] = []
         options: pa.ipc.IpcReadOptions | None = None
-        for segment, data in zip(segments, contents, strict=True):
+        for file, data in zip(log_files, contents, strict=True):
             try:
                 reader = pa.ipc.open_file(data, options=options)
                 if not batches or not reader.schema.equals(batches[0].schema):
@@ -145,16 +170,19 @@ class _SmallFiles:
                     raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches, not 1")
                 batch = reader.get_batch(0)
             except (pa.ArrowException, OSError, MemoryError, KeyError) as error:
-                raise undecodable(segment.path, error) from error
+                raise undecodable(file.segment.path, error) from error
             if batches and not batch.schema.equals(batches[0].schema):
-                yield self._scanned(segment.path, batches, mapped)
-                batches = []
+                yield self._scanned(file.segment.path, batches, labels, mapped)
+                batches, labels = [], []
             batches.append(batch)
-        yield self._scanned(segments[-1].path, batches, mapped)
+            labels.append(file.label)
+        yield self._scanned(log_files[-1].segment.path, batches, labels, mapped)
 
-    def _scanned(self, path: str, batches: Sequence[pa.RecordBatch], mapped: ColumnMap | None) -> Scanned:
+    def _scanned(
+        self, path: str, batches: Sequence[pa.RecordBatch], labels: Sequence[int], mapped: ColumnMap | None
+    ) -> Scanned:
         """Return the rows of batches of equal columns, copied from the bytes of the files. path: the last file's."""
-        counts = np.array([batch.num_rows for batch in batches])
+        counts = [batch.num_rows for batch in batches]
         replaced = [_bits(path, batch.schema) for batch in batches]
         rows = pa.Table.from_batches(batches).combine_chunks().replace_schema_metadata()
         if mapped is not None:
@@ -163,13 +191,24 @@ class _SmallFiles:
             except (pa.ArrowException, OSError, MemoryError) as error:
                 raise undecodable(f"{path}, or one of the {len(batches)} files up to it", error) from error
         keys, marked = keys_of(self.codec, rows), tombstones(rows)
-        data, deleted = rows.select(self.columns), np.zeros(len(keys), np.bool_) if marked is None else marked
-        if self.key_range == ALL_KEYS:
-            return Scanned(keys, data, deleted, counts, replaced)
-        inside = _inside(keys, self.key_range)
-        chosen = from_numpy(inside)
-        counts = np.bincount(np.repeat(np.arange(len(counts)), counts)[inside], minlength=len(counts))
-        return Scanned(keys.filter(chosen), data.filter(chosen), deleted[inside], counts, replaced)
+        deleted = np.zeros(len(keys), np.bool_) if marked is None else marked
+        scanned = Scanned(keys, rows.select(self.columns), deleted, np.repeat(labels, counts), replaced)
+        return _in_range(scanned, self.key_range)
+
+
+def _in_range(scanned: Scanned, key_range: KeyRange) -> Scanned:
+    """Return the rows in a key range. The keys need no order."""
+    if key_range == ALL_KEYS:
+        return scanned
+    inside = _inside(scanned.keys, key_range)
+    chosen = from_numpy(inside)
+    return Scanned(
+        scanned.keys.filter(chosen),
+        scanned.data.filter(chosen),
+        scanned.deleted[inside],
+        scanned.labels[inside],
+        scanned.replaced,
+    )
 
 
 def _bits(path: str, schema: pa.Schema) -> np.ndarray | None:

@@ -17,19 +17,28 @@ from epochlog.store.sst.merge import Rows, lookup
 from epochlog.store.sst.parquet_options import flat_columns
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import EPOCH, UNTIL, RunFile, SortedRun, read_part
-from epochlog.store.types.key_codec import Key, KeyCodec, contiguous, last_of_each
+from epochlog.store.types.arrays import to_numpy
+from epochlog.store.types.key_codec import Key, KeyCodec, contiguous, last_of_each, sort_indices
 from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
 
-def check_segment(files: Files, table: TableSchema, segment: Segment) -> Iterator[str]:
-    """Yield the problems of a segment's file: a wrong checksum, or a difference from its descriptor."""
+def check_segment(
+    files: Files, table: TableSchema, segment: Segment, packed: np.ndarray | None = None
+) -> Iterator[str]:
+    """Yield the problems of a segment's file: a wrong checksum, or a difference from its descriptor.
+
+    packed: of a pack the rows of each log epoch.
+    """
     try:
         schema = file_schema(table, segment)
         codec = KeyCodec(schema.schema, schema.primary_key)
         reader = SegmentReader(files, segment, schema, codec)
         data = verified(files, segment.path, segment.bytes, segment.crc32, recheck=True)
+        if packed is not None:
+            yield from _check_pack(codec, segment, reader.read_part(None), packed)
+            return
         walk = Walk(codec, _batch_starts(data))
         for key_range in _ranges(segment.blocks):
             yield from walk.take(reader.read(None, key_range))
@@ -38,6 +47,25 @@ def check_segment(files: Files, table: TableSchema, segment: Segment) -> Iterato
         yield f"is of a version of the table's schema that has no record: {segment.schema_version}"
     except Corrupt as error:
         yield error.what
+
+
+def _check_pack(codec: KeyCodec, segment: Segment, rows: Rows, packed: np.ndarray) -> Iterator[str]:
+    """Yield the differences between the rows of a pack and the catalog. Each log epoch has each key once, in order."""
+    deletes = 0 if rows.deleted is None else int(rows.deleted.sum())
+    if (len(rows), deletes) != (segment.rows, segment.deletes):
+        yield f"has {len(rows)} rows and {deletes} deletes, not {segment.rows} and {segment.deletes}"
+        return
+    keys = rows.keys
+    falls = to_numpy(pc.less_equal(keys.slice(1), keys.slice(0, len(keys) - 1)))
+    if np.setdiff1d(np.flatnonzero(falls) + 1, np.cumsum(packed)).size:
+        yield "its keys are not in strictly rising order in each log epoch"
+    order = sort_indices(keys)
+    if (keys[int(order[0])].as_py(), keys[int(order[-1])].as_py()) != (segment.key_min, segment.key_max):
+        yield "its least and greatest keys differ from those in the catalog"
+    if codec.encode(rows.data) != keys:
+        yield "its hidden keys differ from its key columns"
+    if key_stats(codec, rows.data) != segment.stats:
+        yield f"has values in {key_stats(codec, rows.data)}, not in {segment.stats}"
 
 
 def check_part(files: Files, table: TableSchema, run: SortedRun, part: RunFile) -> Iterator[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from epochlog.errors import EpochlogError
 from epochlog.store.catalog.keys import (
@@ -251,6 +253,8 @@ class TableFiles:
     runs: Runs
     problems: tuple[Finding, ...] = ()
     kept: tuple[Segment, ...] = ()
+    packs: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    """Rows of each log epoch of the packs among the segments, by path."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -280,7 +284,15 @@ def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
     problems += _check_kept(view, table, version)
     kept = {file.segment.path: file.segment for _, files in kept_records(view, table.id) for file in files}
     segments = (*(file for entry in entries for file in entry.files), *staged)
-    files = TableFiles(segments, runs, kept=tuple(kept.values()))
+    packs = {
+        file.path: rows
+        for entry in entries
+        for group in entry.groups
+        if group.packed is not None
+        for files, rows in ((group.segments, group.packed.rows), (group.images, group.packed.images))
+        for file in files
+    }
+    files = TableFiles(segments, runs, kept=tuple(kept.values()), packs=packs)
     foreign = {path for path in files.sizes if not path.startswith(folder + "/")}
     problems += [f"reaches {path} of another folder" for path in foreign if not _shares(view, table.id, path)]
     problems += [
@@ -368,9 +380,11 @@ def _check_labels(entries: list[LogEntry]) -> Iterator[str]:
     before = 0
     for entry in entries:
         labels = [group.label for group in entry.groups]
-        if labels != sorted(set(labels)) or (labels and not before < labels[0] <= labels[-1] <= entry.epoch):
+        first = entry.groups[0].first if entry.groups else 0
+        if labels != sorted(set(labels)) or (labels and not before < first <= labels[-1] <= entry.epoch):
             yield f"has the log epochs {labels} in the commit at {show_epoch(entry.epoch)}, after {show_epoch(before)}"
-        if any(segment.label != group.label for group in entry.groups for segment in group.segments):
+        own = (group for group in entry.groups if group.packed is None)  # a pack's file has no label of its own
+        if any(segment.label != group.label for group in own for segment in group.segments):
             yield f"has segments with labels other than their log epoch in the commit at {show_epoch(entry.epoch)}"
         before = entry.epoch
 
@@ -390,14 +404,14 @@ def _check_commits(view: ReadTxn, table: TableDef, version: TableVersion, entrie
     """Check that every remembered commit within the log has its entry, and that every entry has its
     remembered commit.
     """
-    logged = {entry.epoch: entry for entry in entries}
+    logged = dict(counts for entry in entries for counts in _logged_counts(entry))
     lost, differing, unknown_txns, known = [], [], [], set[int]()
     for epoch, commit in commits_by_key(view, table.id):
         known.add(epoch)
-        entry = logged.get(epoch)
-        if entry is None:
+        counts = logged.get(epoch)
+        if counts is None:
             lost += [epoch] if epoch >= max(version.log_start, 1) else []
-        elif commit.epoch != epoch or not _matches(commit, entry):
+        elif commit.epoch != epoch or _counts(commit) != counts:
             differing.append(epoch)
         if commit.txn is not None and not _has_outcome(view, commit.txn):
             unknown_txns.append(epoch)
@@ -414,13 +428,26 @@ def _check_commits(view: ReadTxn, table: TableDef, version: TableVersion, entrie
         yield f"lacks the record of its newest commit {show_epoch(version.max_committed_epoch)}"
 
 
-def _matches(commit: Commit, entry: LogEntry) -> bool:
-    """Return True if a remembered commit has the counts of its log entry."""
-    deletes = sum(segment.deletes for segment in entry.segments)
-    rows = sum(segment.rows for segment in entry.segments)
-    labels = tuple(group.label for group in entry.groups if group.label != entry.epoch)
-    recorded = (commit.rows_upserted, commit.rows_deleted, commit.segments, commit.changed, commit.labels)
-    return recorded == (rows - deletes, deletes, len(entry.segments), entry.changed, labels)
+Counts = tuple[int, int, int, bool, tuple[int, ...]]
+"""Rows upserted and deleted by a commit, its segments, `changed`, and its log epochs other than its own."""
+
+
+def _counts(commit: Commit) -> Counts:
+    return commit.rows_upserted, commit.rows_deleted, commit.segments, commit.changed, commit.labels
+
+
+def _logged_counts(entry: LogEntry) -> Iterator[tuple[int, Counts]]:
+    """Yield the epoch of each commit of a log entry, with the counts that its remembered commit must have."""
+    packed = entry.packed
+    if packed is None:
+        deletes = sum(segment.deletes for segment in entry.segments)
+        rows = sum(segment.rows for segment in entry.segments)
+        labels = tuple(group.label for group in entry.groups if group.label != entry.epoch)
+        yield entry.epoch, (rows - deletes, deletes, len(entry.segments), entry.changed, labels)
+        return
+    columns = (packed.epochs, packed.committed_rows, packed.committed_deletes, packed.segments)
+    for epoch, rows, deletes, segments in zip(*(column.tolist() for column in columns), strict=True):
+        yield epoch, (rows - deletes, deletes, segments, rows > 0, ())
 
 
 def _has_outcome(view: ReadTxn, txn: tuple[str, int]) -> bool:

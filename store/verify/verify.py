@@ -142,7 +142,8 @@ def _each_file(handle: Handle, table: TableDef, files: TableFiles) -> Iterator[P
     schema = table.schema
     codec = KeyCodec(schema.schema, schema.primary_key)
     for segment in files.segments:
-        yield from _problems(segment.path, check_segment(handle.files, schema, segment)) or [None]
+        problems = check_segment(handle.files, schema, segment, files.packs.get(segment.path))
+        yield from _problems(segment.path, problems) or [None]
     if files.kept:
         deletes = kept_schema(schema)
         for file in files.kept:

@@ -11,6 +11,7 @@ from typing import Any
 
 import epochlog as el
 from epochlog.store.changelog.consumers import open_consumer
+from epochlog.store.compaction.packing import LEAST_COMMITS
 from epochlog.store.env.paths import file_name
 from faults.cdc_table import resume_cdc, run_cdc
 from faults.evolution import resume_evolution, run_evolution
@@ -151,6 +152,12 @@ def run_workload(
         logged.commit({"a": [{8: 9}], "h": [{5: 4}]})
         attempt(lambda: store.compact("h", full=True))
         logged.consume("a")
+        logged.make("p")
+        for n in range(LEAST_COMMITS + 1):
+            logged.commit({"p": [{n % 5: n, n + 1: None if n % 3 else n}]})
+        logged.commit({"p": [{1: 100}, {2: 100}]})  # two log epochs: a commit that is not packed
+        logged.commit({"p": [{3: 100}]})
+        attempt(lambda: store.compact("p", full=True))
         logged.make("d", log_retention=timedelta(0))
         logged.commit({"d": [{1: 10, 2: 10}]})
         run_expiry(store, attempt)

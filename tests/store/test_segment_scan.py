@@ -25,7 +25,7 @@ from epochlog.store.env.parallel import MOST_REQUESTS
 from epochlog.store.sst import segment_scan
 from epochlog.store.sst.merge import joined
 from epochlog.store.sst.segment import Segment, SegmentReader, write_segment
-from epochlog.store.sst.segment_scan import Scanned, is_small, scan_segments
+from epochlog.store.sst.segment_scan import LogFile, Scanned, is_small, scan_segments
 from epochlog.store.types.key_range import ALL_KEYS, KeyRange
 from row_sets import KEYED, Keyed
 from wait_until import WAIT_LIMIT_S
@@ -55,6 +55,11 @@ def read_one_by_one(
     return joined(parts), [len(part) for part in parts]
 
 
+def log_files(segments: list[Segment]) -> list[LogFile]:
+    """Return the segments as files of a log, each with its number as the log epoch."""
+    return [LogFile(segment, number) for number, segment in enumerate(segments)]
+
+
 def plain(scanned: Scanned) -> list[tuple[Any, ...]]:
     columns = [column.to_pylist() for column in scanned.data.columns]
     return list(zip(scanned.keys.to_pylist(), scanned.deleted.tolist(), *columns, strict=True))
@@ -72,8 +77,8 @@ def test_a_scan_has_the_rows_of_each_file_in_order(tmp_path: Path, keyed: Keyed)
     for keys in ranges:
         for columns in (["v"], ["w", "v"], list(keyed.schema.schema.names)):
             rows, counts = read_one_by_one(files, keyed, segments, columns, keys)
-            scanned = scan_segments(files, keyed.schema, segments, columns, keys)
-            assert scanned.counts.tolist() == counts
+            scanned = scan_segments(files, keyed.schema, log_files(segments), columns, keys)
+            assert scanned.labels.tolist() == [number for number, count in enumerate(counts) for _ in range(count)]
             deleted = np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted
             expected = list(zip(rows.keys.to_pylist(), deleted.tolist(),
                                 *(column.to_pylist() for column in rows.data.columns), strict=True))  # fmt: skip
@@ -100,7 +105,7 @@ def test_the_damaged_one_of_many_is_named(tmp_path: Path, damage: str, which: in
     else:
         place.write_bytes(data[:-1] if damage == "cut" else bytes([*data[:-9], data[-9] ^ 1, *data[-8:]]))
     with pytest.raises(Corrupt, match=rf"s/{which}\.arrow"):
-        scan_segments(files, keyed.schema, segments, ["v"])
+        scan_segments(files, keyed.schema, log_files(segments), ["v"])
 
 
 class Slow(ArrowFiles):
@@ -122,7 +127,9 @@ def test_requests_to_a_remote_file_system_are_sent_ahead(tmp_path: Path) -> None
         write_segment(files, f"s/{n}.arrow", 1, keyed.schema, keyed.codec, keyed.rows([(n, n)]))
         for n in range(2 * MOST_REQUESTS)
     ]
-    assert scan_segments(files, keyed.schema, segments, ["v"]).data["v"].to_pylist() == list(range(2 * MOST_REQUESTS))
+    assert scan_segments(files, keyed.schema, log_files(segments), ["v"]).data["v"].to_pylist() == list(
+        range(2 * MOST_REQUESTS)
+    )
 
 
 def test_a_small_file_is_neither_mapped_nor_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

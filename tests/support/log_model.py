@@ -41,6 +41,10 @@ TINY = {
     "scan.key_ranges.ROW_BYTES": 1 << 20,  # all rows count as ordinary ones, however small the files
     "scan.key_ranges._SAMPLED_KEYS": 2,
     "scan.key_ranges._ENOUGH_BLOCKS": 3,
+    "compaction.packing.LEAST_COMMITS": 2,
+    "compaction.packing.MOST_COMMITS": 3,
+    "compaction.packing.MERGED": 2,
+    "compaction.packing.PASS_S": 60.0,
 }
 """Sizes at which a few rows cross every boundary there is."""
 

@@ -1,0 +1,281 @@
+"""Packing of a table's log: one file in place of the files of many small commits.
+
+A pack has the changes of neighbouring commits of one version of the columns. Commits are packed once they are compacted
+into the runs, so that only reads of the log open their files. MOST_COMMITS commits make a pack, and MERGED packs a
+larger one, so each row is written at most twice more. A commit of more than SMALL_COMMIT bytes stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from epochlog.store.catalog.keys import head_key, table_key
+from epochlog.store.catalog.protocol import ReadTxn, Txn
+from epochlog.store.changelog.change_reader import ChangeReader
+from epochlog.store.changelog.log_plan import stores_images
+from epochlog.store.env.clock import monotonic_s
+from epochlog.store.env.failpoints import hit
+from epochlog.store.env.log_events import LOG_PACKED
+from epochlog.store.env.metrics import PACKED_COMMITS, PACKS
+from epochlog.store.env.paths import SEGMENT_ENDING, file_name
+from epochlog.store.metadata.commit_log import LogRecord, delete_entry, log_records, log_records_before, put_entry
+from epochlog.store.metadata.counters import move_counters
+from epochlog.store.metadata.definitions import Counters, TableDef
+from epochlog.store.metadata.lookups import get_table, get_version
+from epochlog.store.metadata.packed_epochs import MOST_PACKED, PackedEpochs
+from epochlog.store.metadata.unreachable_files import mark_unreachable
+from epochlog.store.metadata.version import LabelGroup, LogEntry, TableVersion, apply_packing
+from epochlog.store.session.handle import Handle
+from epochlog.store.session.write_intents import find_revoked_intent
+from epochlog.store.sst.file_columns import file_schema
+from epochlog.store.sst.merge import Rows
+from epochlog.store.sst.segment import Segment, write_segment
+from epochlog.store.sst.segment_writer import remove_segments
+from epochlog.store.types.epoch import to_unix_ms
+from epochlog.store.types.key_codec import KeyCodec, sort_indices
+from epochlog.store.types.read_options import ReadOptions
+from epochlog.store.types.schema import TableSchema
+
+LEAST_COMMITS, MOST_COMMITS = 16, 64
+"""Commits of a pack of commits."""
+MERGED = 32
+"""Packs of commits that one pack replaces."""
+SMALL_COMMIT = 256 << 10
+"""Bytes of the files of a commit from which on it is not packed."""
+MOST_BYTES, MOST_ROWS = 4 << 20, 1 << 18
+"""Limits of the files that a pack replaces."""
+SPAN = 16
+"""Share of the log's retention that a pack covers at most, so that little stays past the truncation mark."""
+PASS_S = 0.1
+"""Time after which a pass begins no further pack of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Properties that all commits with rows of a pack have in common."""
+
+    schema_version: int
+    stores_images: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PackTask:
+    """Records of the log that a pack replaces."""
+
+    records: tuple[LogRecord, ...]
+    kind: _Kind | None
+    """None: no commit has rows."""
+
+    @property
+    def entries(self) -> list[LogEntry]:
+        return [record.entry for record in self.records]
+
+
+def pack_log(handle: Handle, table: TableDef) -> int:
+    """Pack a table's log for about PASS_S; return the number of packs that it made. Raises TableDropped, Corrupt and
+    WriteFailed.
+    """
+    began_s, count, more = monotonic_s(), 0, True
+    while more and (not count or monotonic_s() - began_s < PASS_S):
+        task = handle.catalog.read(lambda view: _next_task(view, table, handle.packed_through))
+        more = task is not None
+        if task is not None and _pack(handle, table, task):
+            count += 1
+            handle.recorder.add(PACKS, table.name)
+            handle.recorder.add(PACKED_COMMITS, table.name, by=sum(entry.commits for entry in task.entries))
+    if count:
+        handle.log(LOG_PACKED, table=table.name, packs=count, took_ms=round((monotonic_s() - began_s) * 1000))
+    return count
+
+
+# ---- choice ----------------------------------------------------------------------------------------------------------
+
+
+def _next_task(view: ReadTxn, table: TableDef, packed_through: dict[int, int]) -> PackTask | None:
+    """Choose the records of the next pack; None if there are none. packed_through: by table, the epoch through which
+    commits are packed or stay as they are; it moves.
+    """
+    table, version = get_table(view, table.id, table.name), get_version(view, table.id, table.name)
+    merged = _merged_packs(view, table, version, packed_through.get(table.id, 0))
+    if merged is not None:
+        return merged
+    start = max(packed_through.get(table.id, 0), version.log_start - 1)
+    end = min(version.compacted_epoch, version.max_committed_epoch - 1)
+    records = log_records(view, table.id, start, end)
+    for task, is_whole in _runs(table, records, MOST_COMMITS):
+        commits = sum(record.entry.commits for record in task.records)
+        if commits >= (LEAST_COMMITS if is_whole else MOST_COMMITS):
+            return task
+        if is_whole:
+            packed_through[table.id] = task.records[-1].entry.epoch
+    return None
+
+
+def _merged_packs(view: ReadTxn, table: TableDef, version: TableVersion, through: int) -> PackTask | None:
+    """Choose the newest MERGED packs of commits, if they are neighbours and fit into one pack."""
+    packs: list[LogRecord] = []
+    for record in log_records_before(view, table.id, through):
+        if record.entry.packed is None or record.entry.commits > MOST_COMMITS or record.entry.epoch < version.log_start:
+            break
+        packs.append(record)
+        if len(packs) == MERGED:
+            (task, _), *others = _runs(table, packs[::-1], MOST_PACKED)
+            return None if others else task
+    return None
+
+
+def _runs(table: TableDef, records: Iterable[LogRecord], most: int) -> Iterator[tuple[PackTask, bool]]:
+    """Yield neighbouring records that a pack can replace, and True if nothing more fits into it."""
+    run: list[LogRecord] = []
+    kind: _Kind | None = None
+    size = rows = commits = 0
+    packs = most > MOST_COMMITS
+    span_ms = table.options.log_retention.total_seconds() * 1000 / SPAN
+    for record in records:
+        entry = record.entry
+        own = _kind(table, entry)
+        entry_bytes, entry_rows = sum(file.bytes for file in entry.files), sum(file.rows for file in entry.files)
+        fits = _is_small(entry) if not packs else entry.packed is not None
+        begins = not fits or (run and (
+            (own is not None and kind is not None and own != kind)
+            or commits + entry.commits > most
+            or size + entry_bytes > MOST_BYTES
+            or rows + entry_rows > MOST_ROWS
+            or to_unix_ms(entry.epoch) - to_unix_ms(_first(run[0].entry)) > span_ms
+        ))  # fmt: skip
+        if begins and run:
+            yield PackTask(tuple(run), kind), True
+            run, kind, size, rows, commits = [], None, 0, 0, 0
+        if fits:
+            run.append(record)
+            kind, size, rows, commits = kind or own, size + entry_bytes, rows + entry_rows, commits + entry.commits
+    if run:
+        yield PackTask(tuple(run), kind), commits >= most
+
+
+def _is_small(entry: LogEntry) -> bool:
+    """Return True for a commit that is packed."""
+    return (
+        entry.packed is None
+        and not entry.end
+        and all(group.label == entry.epoch for group in entry.groups)
+        and sum(file.bytes for file in entry.files) <= SMALL_COMMIT
+    )
+
+
+def _kind(table: TableDef, entry: LogEntry) -> _Kind | None:
+    """Return what the files of an entry have in common; None for one without files."""
+    for group in entry.groups:
+        for segment in group.segments:
+            return _Kind(segment.schema_version, stores_images(table, group))
+    return None
+
+
+def _first(entry: LogEntry) -> int:
+    return entry.epoch if entry.packed is None else int(entry.packed.epochs[0])
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _pack(handle: Handle, table: TableDef, task: PackTask) -> bool:
+    """Write the files of a pack, and put it in place of its records. Return False if these have changed meanwhile."""
+    written: list[Segment] = []
+    try:
+        pack = _write(handle, table, task, written)
+        hit("pack:written")
+        landed = handle.catalog.transact(lambda tx: _land(handle, tx, table, task, pack))
+    except BaseException:
+        remove_segments(handle.files, written)
+        raise
+    if not landed:
+        remove_segments(handle.files, written)
+        handle.packed_through.pop(table.id, None)
+        return False
+    hit("pack:landed")
+    handle.packed_through[table.id] = pack.epoch
+    return True
+
+
+def _write(handle: Handle, table: TableDef, task: PackTask, written: list[Segment]) -> LogEntry:
+    epochs = np.concatenate([_epochs(entry) for entry in task.entries])
+    changes, images = np.zeros(len(epochs), np.int64), np.zeros(len(epochs), np.int64)
+    deletes = changes.copy()
+    files: list[tuple[Segment, ...]] = [(), ()]
+    if task.kind is not None:
+        groups = [group for entry in task.entries for group in entry.groups if group.segments]
+        schema = file_schema(table.schema, groups[0].segments[0])
+        stored = task.kind.stores_images
+        reader = ChangeReader(handle.files, schema, groups, ReadOptions(None), images=stored, stored=stored)
+        touches, old = reader.read_all()
+        place = epochs.searchsorted(touches.labels)
+        changes = np.bincount(place, minlength=len(epochs))
+        deletes = np.bincount(place[touches.deleted], minlength=len(epochs))
+        rows = Rows(touches.keys, touches.data, touches.deleted if touches.deleted.any() else None)
+        files[0] = (_write_file(handle, table, schema, rows, None, written),)
+        if old is not None and len(old):
+            replaced = old.places >= 0
+            images = np.bincount(place[replaced], minlength=len(epochs))
+            keys = touches.keys.filter(pa.array(replaced))
+            files[1] = (_write_file(handle, table, schema, Rows(keys, old.rows(schema)), replaced, written),)
+    committed = np.concatenate([_committed(entry) for entry in task.entries], axis=1)
+    packed = PackedEpochs(epochs, changes, deletes, images, *committed)
+    stores = task.kind.stores_images if task.kind is not None else table.stores_images_after(int(epochs[-1]) - 1)
+    segments, image_files = (tuple(replace(file, file_rows=file.rows) for file in some) for some in files)
+    last = int(epochs[-1])
+    return LogEntry(last, (LabelGroup(last, segments, image_files, stores, packed),))
+
+
+def _write_file(
+    handle: Handle,
+    table: TableDef,
+    schema: TableSchema,
+    rows: Rows,
+    replaced: np.ndarray | None,
+    written: list[Segment],
+) -> Segment:
+    path = f"{handle.table_folder(table.id)}/{file_name(handle.intents.store_intent(), SEGMENT_ENDING)}"
+    codec = KeyCodec(schema.schema, schema.primary_key)
+    segment = write_segment(handle.files, path, table.id, schema, codec, rows, replaced=replaced, one_batch=True)
+    written.append(segment)
+    order = sort_indices(rows.keys)
+    least, greatest = rows.keys[int(order[0])].as_py(), rows.keys[int(order[-1])].as_py()
+    return replace(segment, key_min=least, key_max=greatest, blocks=(least,))
+
+
+def _epochs(entry: LogEntry) -> np.ndarray:
+    return np.array([entry.epoch]) if entry.packed is None else entry.packed.epochs
+
+
+def _committed(entry: LogEntry) -> np.ndarray:
+    """Return int64[4, commits]: the segments, rows, deletes and bytes of the changes as committed."""
+    packed = entry.packed
+    if packed is not None:
+        return np.stack([packed.segments, packed.committed_rows, packed.committed_deletes, packed.bytes])
+    files = entry.segments
+    counts = len(files), sum(f.rows for f in files), sum(f.deletes for f in files), sum(f.bytes for f in files)
+    return np.array(counts, np.int64)[:, None]
+
+
+def _land(handle: Handle, tx: Txn, table: TableDef, task: PackTask, pack: LogEntry) -> bool:
+    """Replace the records by the pack, if they are as they were read. Part of a transaction."""
+    table = get_table(tx, table.id, table.name)
+    if any(tx.get_packed(record.key) != record.value for record in task.records):
+        return False
+    if find_revoked_intent(tx, [file.path for file in pack.files]) is not None:
+        return False
+    for record in task.records:
+        delete_entry(tx, table.id, record.entry.epoch)
+    put_entry(tx, table.id, pack)
+    if not table.packed:
+        tx.put(table_key(table.id), replace(table, packed=True).to_record())
+    version = apply_packing(get_version(tx, table.id, table.name), task.entries, pack)
+    tx.put(head_key(table.id), version.to_record())
+    old = [(file.path, file.bytes) for entry in task.entries for file in entry.files]
+    mark_unreachable(tx, table.id, old, handle.catalog.now_ms())
+    move_counters(tx, Counters.read(tx))
+    return True

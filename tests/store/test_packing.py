@@ -1,0 +1,453 @@
+"""A packed log gives what the log of single commits gives, by every read, however commits were packed."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import epochlog as el
+from epochlog.store.changelog import change_reader
+from epochlog.store.compaction import packing
+from epochlog.store.metadata import packed_epochs, version
+from epochlog.store.metadata.commit_log import scan_entries
+from epochlog.store.metadata.lookups import find_table
+from epochlog.store.metadata.packed_epochs import PackedEpochs
+from log_model import NOW_MS
+from seeds import seeds
+
+SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.float64()), pa.field("s", pa.string())])
+SMALL = {"LEAST_COMMITS": 2, "MOST_COMMITS": 4, "MERGED": 2, "PASS_S": 60.0}
+
+
+@pytest.fixture(autouse=True)
+def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in SMALL.items():
+        monkeypatch.setattr(packing, name, size)
+
+
+def entries(store: el.Store, name: str = "t") -> list[Any]:
+    return store._handle.catalog.read(lambda view: list(scan_entries(view, find_table(view, name).id)))
+
+
+def packs(store: el.Store, name: str = "t") -> list[int]:
+    """Return the number of commits of each pack."""
+    return [entry.commits for entry in entries(store, name) if entry.packed is not None]
+
+
+class Twins:
+    """Two stores with equal commits at equal epochs; the log of the second is packed."""
+
+    def __init__(self, root: Path, changelog: str, seed: int, options: el.TableOptions | None = None) -> None:
+        self.now_ms = NOW_MS
+        self.dice = random.Random(seed)
+        self.stores = [
+            el.open(root / name, durability="os", clock=lambda: self.now_ms) for name in ("single", "packed")
+        ]
+        self.single, self.packed = self.stores
+        for store in self.stores:
+            store.create_table("t", SCHEMA, ["k"], changelog=changelog, options=options)
+        self.names = list(SCHEMA.names)
+        self.added = 0
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+
+    def each(self, act: Callable[[el.Store], Any]) -> None:
+        first, second = (act(store) for store in self.stores)
+        assert first == second
+
+    def rows(self, count: int) -> pa.Table:
+        keys = self.dice.sample(range(40), count)
+        schema = self.single.table("t").schema
+        columns: list[pa.Array] = [pa.array(keys, pa.int64())]
+        for field in list(schema)[1:]:
+            values = [self.dice.choice([None, self.dice.randrange(100)]) for _ in keys]
+            plain = pa.array([None if value is None else float(value) for value in values], pa.float64())
+            columns.append(plain.cast(field.type) if not pa.types.is_string(field.type)
+                           else pa.array([None if value is None else f"w{value}" for value in values]))  # fmt: skip
+        return pa.table(columns, schema=schema)
+
+    def commit(self) -> None:
+        self.now_ms += self.dice.choice([0, 1, 50, 5000])
+        kind = self.dice.choice(["upsert"] * 5 + ["delete"] * 2 + ["both", "same", "nothing", "labels"])
+        rows = self.rows(self.dice.choice([1, 2, 5, 12]))
+        keys = self.rows(3).select(["k"])
+        if kind == "upsert":
+            self.each(lambda store: store.table("t").upsert(rows))
+        elif kind == "delete":
+            self.each(lambda store: store.table("t").delete(keys))
+        elif kind == "labels":
+            self.each(lambda store: self._labels(store, rows))
+        elif kind == "nothing":
+            self.each(lambda store: store.table("t").delete(pa.table({"k": pa.array([999], pa.int64())})))
+        else:
+            self.each(lambda store: self._transaction(store, rows, keys, again=kind == "same"))
+
+    def _labels(self, store: el.Store, rows: pa.Table) -> int:
+        writer, base = store.table("t").writer(), store.last_epoch
+        segments: list[el.Segment] = []
+        for step in (1, 2):
+            writer.upsert(rows.slice(0, step))
+            segments += writer.seal(base + 4096 * step)
+        return store.commit({"t": segments}, epoch=base + 3 * 4096)
+
+    def _transaction(self, store: el.Store, rows: pa.Table, keys: pa.Table, *, again: bool) -> int:
+        with store.transaction() as tx:
+            tx.upsert("t", rows)
+            tx.delete("t", keys)
+            if again:
+                tx.upsert("t", rows.slice(0, 1))
+        return store.last_epoch
+
+    def alter(self) -> None:
+        self.added += 1
+        name = f"c{self.added}"
+        self.each(lambda store: store.table("t").alter(add=[pa.field(name, pa.float64())]) and None)
+
+    def pack(self, full: bool) -> None:
+        self.each(lambda store: store.compact("t", full=full))
+
+    def truncate(self) -> None:
+        marks = self.single.table("t").history(limit=1000)["epoch"].to_pylist()
+        mark = self.dice.choice(marks) + self.dice.choice([0, 0, 1])
+        self.each(lambda store: store.table("t").truncate_log(min(mark, store.last_epoch)))
+
+    def check(self, ranges: int) -> None:
+        single, packed = (store.table("t") for store in self.stores)
+        assert packed.info.log_start_epoch == single.info.log_start_epoch
+        start = packed.info.log_start_epoch
+        history = single.history(limit=1000)
+        assert packed.history(limit=1000).equals(history)
+        epochs = [start, *(epoch for epoch in history["epoch"].to_pylist() if epoch > start)]
+        bounds = sorted({bound for epoch in epochs for bound in (epoch, epoch + 1, epoch + 4096) if bound >= start})
+        for _ in range(ranges):
+            low, high = sorted((self.dice.choice(bounds), self.dice.choice(bounds)))
+            until = self.dice.choice([None, high])
+            options: dict[str, Any] = {
+                "mode": self.dice.choice(["epochs", "net"]),
+                "columns": self.dice.choice([None, ["v"], ["s", "k"]]),
+                "filter": self.dice.choice([None, None, pc.field("k") < 17]),
+                "pre_images": self.dice.choice([False, True]),
+            }
+            try:
+                expected: Any = single.changes(low, until, **options).read_all()
+            except el.EpochlogError as error:
+                with pytest.raises(type(error), match=re.escape(str(error))):
+                    packed.changes(low, until, **options).read_all()
+                continue
+            got = packed.changes(low, until, **options).read_all()
+            assert got.equals(expected), (low, until, options, got.to_pylist(), expected.to_pylist())
+            assert packed.next_epoch(low) == single.next_epoch(low)
+        if start:
+            for table in (single, packed):
+                with pytest.raises(el.LogTruncated):
+                    table.changes(start - 1)
+        for epoch in self.dice.sample(epochs[1:], min(3, len(epochs) - 1)):
+            try:
+                expected = single.to_arrow(epoch=epoch)
+            except el.EpochlogError as error:
+                with pytest.raises(type(error)):
+                    packed.to_arrow(epoch=epoch)
+                continue
+            assert packed.to_arrow(epoch=epoch).equals(expected)
+        assert self._heard(self.packed, start) == self._heard(self.single, start)
+        reports = [store.verify() for store in self.stores]
+        assert all(report.ok for report in reports), reports
+
+    @staticmethod
+    def _heard(store: el.Store, start: int) -> list[Any]:
+        heard: list[Any] = []
+        try:
+            with el.UpstreamLog(store, ["t"], after=start) as log:
+                while (item := log.poll()) is not None:
+                    heard.append(item.data.to_pylist() if isinstance(item, el.Chunk) else (item.prev, item.curr))
+        except el.SchemaChanged as error:
+            heard.append(str(error))
+        return heard
+
+
+@pytest.mark.rule("4.20")
+@pytest.mark.parametrize("changelog", ["upsert", "full"])
+@pytest.mark.parametrize("seed", seeds(range(8), 3))
+@pytest.mark.local_only
+def test_random_logs_read_alike_packed_and_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changelog: str, seed: int
+) -> None:
+    plainly = packing.pack_log
+    monkeypatch.setattr(
+        "epochlog.store.sst.segment_writer.FLUSH_ROWS", 4
+    )  # so that keys are in several files of a commit
+    options = el.TableOptions(compact_segments=2, history_retention=timedelta(days=1))
+    twins = Twins(tmp_path, changelog, seed, options)
+    chosen = twins.packed._handle
+    monkeypatch.setattr(
+        "epochlog.store.maintenance.compact_request.pack_log",
+        lambda handle, table: plainly(handle, table) if handle is chosen else 0,
+    )
+    made = 0
+    try:
+        for turn in range(60):
+            step = twins.dice.random()
+            if step < 0.75:
+                twins.commit()
+            elif step < 0.9:
+                twins.pack(full=twins.dice.random() < 0.5)
+            elif step < 0.95:
+                twins.truncate()
+            elif twins.added < 3:
+                twins.alter()
+            made = max(made, len(packs(twins.packed)))
+            if turn % 20 == 19:
+                twins.check(12)
+        twins.check(40)
+    finally:
+        twins.close()
+    assert made >= 2
+
+
+# literal cases
+
+
+@pytest.fixture
+def now_ms() -> list[int]:
+    return [NOW_MS]
+
+
+@pytest.fixture
+def store(tmp_path: Path, now_ms: list[int]) -> Iterator[el.Store]:
+    with el.open(tmp_path / "s", durability="os", clock=lambda: now_ms[0]) as opened:
+        yield opened
+
+
+def put(store: el.Store, now_ms: list[int], count: int, *, key: int | None = None, step_ms: int = 1000) -> list[int]:
+    """Commit one row so many times; return the epochs."""
+    epochs: list[int] = []
+    for number in range(count):
+        now_ms[0] += step_ms
+        rows = [{"k": number % 3 if key is None else key, "v": float(len(epochs)), "s": "x"}]
+        epochs.append(store.table("t").upsert(pa.Table.from_pylist(rows, schema=SCHEMA)))
+    return epochs
+
+
+def changed(store: el.Store, after: int = 0) -> list[int]:
+    return store.table("t").changes(after).read_all()["_commit_version"].to_pylist()
+
+
+@pytest.mark.logs("log_packed")
+def test_four_commits_make_a_pack_and_two_packs_a_larger_one(store: el.Store, now_ms: list[int]) -> None:
+    store.create_table("t", SCHEMA, ["k"])
+    epochs = put(store, now_ms, 9)
+    store.compact("t", full=True)
+    assert packs(store) == [8] and len(entries(store)) == 2
+    assert changed(store) == epochs
+    assert store.table("t").info.log_segments == 2
+    assert store.verify().ok
+    assert [store.table("t").to_arrow(epoch=epoch).num_rows for epoch in epochs] == [1, 2, *[3] * 7]
+
+
+def test_the_newest_commit_is_never_packed_and_a_later_one_frees_it(store: el.Store, now_ms: list[int]) -> None:
+    store.create_table("t", SCHEMA, ["k"])
+    put(store, now_ms, 4)
+    store.compact("t", full=True)
+    assert packs(store) == []
+    put(store, now_ms, 1)
+    store.compact("t", full=True)
+    assert packs(store) == [4]
+
+
+def test_commits_above_the_runs_stay_single(store: el.Store, now_ms: list[int]) -> None:
+    store.create_table("t", SCHEMA, ["k"])
+    put(store, now_ms, 5)
+    assert packing.pack_log(store._handle, store.table("t")._table) == 0
+    assert packs(store) == []
+
+
+def test_empty_commits_lie_in_packs_and_large_ones_between_them(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "SMALL_COMMIT", 4096)
+    monkeypatch.setattr(packing, "MERGED", 100)
+    store.create_table("t", SCHEMA, ["k"])
+    nothing = pa.table({"k": pa.array([], pa.int64())})
+    epochs = put(store, now_ms, 1)
+    for _ in range(3):
+        now_ms[0] += 1000
+        epochs.append(store.table("t").delete(nothing))
+    many = pa.table({"k": range(5000), "v": [float(n * n) for n in range(5000)], "s": ["y"] * 5000}, schema=SCHEMA)
+    large = store.table("t").upsert(many)
+    epochs += [large, *put(store, now_ms, 5)]
+    store.compact("t", full=True)
+    assert packs(store) == [4, 4]
+    assert [entry.epoch for entry in entries(store) if entry.packed is None] == [large, epochs[-1]]
+    table = store.table("t")
+    assert sorted(set(changed(store))) == [epochs[0], *epochs[4:]]
+    steps = [0]
+    while (following := table.next_epoch(steps[-1])) is not None:
+        steps.append(following)
+    assert steps[1:] == epochs == table.history(limit=99)["epoch"].to_pylist()[::-1]
+
+
+def test_a_pack_covers_a_sixteenth_of_the_retention_at_most(store: el.Store, now_ms: list[int]) -> None:
+    store.create_table("t", SCHEMA, ["k"], options=el.TableOptions(log_retention=timedelta(seconds=160)))
+    put(store, now_ms, 8, step_ms=4000)
+    store.compact("t", full=True)
+    assert packs(store) == [3, 3]  # ten seconds: two steps of four
+
+
+def test_the_mark_lies_in_a_pack_and_the_pack_goes_with_its_last_commit(store: el.Store, now_ms: list[int]) -> None:
+    store.create_table("t", SCHEMA, ["k"])
+    epochs = put(store, now_ms, 10)
+    store.compact("t", full=True)
+    table = store.table("t")
+    for place in (1, 2, 6):
+        table.truncate_log(epochs[place])
+        assert table.info.log_start_epoch == epochs[place] and packs(store) == [8]
+        assert changed(store, epochs[place]) == epochs[place + 1 :]
+        with pytest.raises(el.LogTruncated):
+            table.changes(epochs[place] - 1)
+        assert table.info.log_segments == 3 and store.verify().ok
+    table.truncate_log(epochs[8])
+    assert packs(store) == [] and table.info.log_segments == 2 and changed(store, epochs[8]) == epochs[9:]
+    assert store.verify().ok
+
+
+def test_a_log_that_changed_while_a_pack_was_written_keeps_its_commits(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_table("t", SCHEMA, ["k"])
+    epochs = put(store, now_ms, 6)
+    acts: list[Callable[[], Any]] = [lambda: store.table("t").truncate_log(epochs[1])]
+
+    def hit(name: str) -> None:
+        if name == "pack:written" and acts:
+            acts.pop()()
+
+    monkeypatch.setattr(packing, "hit", hit)
+    store.compact("t", full=True)
+    assert changed(store, epochs[1]) == epochs[2:] and store.verify().ok
+    put(store, now_ms, 6)
+    acts.append(lambda: store.drop_table("t"))
+    with pytest.raises(el.TableDropped):
+        store.compact("t", full=True)
+    store.vacuum(grace=0)
+    assert [file.path for file in store._handle.files.list(store._handle.store_id) if "/t0" in file.path] == []
+
+
+def test_two_packers_make_one_pack(store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create_table("t", SCHEMA, ["k"])
+    epochs = put(store, now_ms, 5)
+    turns = [True]
+
+    def hit(name: str) -> None:
+        if name == "pack:written" and turns:
+            turns.pop()
+            with el.open(store.root, durability="os", clock=lambda: now_ms[0]) as other:
+                other.compact("t", full=True)
+                assert packs(other) == [4]
+
+    monkeypatch.setattr(packing, "hit", hit)
+    store.compact("t", full=True)
+    assert packs(store) == [4] and changed(store) == epochs and store.verify().ok
+
+
+def test_a_clone_of_a_packed_table_is_one_at_each_epoch(store: el.Store, now_ms: list[int]) -> None:
+    store.create_table("t", SCHEMA, ["k"], options=el.TableOptions(history_retention=timedelta(days=1)))
+    epochs = put(store, now_ms, 9)
+    store.compact("t", full=True)
+    assert packs(store) == [8]
+    for number, epoch in enumerate(epochs):
+        clone = store.clone("t", f"c{number}", as_of=epoch)
+        assert clone.to_arrow().equals(store.table("t").to_arrow(epoch=epoch))
+    store.vacuum(grace=0)
+    assert all(store.table(f"c{number}").to_arrow().num_rows for number in range(9))
+    assert changed(store) == epochs and store.verify().ok
+
+
+def test_a_table_with_a_pack_is_refused_by_versions_that_know_none(store: el.Store, now_ms: list[int]) -> None:
+    store.create_table("t", SCHEMA, ["k"])
+    put(store, now_ms, 4)
+    assert store.table("t")._table.format == 1
+    store.compact("t", full=True)
+    put(store, now_ms, 1)
+    store.compact("t", full=True)
+    assert store._handle.catalog.read(lambda view: find_table(view, "t")).format == 3
+
+
+@pytest.mark.parametrize("spoil", ["columns", "commits", "epoch", "rows", "pack"])
+def test_a_pack_s_record_that_does_not_fit_is_corrupt(spoil: str) -> None:
+    ones = np.ones(3, np.int64)
+    packed = PackedEpochs(np.array([5, 7, 9]), ones * 0, *[ones * 0] * 2, *[ones] * 4)
+    record = version.LogEntry(9, (version.LabelGroup(9, (), (), False, packed),)).to_record()
+    assert version.LogEntry.from_record(dict(record)).packed == packed
+    wrong = {
+        "columns": {"columns": record["columns"][:-1]}, "commits": {"commits": 4}, "epoch": {"epoch": 8},
+        "rows": {"columns": replace(packed, rows=ones).to_bytes()}, "pack": {"pack": 2},
+    }[spoil]  # fmt: skip
+    with pytest.raises(el.Corrupt, match="LogEntry"):
+        version.LogEntry.from_record({**record, **wrong})
+    with pytest.raises(ValueError, match="commits of a pack"):
+        PackedEpochs.from_bytes(packed.to_bytes(), packed_epochs.MOST_PACKED + 1)
+
+
+# planted errors
+
+
+def _newest_is_packed(patch: pytest.MonkeyPatch) -> None:
+    real = packing.log_records
+    patch.setattr(packing, "log_records", lambda view, table_id, after, _: real(view, table_id, after, 1 << 52))
+
+
+def _records_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    real = packing._land
+
+    def land(handle: Any, tx: Any, table: Any, task: Any, pack: Any) -> bool:
+        fitting = tuple(record._replace(value=tx.get_packed(record.key)) for record in task.records)
+        return real(handle, tx, table, replace(task, records=fitting), pack)
+
+    patch.setattr(packing, "_land", land)
+
+
+def _parts_are_whole_packs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(version.LabelGroup, "cut", lambda group, after, until: group)
+
+
+def _rows_before_netting(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(change_reader, "newest_of_each_epoch", lambda touches: touches)
+
+
+def _one_label_for_a_pack(patch: pytest.MonkeyPatch) -> None:
+    real = change_reader.change_files
+    patch.setattr(change_reader, "change_files", lambda group: [replace(file, epochs=None) for file in real(group)])
+
+
+@pytest.mark.planted
+@pytest.mark.local_only
+@pytest.mark.parametrize("plant", [
+    _newest_is_packed, _parts_are_whole_packs, _one_label_for_a_pack,
+    pytest.param(_records_are_not_compared, marks=pytest.mark.damages_store),
+    pytest.param(_rows_before_netting, marks=pytest.mark.damages_store),
+])  # fmt: skip
+def test_a_planted_error_of_packs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
+    plant(monkeypatch)
+    now_ms = [NOW_MS]
+    with pytest.raises((AssertionError, el.EpochlogError, ValueError, IndexError)):  # noqa: PT012
+        for check in (
+            test_the_newest_commit_is_never_packed_and_a_later_one_frees_it,
+            partial(test_a_log_that_changed_while_a_pack_was_written_keeps_its_commits, monkeypatch=monkeypatch),
+        ):
+            with el.open(tmp_path / str(now_ms[0]), durability="os", clock=lambda: now_ms[0]) as store:
+                check(store, now_ms)
+            now_ms[0] += 1
+        test_random_logs_read_alike_packed_and_not(tmp_path, monkeypatch, "full", 0)
