@@ -11,6 +11,7 @@ from pyspark.sql.functions import count
 
 import epochlog as el
 from epochlog.store.changelog.consumers import open_consumer
+from epochlog.store.compaction import packing
 from spark_store import SCHEMA, rows
 from stand_in_packer import pack
 
@@ -204,6 +205,30 @@ def test_tasks_that_start_late_find_the_files_of_their_batch(lake) -> None:
     lake.drain(writer.option("checkpointLocation", str(lake.scratch / "ck")))
     assert sorted(read) == sorted([*range(10), *range(5, 15)])
     assert lake.store.vacuum(grace=0).deleted  # the query has asked for another batch, and ended
+
+
+@pytest.mark.rule("4.20")
+@pytest.mark.parametrize("limits", [{}, pytest.param({"maxRowsPerTrigger": "7"}, marks=LIMITS)], ids=["all", "limited"])
+def test_a_packed_log_streams_as_its_commits_did(lake, monkeypatch: pytest.MonkeyPatch, limits: dict[str, str]) -> None:
+    for name, size in {"LEAST_COMMITS": 2, "MOST_COMMITS": 4, "MERGED": 2}.items():
+        monkeypatch.setattr(packing, name, size)
+    lake.store.create_table("copy", SCHEMA, ["id"])
+    epochs = [lake.orders.upsert(rows(number, 3, amount=float(number))) for number in range(12)]
+    expected = lake.orders.changes(0).read_all()
+    lake.store.compact("orders", full=True)
+    assert lake.orders.info.log_segments < 6
+    seen: list[tuple[int, int, float]] = []
+
+    def collect(frame, _batch) -> None:
+        columns = frame.select("_commit_version", "id", "amount").collect()
+        seen.extend((row["_commit_version"], row["id"], row["amount"]) for row in columns)
+
+    stream = lake.stream(startingVersion="earliest", **limits).select("*", "_commit_version")
+    lake.drain(stream.writeStream.foreachBatch(collect).option("checkpointLocation", str(lake.scratch / "seen")))
+    wanted = zip(*(expected[name].to_pylist() for name in ("_commit_version", "id", "amount")), strict=True)
+    assert sorted(seen) == sorted(wanted) and {epoch for epoch, *_ in seen} == set(epochs)
+    lake.into(lake.stream(startingVersion=epochs[2], **limits), "copy", "ck")  # from within a pack
+    assert lake.store.table("copy").to_arrow().equals(lake.orders.to_arrow().slice(2))
 
 
 @pytest.mark.rule("4.17")
