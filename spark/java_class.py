@@ -7,7 +7,9 @@ it beside Spark's own classes. So no jar is needed.
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +47,18 @@ def static_map(defined: Any, name: str) -> Any:
     return defined.getField(name).get(None)
 
 
-def cause_of(error: Py4JError) -> str:
+def warn_without_class(lost: str, instead: str, error: Py4JError) -> None:
+    """Warn the caller of the library that a class cannot be made in this JVM. lost: what it was for. instead: what to
+    do, or what goes on without it.
+    """
+    level = 1
+    while sys._getframe(level).f_globals["__name__"].startswith("epochlog."):  # Python 3.12 has an option
+        level += 1
+    text = f"{lost} cannot be made in this JVM ({_cause_of(error)}){instead}"
+    warnings.warn(text, RuntimeWarning, stacklevel=level + 1)
+
+
+def _cause_of(error: Py4JError) -> str:
     """Return why a class could not be made, in a line."""
     text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
     return text.strip().splitlines()[0]

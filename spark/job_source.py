@@ -6,13 +6,12 @@ The rows come from one of Spark's own sources and nobody reads them. The metrics
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 
-from .java_class import PACKAGE, cause_of, java_class, static_map
+from .java_class import PACKAGE, java_class, static_map, warn_without_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -115,12 +114,8 @@ class JobSource:
         except Py4JNetworkError:  # the session is lost
             raise
         except Py4JError as error:
-            warnings.warn(
-                f"the progress of the query of job {self._job} has no metrics of its steps, since their source cannot "
-                f"be made in this JVM ({cause_of(error)}); the job itself is not affected",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            lost = f"the progress of the query of job {self._job} has no metrics of its steps, since their source"
+            warn_without_class(lost, "; the job itself is not affected", error)
             return reader.format(_WITHOUT_METRICS).load()
         return reader.format(f"{PACKAGE}.{NAME}").option(_JOB, self._job).load()
 

@@ -49,13 +49,18 @@ def spark(
     catalogs: stores, or their roots, by the names of the catalogs that every session of the application has, as of
     `el.catalog` with all_sessions. conf: Spark settings, with dots (`**{"spark.sql.shuffle.partitions": 4}`) or double
     underscores (`spark__sql__shuffle__partitions=4`) in their names; `master` is local[*] by default. They override the
-    settings of this library. Raises JavaMissing, which names the Java found, if Spark cannot run on it, and the errors
-    of `el.catalog`.
+    settings of this library. Raises InvalidInput for a store or a mapping as a setting, JavaMissing, which names the
+    Java found, if Spark cannot run on it, and the errors of `el.catalog`.
     """
     from pyspark.sql import SparkSession
 
     if not isinstance(catalogs or {}, Mapping):
         raise InvalidInput(f"catalogs must map names to stores or their roots, not {catalogs!r}")
+    for name, value in conf.items():
+        if isinstance(value, Mapping) or hasattr(value, "_handle"):
+            raise InvalidInput(
+                f"{name!r} is no setting of Spark with such a value; for stores write catalogs={{name: store}}"
+            )
     # Spark reads the workers' interpreter from the environment when it creates the session's context.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     user_settings = {name.replace("__", "."): value for name, value in conf.items()}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from epochlog.batch.policy import Policy
 from epochlog.batch.snapshot import default_of
 from epochlog.errors import InvalidInput
 from epochlog.spark.create_guard import SPARK_CATALOG
-from epochlog.spark.java_class import cause_of
+from epochlog.spark.java_class import warn_without_class
 from epochlog.spark.live_session import require_live
 from epochlog.spark.session import register
 from epochlog.store.session.handle import Handle, HasHandle, open_handle
@@ -79,6 +78,7 @@ def catalog(
 def _require_free(session: SparkSession, name: str, *, all_sessions: bool) -> None:
     """Raise InvalidInput if the session's settings name another catalog so, or one of all sessions."""
     known = session.conf.get(_setting(name), None)
+    others = [each.conf().get(_setting(name), CLASS) for each in _known_sessions(session)] if all_sessions else []
     if known == CLASS and not all_sessions:
         raise InvalidInput(
             f"the catalog {name!r} is one of all sessions: replace it in all of them with all_sessions=True, or choose "
@@ -86,6 +86,21 @@ def _require_free(session: SparkSession, name: str, *, all_sessions: bool) -> No
         )
     if known not in (None, CLASS):
         raise InvalidInput(f"{_setting(name)} is set to {known}: choose another name for the catalog of the store")
+    for other in others:
+        if other != CLASS:
+            raise InvalidInput(
+                f"{_setting(name)} is set to {other} in another session of this application: choose another name for "
+                "the catalog of all sessions"
+            )
+
+
+def _known_sessions(session: SparkSession) -> Iterator[Any]:
+    """Yield the Java sessions that Spark names: the active one of this thread, and the first one of the application."""
+    inner: Any = session
+    kind = inner._get_j_spark_session_class(inner._jvm)
+    for known in (kind.getActiveSession(), kind.getDefaultSession()):
+        if known.isDefined():
+            yield known.get()
 
 
 def _setting(name: str) -> str:
@@ -101,25 +116,23 @@ def _install(session: SparkSession, name: str, tables: CatalogTables) -> None:
 
 
 def _install_in_all(session: SparkSession, name: str, tables: CatalogTables) -> None:
-    jvm = Jvm(session, name)
+    jvm = Jvm(session, name, all_sessions=True)
     try:
         defined = catalog_class(jvm, dir(StoreCatalog))
     except Py4JError as error:
-        warnings.warn(
-            f"the catalog {name!r} is in this session alone, since its class cannot be made in this JVM "
-            f"({cause_of(error)}): call el.catalog for each further session",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        lost = f"the catalog {name!r} is in this session alone, since its class"
+        warn_without_class(lost, ": call el.catalog for each further session", error)
         _install(session, name, tables)
         return
     register(session)
     proxy = StoreCatalog(jvm, name, tables)
+    of_session = defined.getConstructor(jvm.no_classes).newInstance(jvm.no_objects)
+    of_session.initialize(name, jvm.no_options)
     delegates(defined)[name] = proxy
     jvm.context.conf().set(_setting(name), CLASS)  # of sessions to come
     session.conf.set(_setting(name), CLASS)
-    _catalogs_of(jvm).remove(name)  # one that the session had under this name before
-    jvm.catalogs.catalog(name)  # so that SHOW CATALOGS lists it at once
+    # Asked for it, Spark would look in the settings of this thread's active session, which may be another one, or none.
+    _catalogs_of(jvm).put(name, of_session)
     installed[proxy.identity()] = proxy
 
 

@@ -47,10 +47,10 @@ class Jvm:
     """JVM of one classic session. Raises InvalidInput for a session of Spark Connect, or without pinned threads, and
     SparkLost for one that was stopped.
 
-    catalog: the name of the catalog that the proxies are of.
+    catalog: the name of the catalog that the proxies are of. all_sessions: True for one of all sessions.
     """
 
-    def __init__(self, session: SparkSession, catalog: str) -> None:
+    def __init__(self, session: SparkSession, catalog: str, *, all_sessions: bool = False) -> None:
         require_classic(session)
         require_live(session, "catalog")
         inner: Any = session
@@ -58,6 +58,8 @@ class Jvm:
         self.session = session
         """Session in which the catalog was installed."""
         self.catalog = catalog
+        self.install_call = install_call(catalog, all_sessions=all_sessions)
+        """Call that installs the catalog again, as a user types it."""
         self.gateway: Any = context._gateway
         self.context: Any = context._jsc.sc()
         if type(self.gateway).__name__ != "ClientServer":
@@ -81,6 +83,8 @@ class Jvm:
         self.identity_map: Any = self.java.util.IdentityHashMap
         self.optional_long: Any = self.java.util.OptionalLong.of
         self.no_transforms: Any = self.gateway.new_array(self.spark.connector.expressions.Transform, 0)
+        self.no_classes: Any = self.gateway.new_array(self.java.lang.Class, 0)
+        self.no_objects: Any = self.gateway.new_array(self.java.lang.Object, 0)
         self.no_entries: Any = self.java.util.Collections.emptyMap()
         self.no_options: Any = self.spark.util.CaseInsensitiveStringMap(self.no_entries)
         self.equal_arrays: Any = self.java.util.Objects.deepEquals
@@ -179,6 +183,11 @@ class Jvm:
         return self.spark.connector.catalog.Identifier.of(self.strings(namespace), name)
 
 
+def install_call(catalog: str, *, all_sessions: bool) -> str:
+    """Return the call that installs a catalog, as a user types it."""
+    return f"el.catalog(spark, store, name={catalog!r}{', all_sessions=True' * all_sessions})"
+
+
 def require_classic(session: object) -> None:
     """Raise InvalidInput for an object that is no classic Spark session."""
     if is_connect(session):
@@ -220,18 +229,18 @@ def answer(method: Callable[P, R], *, unsupported: bool = False) -> Callable[P, 
             return method(*args, **keywords)
         except EpochlogError as error:
             proxy: Any = args[0]
-            raise refuse(proxy.jvm, _with_advice(error, proxy.jvm.catalog), unsupported=unsupported) from error
+            raise refuse(proxy.jvm, _with_advice(error, proxy.jvm), unsupported=unsupported) from error
 
     return answering
 
 
-def _with_advice(error: EpochlogError, catalog: str) -> EpochlogError:
+def _with_advice(error: EpochlogError, jvm: Jvm) -> EpochlogError:
     """Return the error, of a closed store with the call that installs the catalog again."""
     if not isinstance(error, StoreClosed):
         return error
     return StoreClosed(
-        f"the store of the catalog {catalog!r} was closed: install the catalog again with an open store, "
-        f"el.catalog(spark, store, name={catalog!r})"
+        f"the store of the catalog {jvm.catalog!r} was closed: install the catalog again with an open store, "
+        f"{jvm.install_call}"
     )
 
 

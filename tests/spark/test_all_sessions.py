@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -152,12 +154,96 @@ def test_the_name_of_another_catalog_is_refused(lake: Lake) -> None:
         lake.spark.conf.unset(SETTING)
 
 
+def installed_for_all(lake: Lake, session: SparkSession, name: str) -> None:
+    """Assert that the session, its sessions to come and its refusals know the catalog, and forget it."""
+    try:
+        assert count(session, f"{name}.orders") == count(lake.spark.newSession(), f"{name}.orders") == 3
+        assert (name,) in session.sql("SHOW CATALOGS").collect()
+        text = refusal(lambda: session.sql(f"DELETE FROM {name}.orders WHERE id IN (SELECT 1)"))
+        assert "InvalidInput" in text
+    finally:
+        forget_catalog(session, name)
+
+
+def test_a_session_that_is_not_the_active_one_installs_it(lake: Lake) -> None:
+    """Spark finds a catalog by the settings of the thread's active session, whichever session is asked for it."""
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    session = lake.spark.newSession()
+    lake.spark.sql("SELECT 1").collect()
+    for _ in range(2):
+        el.catalog(session, lake.store, "aside", all_sessions=True)
+    installed_for_all(lake, session, "aside")
+
+
+def test_another_thread_installs_it(lake: Lake) -> None:
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    errors: list[BaseException] = []
+
+    def install() -> None:
+        try:
+            el.catalog(lake.spark, lake.store, "afar", all_sessions=True)
+            el.spark(catalogs={"near": lake.store})
+        except BaseException as error:  # shown below
+            errors.append(error)
+
+    thread = threading.Thread(target=install)
+    thread.start()
+    thread.join()
+    assert not errors
+    installed_for_all(lake, lake.spark, "afar")
+    installed_for_all(lake, lake.spark, "near")
+
+
+def test_the_name_of_another_sessions_catalog_is_refused_whole(lake: Lake) -> None:
+    """The sessions that can be known are the active one of the thread and the first one of the application."""
+    session = lake.spark.newSession()
+    inner: Any = lake.spark.sparkContext
+    lake.spark.conf.set(SETTING, "com.example.Cat")
+    try:
+        with pytest.raises(el.InvalidInput, match=r"spark\.sql\.catalog\.pond is set to com\.example\.Cat in another"):
+            el.catalog(session, lake.store, "pond", all_sessions=True)
+    finally:
+        lake.spark.conf.unset(SETTING)
+    assert session.conf.get(SETTING, None) is None
+    assert not inner._jsc.sc().conf().contains(SETTING)
+    el.catalog(session, lake.store, "pond", all_sessions=True)
+    forget_catalog(session, "pond")
+
+
+def test_a_closed_store_says_a_call_that_installs_it_again(lake: Lake, tmp_path: Path) -> None:
+    with el.open(tmp_path / "other") as other:
+        other.create_table("orders", lake.orders.schema, ["id"])
+        el.catalog(lake.spark, other, "pond", all_sessions=True)
+        el.catalog(lake.spark, other, "puddle")
+    try:
+        lake.orders.upsert(rows(0, 3))
+        lake.store.checkpoint()
+        for name in ("pond", "puddle"):
+            text = refusal(lambda name=name: count(lake.spark, f"{name}.orders"))
+            (arguments,) = re.findall(r"el\.catalog\(spark, store, (.*?)\)", text)
+            call: Any = ast.parse(f"dict({arguments})", mode="eval").body
+            el.catalog(lake.spark, lake.store, **{each.arg: ast.literal_eval(each.value) for each in call.keywords})
+            assert count(lake.spark, f"{name}.orders") == 3
+    finally:
+        forget_catalog(lake.spark, "pond")
+
+
 def test_wrong_arguments_are_refused(lake: Lake) -> None:
     with pytest.raises(el.InvalidInput, match="all_sessions must be True or False, not 'no'"):
         el.catalog(lake.spark, lake.store, "pond", all_sessions="no")
     for wrong in (["lake"], "lake", 7):
         with pytest.raises(el.InvalidInput, match="catalogs must map names to stores"):
             el.spark(catalogs=wrong)
+
+
+def test_a_store_as_a_setting_is_refused(lake: Lake) -> None:
+    for wrong in ({"catalog": {"lake": lake.store}}, {"catalogue": {"lake": lake.root}}, {"lake": lake.store}):
+        (name,) = wrong
+        with pytest.raises(el.InvalidInput, match=rf"{name!r} is no setting .* write catalogs="):
+            el.spark(**wrong)
+        assert lake.spark.conf.get(name, None) is None
 
 
 def test_a_search_for_sources_imports_nothing_of_epochlog() -> None:
@@ -209,8 +295,13 @@ def test_without_a_class_the_catalog_is_in_this_session_and_says_so(
     lake.store.checkpoint()
     monkeypatch.setattr(session_catalogs, "NAME", "EpochlogCatalogOfATest")
     monkeypatch.setattr(session_catalogs, "class_source", lambda *_: "this is no Java")
-    with pytest.warns(RuntimeWarning, match="the catalog 'pond' is in this session alone"):
-        el.catalog(lake.spark, lake.store, "pond", all_sessions=True)
+    for install in (
+        lambda: el.catalog(lake.spark, lake.store, "pond", all_sessions=True),
+        lambda: el.spark(catalogs={"pond": lake.store}),
+    ):
+        with pytest.warns(RuntimeWarning, match="the catalog 'pond' is in this session alone") as warned:
+            install()
+        assert [each.filename for each in warned if "pond" in str(each.message)] == [__file__]
     assert count(lake.spark) == 6
     with pytest.raises(Exception, match="pond"):
         count(lake.spark.newSession())
