@@ -41,6 +41,8 @@ POLL_S = 0.1
 MAX_IDLE_S = 10.0
 """Longest time that a micro-batch waits for work. Then the next one waits, so that the query reports progress."""
 MOST_BATCHES = 1000
+MOST_OF_ERROR = 1000
+"""Number of characters of an error that the progress has. The job's `last_error` has all."""
 START_TRIES = 3
 _DURATION_PART = r"([0-9]{1,12}) *(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h|days?|d)"
 _DURATION = re.compile(rf"(?:interval +)?{_DURATION_PART}(?: +{_DURATION_PART})*", re.IGNORECASE | re.ASCII)
@@ -121,6 +123,8 @@ class Loop:
         self.source = JobSource(session, f"{driver.runner.name}, runner {driver.lease.holder}")
         self._steps: list[CommittedStep] = []
         """Steps of the running micro-batch that have committed."""
+        self._failed = 0
+        """Number of its steps that have failed and are tried again."""
         self._last_batch = 0
         """Number of the newest micro-batch that began before the end of the job."""
 
@@ -187,6 +191,7 @@ class Loop:
         deadline_s, has_committed = monotonic_s() + MAX_IDLE_S, False
         self._last_batch = batch if self.active else self._last_batch
         self._steps.clear()
+        self._failed = 0
         self._show_steps()
         while self.active:
             now_ms = _now_ms()
@@ -218,8 +223,10 @@ class Loop:
         self._show_steps()
 
     def _show_steps(self) -> None:
-        """Show the steps of this micro-batch in its progress."""
-        self.source.show(progress_metrics(self.runner.name, self._steps))
+        """Show the steps of this micro-batch in its progress, and the error of a step that is tried again."""
+        schedule = self._schedule
+        error = schedule.last_error if self._failed or schedule.failures else None
+        self.source.show(progress_metrics(self.runner.name, self._steps, self._failed, error))
 
     def _step_once(self) -> int | None:
         """Run one step and schedule the next; return the committed epoch or None. Raises errors that no retry can fix,
@@ -250,6 +257,8 @@ class Loop:
         if self._schedule.ended:
             raise error
         if self._schedule.state == "backing off":
+            self._failed += 1
+            self._show_steps()
             self.runner.fail(error)
 
 
@@ -384,9 +393,13 @@ def _start_with_retries(
     raise AssertionError("not reached")
 
 
-def progress_metrics(job: str, steps: Sequence[CommittedStep]) -> dict[str, str]:
+def progress_metrics(
+    job: str, steps: Sequence[CommittedStep], failed: int = 0, error: str | None = None
+) -> dict[str, str]:
     """Return what the progress of a micro-batch says of its steps, by name: of the last one all, and the sum of their
     rows and times. Pure.
+
+    failed: number of steps that failed. error: of the newest one that is or was tried again; None for none.
     """
     metrics = {"job": job, "steps": str(len(steps))}
     if steps:
@@ -394,6 +407,8 @@ def progress_metrics(job: str, steps: Sequence[CommittedStep]) -> dict[str, str]
         metrics |= {"epoch": str(last.epoch), "engine": last.engine, "operation": last.operation}
         metrics |= {"rows": str(sum(step.rows for step in steps))}
         metrics |= {"refreshMs": str(sum(step.took_ms for step in steps))}
+    if error is not None:
+        metrics |= {"failedSteps": str(failed), "error": " ".join(error.split())[:MOST_OF_ERROR]}
     return metrics
 
 

@@ -55,6 +55,10 @@ class Heard(StreamingQueryListener):
         with self._lock:
             return [metrics for metrics in self.metrics if metrics.get("job") == job and metrics["steps"] != "0"]
 
+    def failed(self, job: str) -> list[dict[str, str]]:
+        with self._lock:
+            return [metrics for metrics in self.metrics if metrics.get("job") == job and "error" in metrics]
+
 
 def progress_of(query: Any) -> Any:
     return query.lastProgress
@@ -99,6 +103,38 @@ def test_a_micro_batch_without_a_step_does_not_repeat_the_last_one(lake: Lake) -
         wait_until(lambda: progress_of(query)["sources"][0]["metrics"] == {"job": "v", "steps": "0"})
     finally:
         query.stop()
+
+
+def test_a_refresh_that_fails_is_seen_until_a_step_commits(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each micro-batch says so, also one that only waits for the next try."""
+    monkeypatch.setattr(job_query, "MAX_IDLE_S", 0.3)
+    job = lake.store.create_job("bad", ["orders"], {"copy": (lake.orders.schema, ["id"])})
+    lake.orders.upsert(rows(0, 3))
+    lake.store.checkpoint()
+    broken = threading.Event()
+    broken.set()
+
+    def refresh(ctx: Any) -> None:
+        if broken.is_set():
+            raise ValueError("no such rate =\n" + "x" * 2000)
+        ctx.upsert("copy", ctx.changes("orders").select("id", "day", "amount"))
+
+    heard = Heard()
+    lake.spark.streams.addListener(heard)
+    query = job.start(lake.spark, refresh)
+    try:
+        wait_until(lambda: sum(int(failed["failedSteps"]) for failed in heard.failed("bad")) >= 2)
+        assert {failed["error"][:24] for failed in heard.failed("bad")} == {"ValueError: no such rate"}
+        assert all(len(failed["error"]) <= 1000 for failed in heard.failed("bad"))
+        wait_until(lambda: any(failed["failedSteps"] == "0" for failed in heard.failed("bad")))
+        wait_until(lambda: "error" in progress_of(query)["sources"][0]["metrics"])
+        broken.clear()
+        wait_until(lambda: heard.steps("bad"))
+        wait_until(lambda: progress_of(query)["sources"][0]["metrics"] == {"job": "bad", "steps": "0"})
+    finally:
+        query.stop()
+        lake.spark.streams.removeListener(heard)
+    assert sum(int(step["rows"]) for step in heard.steps("bad")) == 3
 
 
 def test_a_query_whose_source_cannot_be_made_runs_without_metrics(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,4 +240,11 @@ def test_a_step_is_described_by_what_it_did() -> None:
         "operation": "recompute",
         "rows": "6",
         "refreshMs": "80",
+    }
+    error = "ValueError: one\nline"
+    assert progress_metrics("v", [], 2, error) == {
+        "job": "v",
+        "steps": "0",
+        "failedSteps": "2",
+        "error": "ValueError: one line",
     }
