@@ -26,7 +26,7 @@ class Pipeline(PipelineRunner):
 
     threads: number of steps that run at a time, at least 1; None: the number of processors and four, at most 32. A step
     that takes longer than 5 seconds no longer counts, so jobs that hang do not keep the others from their steps. Raises
-    InvalidInput. pauses: a clock for tests.
+    InvalidInput, also for a session of Spark Connect. pauses: a clock for tests.
 
     A job that raises is tried again after a delay that doubles each time, up to 30 seconds; the other jobs are not
     affected. A job that finishes, is parked or dropped, or is taken over by another runner ends, and `status` shows its
@@ -51,6 +51,10 @@ class Pipeline(PipelineRunner):
         pauses: Pauses | None = None,
         coordinator: str | Worker | None = None,
     ) -> None:
+        if spark is not None:
+            from epochlog.spark.job import require_session
+
+            require_session("Pipeline", spark)
         super().__init__(store, threads=threads, pauses=pauses, coordinator=coordinator)
         self._spark = spark
 
@@ -78,8 +82,7 @@ class Pipeline(PipelineRunner):
     def _begin_step(self, runner: JobRunner) -> RefreshAdapter:
         if self._spark is None:
             return super()._begin_step(runner)
-        from epochlog.spark.job import SparkRefreshAdapter, begin_step_on_thread, require_session
+        from epochlog.spark.job import SparkRefreshAdapter, begin_step_on_thread
 
-        require_session(runner, self._spark)
         begin_step_on_thread(self._spark, runner.name)
         return SparkRefreshAdapter(runner.handle, self._spark)

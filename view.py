@@ -154,7 +154,7 @@ class View(OneProcess):
         from epochlog.spark.job import require_session
         from epochlog.spark.view_engine import answer
 
-        require_session(self._runner, spark)
+        require_session(f"job {self._runner.name!r}", spark)
         return self._job.check(lambda ctx: answer(spark, self._handle, plan, ctx), tolerance=tolerance, sample=sample)
 
     def rebuild(self) -> None:

@@ -89,15 +89,15 @@ def step(
 def check_arguments(runner: JobRunner, session: object, refresh: object) -> None:
     """Raise InvalidInput unless the session is a SparkSession and the refresh is a function."""
     runner.check_refresh(refresh)
-    require_session(runner, session)
+    require_session(f"job {runner.name!r}", session)
 
 
-def require_session(runner: JobRunner, session: object) -> None:
-    """Raise InvalidInput unless the session is a SparkSession."""
+def require_session(user: str, session: object) -> None:
+    """Raise InvalidInput unless the session is a SparkSession. user: who needs it."""
     from pyspark.sql import SparkSession
 
     if not isinstance(session, SparkSession):
-        raise InvalidInput(f"job {runner.name!r}: spark must be a classic SparkSession, not {session!r}")
+        raise InvalidInput(f"{user}: spark must be a classic SparkSession, not {session!r}")
 
 
 def begin_step_on_thread(session: SparkSession, name: str) -> None:

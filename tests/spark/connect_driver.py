@@ -58,6 +58,7 @@ def main(root: str) -> None:
         view = store.create_view("v", "SELECT id, cents FROM orders", ["id"])
         outcomes["view"] = error_of(lambda: store.create_view("w", "SELECT id FROM orders", ["id"], spark=spark))
         outcomes["view step"] = error_of(lambda: view.step(spark))
+        outcomes["pipeline"] = error_of(lambda: el.Pipeline(store, spark))
         outcomes["compact"] = error_of(lambda: store.compact("orders", spark=spark))
         outcomes["catalog"] = error_of(lambda: el.catalog(spark, store))
     outcomes["sink"] = sunk(spark, root)

@@ -34,7 +34,7 @@ def test_a_client_reads_writes_and_streams(tmp_path: Path) -> None:
         outcomes = json.loads(done.stdout.splitlines()[-1])
         assert outcomes.pop("session").startswith("pyspark.sql.connect.")
         assert "InvalidInput: a session of Spark Connect cannot install a catalog" in outcomes.pop("catalog")
-        for refused in ("step", "compact", "view step"):
+        for refused in ("step", "compact", "view step", "pipeline"):
             assert "spark must be a classic SparkSession" in outcomes.pop(refused)
         assert "InvalidInput: a view needs a classic SparkSession" in outcomes.pop("view")
         assert "does not support format('epochlog')" in outcomes.pop("saveAsTable")

@@ -191,3 +191,8 @@ def test_a_query_is_drained(store: el.Store, spark: SparkSession, trigger: str) 
     assert job.info.committed_epoch == store.table("totals").info.max_committed_epoch
     job.start(spark, totals, trigger="available_now").awaitTermination()  # has nothing to do
     assert store.table("totals").history().num_rows <= 2
+
+
+def test_what_is_no_classic_session_is_refused_at_once(store: el.Store) -> None:
+    with pytest.raises(el.InvalidInput, match="Pipeline: spark must be a classic SparkSession, not 'local'"):
+        el.Pipeline(store, "local")
