@@ -30,6 +30,7 @@ _WIDER = {
     pa.date64(): pa.date32(),
 }
 MAX_PRECISION = 38
+TIME = "a column of TIME"
 COMMENT = b"comment"
 """Name in an Arrow field's metadata of the column's comment in SQL."""
 
@@ -60,10 +61,10 @@ def wire_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _wire_time() -> pa.DataType:
-    from .versions import HAS_TIME, needs
+    from .versions import HAS_TIME, needed
 
     if not HAS_TIME:
-        raise TypeError(str(needs("a column of TIME", "4.1")))
+        raise TypeError(needed(TIME, "4.1"))
     return pa.time64("ns")
 
 
@@ -81,7 +82,7 @@ def wire_schema(table: str, schema: pa.Schema) -> pa.Schema:
             return pa.field(field.name, wire_type(field.type), field.nullable)
         except TypeError as error:
             raise SchemaMismatch(
-                f"table {table}, column {field.name!r}: {error}; leave it out with `columns`"
+                f"table {table}, column {field.name!r}: {error}; leave it out with format('epochlog') and `columns`"
             ) from error
 
     return pa.schema([wire_field(field) for field in schema])

@@ -16,10 +16,11 @@ from pyspark.sql.merge import MergeIntoWriter
 from pyspark.sql.session import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from epochlog.errors import EpochlogError, TableNotFound
+from epochlog.errors import EpochlogError, InvalidInput, TableNotFound
 from epochlog.spark.column_names import quoted
 from epochlog.spark.create_guard import NAME, name_parts, without_texts
-from epochlog.spark.versions import java_member, needs
+from epochlog.spark.types import TIME
+from epochlog.spark.versions import HAS_TIME, java_member, needs
 from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
@@ -43,6 +44,8 @@ _UNSUPPORTED = re.compile(
 _AMBIGUOUS = re.compile(rf"\[AMBIGUOUS_REFERENCE\] .* could be: \[(?P<column>{NAME})")
 _NAMED = re.compile(rf"\b(INTO|OVERWRITE|FROM|JOIN)\s+(TABLE\s+)?(?P<table>{NAME})", re.IGNORECASE)
 """Tables that a statement names."""
+_NO_TIME = re.compile(r'\[UNSUPPORTED_DATATYPE\] Unsupported data type "TIME\b|\[UNSUPPORTED_TIME_TYPE\]')
+_TIME_SETTING = "spark.sql.timeType.enabled"
 _TWICE = re.compile(r"\[COLUMN_ALREADY_EXISTS\] The column `(?P<column>.+?)` already exists")
 _LATER_SYNTAX = (
     (
@@ -158,6 +161,9 @@ def _find_advice(session: SparkSession, statement: str, text: str) -> EpochlogEr
     later = _find_later_syntax(session, statement) if "[PARSE_SYNTAX_ERROR]" in text else None
     if later is not None:
         return later
+    if _NO_TIME.search(text) is not None:
+        on = f"Spark has {TIME} turned off in SQL: set {_TIME_SETTING} to true in this session"
+        return InvalidInput(on) if HAS_TIME else needs(TIME, "4.1")
     merged = _MERGED.search(without_texts(statement)) if _NO_MERGE in text else None
     if merged is not None:
         return _advise_writer(session, merged["table"], lambda label, schema: no_merge(label, schema.name))

@@ -229,6 +229,32 @@ def test_columns_of_time(pond: Lake, feature) -> None:
 
     if feature("columns of TIME", versions.HAS_TIME, "4.1", call):
         assert tuple(call()[0]) == (1, dt.time(12, 30, 5, 7))
+        assert pond.spark.sql("SELECT at FROM pond.clock").collect() == [(dt.time(12, 30, 5, 7),)]
+        return
+    for statement in ("SELECT id FROM pond.clock", "DESCRIBE pond.clock"):
+        text = refusal(lambda statement=statement: pond.spark.sql(statement).collect())
+        assert "column 'at': a column of TIME needs Spark 4.1, and" in text
+        assert text.endswith("; leave it out with format('epochlog') and `columns`")
+    assert ids(pond.read("clock", columns="id")) == [1]
+
+
+def test_a_table_is_created_with_a_column_of_time(pond: Lake) -> None:
+    """Spark has the type turned off in SQL from the version on that has it."""
+
+    def create() -> None:
+        pond.spark.sql(f"CREATE TABLE pond.clocks (id BIGINT, at TIME) {KEYED}")
+
+    if not versions.HAS_TIME:
+        assert "InvalidInput: a column of TIME needs Spark 4.1" in refusal(create)
+        return
+    assert "set spark.sql.timeType.enabled to true" in refusal(create)
+    pond.spark.conf.set("spark.sql.timeType.enabled", True)
+    try:
+        create()
+        pond.spark.sql("INSERT INTO pond.clocks VALUES (1, TIME'12:30:05.000007')")
+        assert pond.spark.sql("SELECT * FROM pond.clocks").collect() == [(1, dt.time(12, 30, 5, 7))]
+    finally:
+        pond.spark.conf.unset("spark.sql.timeType.enabled")
 
 
 # ---- functions of the library ----------------------------------------------------------------------------------------
