@@ -5,7 +5,12 @@
 A writer commits payments, several times a second, and writes down each commit that the store has acknowledged. Three
 views in SQL follow them: the large payments, the balances of accounts, and the join of both. Two drivers, each with
 executors of its own (Spark's local-cluster), keep the views under a coordinator. The catalog is in Redis, the files are
-on S3: this process starts both servers, on loopback. Spark runs with speculation and dynamic allocation.
+on S3: this process starts both servers, on loopback. Spark runs with dynamic allocation.
+
+Speculation is turned on too, but does not happen: Spark starts a second attempt on another host alone, and all
+executors are on this one (`tests/spark/test_sink_deaths.py` has two attempts of a task). The steps are short, so many
+kills of executors and Python workers meet no running task: the line of Spark at the end counts the tasks that failed,
+and the last line the epochs that were judged, fewer than the moments if no view has committed between two of them.
 
 Once the views have rows, SIGKILL ends drivers, JVMs of drivers, executors, Python workers and the coordinator. A round
 kills one of each kind, in random order and at random times. The next round begins when all views have taken in what was
@@ -13,6 +18,9 @@ committed before the last kill. A driver or a coordinator that has ended is star
 Again and again the newest epoch at which all three views are valid is tagged, and each view is compared with DuckDB's
 answer over the payments of that epoch, and over those of the writer's ledger. At the end the views take in everything,
 and all tags are read and compared once more.
+
+The first line comes at once, the next when the views have rows, a minute later on a slow machine. It runs on the Spark
+of its interpreter: for the oldest one `scripts/setup_spark.sh 4.0` makes .venv-spark/4.0/bin/python.
 
     --minutes 10    time after which the killing ends, but not before each kind of process was killed
     --seed 7        seed of the kills and of the payments; printed. When exactly a process dies is left to chance
