@@ -100,13 +100,12 @@ def unpack(key: bytes, value: bytes) -> Record:
 def decode(kind: type[Decodable], key: bytes, value: bytes, *, keep: bool = True) -> Decodable:
     """Return the value of a packed record. One that was decoded before from equal bytes is not unpacked again.
 
-    keep: False for a scan of many records, which would evict those that steps and reads decode.
+    keep: False for a scan of many records, which would evict those that steps and reads decode, or count as their use.
     """
+    if not keep:
+        return kind.from_record(dict(unpack(key, value)))
     known = DECODED.get((kind, key, value))
-    if known is not None:
-        return known[0]
-    record = unpack(key, value)
-    return kind.from_record(record if keep else dict(record))
+    return kind.from_record(unpack(key, value)) if known is None else known[0]
 
 
 def checked(make: Callable[[type[T], Record], T]) -> Callable[[type[T], Record], T]:

@@ -99,6 +99,21 @@ def _root(
     handle: Handle, changes: Sequence[TableChange], change: TableChange, tried: Prepared, epoch: int | None
 ) -> Prepared:
     state = handle.catalog.read(lambda view: _read_state(handle, view, change, tried, epoch))
+    try:
+        return _decided_root(handle, changes, change, tried, epoch, state)
+    except FileMissing as error:
+        _require_own(change, error)
+        raise
+
+
+def _decided_root(
+    handle: Handle,
+    changes: Sequence[TableChange],
+    change: TableChange,
+    tried: Prepared,
+    epoch: int | None,
+    state: _State,
+) -> Prepared:
     before = state.before
     if change.base is not None and change.base != before.epoch:
         raise newer_commit(state.table.name, before.epoch, change.base)
@@ -302,14 +317,16 @@ def _output(handle: Handle, output: _Output) -> Prepared:
         if prepared.requirements.images and prepared.segments:
             return _with_pre_images(handle, output.table, prepared, before, [prepared.segments])
     except BaseException as error:
-        change = prepared.change
         remove_new_files(handle, [prepared])
-        if isinstance(error, FileMissing) and error.path in {segment.path for segment in change.segments}:
-            raise SegmentUnknown(
-                f"segment {error.path} of table {change.name!r} is gone; write its rows again"
-            ) from error
+        _require_own(prepared.change, error)
         raise
     return prepared
+
+
+def _require_own(change: TableChange, error: BaseException) -> None:
+    """Raise SegmentUnknown if the error is that a segment of the change is missing: no later plan would have it."""
+    if isinstance(error, FileMissing) and error.path in {segment.path for segment in change.segments}:
+        raise SegmentUnknown(f"segment {error.path} of table {change.name!r} is gone; write its rows again") from error
 
 
 def _without_unchanged(handle: Handle, prepared: Prepared, before: ScanPlan) -> Prepared:

@@ -677,3 +677,16 @@ def test_bits_that_do_not_fit_their_changes_would_show(
     monkeypatch.setattr(change_reader.ChangeReader, "_replaces", replaces)
     with pytest.raises((AssertionError, IndexError)):
         test_old_rows_that_were_looked_up_again_are_searched(store, table, monkeypatch)
+
+
+def test_a_commit_whose_own_segments_are_gone_ends(store: el.Store, table: el.Table) -> None:
+    """No plan would have them: it looked for a newer one for ever."""
+    table.upsert(rows(k1=1.0, k2=1.0))
+    writer = table.writer()
+    writer.upsert(rows(k1=2.0, k3=2.0))
+    segments = writer.seal(store.last_epoch + 1)
+    for segment in segments:
+        store._handle.files.delete(segment.path)
+    with pytest.raises(el.SegmentUnknown, match="is gone; write its rows again"):
+        store.commit({"t": segments})
+    assert table.count() == 2
