@@ -44,12 +44,28 @@ class PlannedQuery:
         self._now_ms: int | None = None
         self._filters: list[Any] = []
         self._scans: WeakValueDictionary[str, Proxy] = WeakValueDictionary()
+        self._read: dict[int, int] = {}
+
+    def read_at(self, table_id: int) -> int | None:
+        """Return the oldest epoch at which the query reads a table, of those that it does not name; None if it does not
+        read it so.
+        """
+        with self._lock:
+            return self._read.get(table_id)
 
     def take(self, table: LoadedTable) -> LoadedTable:
         """Return the table at the epoch at which the query reads it: one choice for each moment that the query names.
 
         Raises TableNotFound, TableNotReadable.
         """
+        taken = self._take(table)
+        if taken.chosen is not None and taken.moment is None:
+            with self._lock:
+                table_id = taken.definition.id
+                self._read[table_id] = min(taken.epoch, self._read.get(table_id, taken.epoch))
+        return taken
+
+    def _take(self, table: LoadedTable) -> LoadedTable:
         chosen = table.chosen
         if chosen is None:
             return table

@@ -21,7 +21,9 @@ from epochlog.spark.versions import from_arrow_kind, java_member
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
 from epochlog.store.commit.change import TableChange
 from epochlog.store.commit.root_commit import refuse_unwritable
+from epochlog.store.metadata.lookups import get_version
 from epochlog.store.session.handle import Handle
+from epochlog.store.types.epoch import show_epoch
 from epochlog.store.types.schema import TableSchema
 
 from .advice import no_partitions, no_replace
@@ -274,6 +276,7 @@ class CatalogTable(Proxy):
     def newWriteBuilder(self, info: Any) -> Any:
         """Return the builder of a write by the sink of `format("epochlog")`, which upserts, or overwrites."""
         self._refuse_past()
+        self._refuse_stale_rows()
         refuse_catalog_options(option_names(info.options()), self._label, WRITE_OF_CATALOG)
         options = self.jvm.map({})
         options.putAll(info.options().asCaseSensitiveMap())
@@ -305,6 +308,25 @@ class CatalogTable(Proxy):
             commit_delete(self._handle, self.jvm.query_session, self._loaded.definition, condition)
         except PySparkException as error:
             raise thrown_by_java(error) from error
+
+    def _refuse_stale_rows(self) -> None:
+        """Raise NotWritable for a query that reads this table before its newest commit: what it writes, made of older
+        rows, would take the place of newer ones. A version that the query names is meant.
+        """
+        definition = self._loaded.definition
+        epoch = self._scanning().read_at(definition.id)
+        if epoch is None:
+            return
+        newest = self._handle.catalog.read(
+            lambda view: get_version(view, definition.id, definition.name).max_committed_epoch
+        )
+        if epoch < newest:
+            raise NotWritable(
+                f"{self._label}: this statement writes the table and reads it at epoch {show_epoch(epoch)}, and its "
+                f"commit at epoch {show_epoch(newest)} is newer: what that commit wrote could be undone. Nothing was "
+                "written. Run it again when the views that read the table have caught up (`epochlog jobs` shows them), "
+                "or by a catalog that reads the newest rows: el.catalog(…, consistency='latest')"
+            )
 
     def _refuse_past(self) -> None:
         """Raise NotWritable for a table of the past: Spark names no privilege when it loads a table to truncate it, or
