@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,14 @@ class PackedEpochs:
         if not isinstance(other, PackedEpochs):
             return NotImplemented
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in PACKED)
+
+    def __post_init__(self) -> None:
+        for name in PACKED:  # the values of records are shared by all that have decoded them
+            getattr(self, name).flags.writeable = False
+
+    def __reduce__(self) -> tuple[Callable[..., PackedEpochs], tuple[bytes, int]]:
+        """Pickle the columns compressed: a plan of a read goes to each of Spark's tasks."""
+        return PackedEpochs.from_bytes, (self.to_bytes(), len(self))
 
     def slice(self, first: int, end: int) -> PackedEpochs:
         return PackedEpochs(*(getattr(self, name)[first:end] for name in PACKED))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -399,6 +400,17 @@ def test_a_pack_s_record_that_does_not_fit_is_corrupt(spoil: str) -> None:
         version.LogEntry.from_record({**record, **wrong})
     with pytest.raises(ValueError, match="commits of a pack"):
         PackedEpochs.from_bytes(packed.to_bytes(), packed_epochs.MOST_PACKED + 1)
+
+
+def test_a_pack_s_commits_are_immutable_and_small_when_pickled() -> None:
+    count = 2000
+    ones = np.ones(count, np.int64)
+    packed = PackedEpochs(np.arange(1, count + 1) * 4_096_000, *[ones * 20, ones * 0] * 3, ones * 1400)
+    data = pickle.dumps(packed)
+    assert pickle.loads(data) == packed and len(data) <= 20 * count
+    assert pickle.loads(pickle.dumps(packed.slice(500, 700))) == packed.slice(500, 700)
+    with pytest.raises(ValueError, match="read-only"):
+        packed.rows[0] = 1
 
 
 # planted errors
