@@ -236,7 +236,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._handle().catalog.read(make_plan)
 
     def _lease(self, begin: Offset, until: int) -> tuple[str, int]:
-        """Hold what a batch reads; return the holder, and the epoch after which the batch reads the log."""
+        """Hold the files that a batch reads, and its rows; return the holder, and the epoch after which it reads a log.
+
+        The log is not held: Spark may end its reader without notice, and a truncation would wait for the lease's end.
+        """
         handle, read = self._handle(), self._read
         holder = handle.new_holder("stream")
 
@@ -246,7 +249,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             after = until if rows else self._require_log(tx, table, begin.epoch)
             looks_up = read.pre_images and not table.stores_images_after(after)
             held = after if rows or (looks_up and get_version(tx, table.id, table.name).keeps(after)) else None
-            return after, put_holds(tx, [Hold(holder, table.id, after, held, now_ms, now_ms + LEASE_MS)])
+            return after, put_holds(tx, [Hold(holder, table.id, None, held, now_ms, now_ms + LEASE_MS)])
 
         after, keys = handle.pin(hold)
         handle.leases.keep(holder, keys)
