@@ -368,7 +368,7 @@ def log_facts(view: ReadTxn, table: TableDef, version: TableVersion) -> Facts:
     first = last = entries = segments = rows = deletes = in_l0 = 0
     for entry in scan_entries(view, table.id):
         entries, last = entries + entry.commits, entry.epoch
-        first = first or (entry.epoch if entry.packed is None else int(entry.packed.epochs[0]))
+        first = first or entry.first
         segments += len(entry.segments)
         rows += sum(segment.rows for segment in entry.segments)
         deletes += sum(segment.deletes for segment in entry.segments)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from epochlog.errors import EpochExpired, SnapshotExpired, TableDropped
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog import log_reader
-from epochlog.store.changelog.epoch_batches import epoch_batches
+from epochlog.store.changelog.epoch_batches import epoch_batches, past_rows
 from epochlog.store.changelog.log_plan import Columns, LogPlan, plan_backfill, schema_changed
 from epochlog.store.changelog.log_reader import LogHold, Meter, plan_unread, read_batches, read_slices
 from epochlog.store.metadata.commit_log import nth_logged
@@ -158,7 +158,7 @@ class TableFeed:
         """
         if self._together and not plan.backfill:
             batches = read_batches(self._handle, plan, self._columns, meter=self._meter)
-            return epoch_batches(_past(batches, skip), log_reader.SLICE_ROWS, TOGETHER_BYTES)
+            return epoch_batches(past_rows(batches, skip), log_reader.SLICE_ROWS, TOGETHER_BYTES)
         slices = read_slices(self._handle, plan, self._columns, meter=self._meter)
         return _with_ends(slices, skip)
 
@@ -207,13 +207,6 @@ def find_subscribed_table(view: ReadTxn, name: str, table_id: int | None) -> Tab
 def _round_end(view: ReadTxn, table: TableDef, after: int, newest: int) -> int:
     """Return the epoch of the ROUND_ENTRIES-th commit past `after`; `newest` if there are fewer commits."""
     return nth_logged(view, table.id, after, newest, ROUND_ENTRIES)
-
-
-def _past(batches: Iterator[pa.RecordBatch], skip: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows past the first `skip`."""
-    for batch in batches:
-        yield batch.slice(min(skip, batch.num_rows))
-        skip = max(0, skip - batch.num_rows)
 
 
 def _with_ends(slices: Iterator[tuple[int, pa.RecordBatch]], skip: int) -> Iterator[tuple[int, pa.RecordBatch, bool]]:

@@ -114,9 +114,7 @@ class ChangeReader:
         unit = _Unit(0, len(self.groups), self.options.key_range, 0)
         touches = self._touches(unit, self.options.column_names(self.table))
         assert touches is not None
-        if not self.images:
-            return touches, None
-        return touches, self._stored_images(unit, touches) if self.stored else self._look_up_images(unit, touches)
+        return touches, self._old_rows(unit, touches) if self.images else None
 
     def _units(self, limit: int) -> Iterator[_Unit]:
         """Yield units of at most `limit` rows, of whole epochs; cut epochs above SPLIT_ROWS by key ranges."""
@@ -162,7 +160,7 @@ class ChangeReader:
             return None
         if not self.images:
             return cheap_rows(touches, columns, by_key(touches).newest if net else None)
-        old = self._stored_images(unit, touches) if self.stored else self._look_up_images(unit, touches)
+        old = self._old_rows(unit, touches)
         key, first, last = self.table.primary_key, old.places, np.arange(len(touches))
         if net:
             order = by_key(touches)
@@ -185,6 +183,9 @@ class ChangeReader:
             return None
         scanned = scan_segments(self.files, self.table, log_files, names, unit.keys, threads=unit.alone)
         return scanned if len(scanned.keys) else None
+
+    def _old_rows(self, unit: _Unit, touches: Touches) -> OldRows:
+        return self._stored_images(unit, touches) if self.stored else self._look_up_images(unit, touches)
 
     def _stored_images(self, unit: _Unit, touches: Touches) -> OldRows:
         files = [image_files(group) for group in self._groups(unit)]

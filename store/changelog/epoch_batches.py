@@ -39,6 +39,14 @@ def epoch_batches(
         yield int(epochs[-1]), data, True
 
 
+def past_rows(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the batches without the first `rows` rows."""
+    for batch in batches:
+        if rows < batch.num_rows:
+            yield batch.slice(rows)
+        rows = max(rows - batch.num_rows, 0)
+
+
 def _before(batch: pa.RecordBatch, epochs: np.ndarray, following: int) -> Iterator[tuple[int, pa.RecordBatch, bool]]:
     """Yield a batch that rows of the epoch `following` follow: without these, if they continue its last epoch, and then
     the part of that epoch.

@@ -16,6 +16,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.arrays import to_numpy
 
 from .change_rows import COMMIT_VERSION
+from .epoch_batches import past_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,6 @@ def read_replanned(
             return
         except SnapshotExpired as stale:
             try:
-                batches = _without(plan_from(returned.epoch), returned.rows)
+                batches = past_rows(plan_from(returned.epoch), returned.rows)
             except EpochlogError as refused:
                 raise stale from refused
-
-
-def _without(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the batches without the first `rows` rows."""
-    for batch in batches:
-        if rows < batch.num_rows:
-            yield batch.slice(rows)
-        rows = max(rows - batch.num_rows, 0)

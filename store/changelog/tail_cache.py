@@ -68,5 +68,5 @@ def _decode_epoch(plan: LogPlan, files: Files, columns: Sequence[str] | None) ->
 
 def _name(files: Files, group: LabelGroup, columns: Sequence[str] | None) -> tuple[object, ...]:
     """Return the cache key of a log epoch's changes: its files with their sizes and checksums, and the columns."""
-    parts = ((part.path, part.bytes, part.crc32, part.first_row, part.rows) for part in group.segments)
+    parts = (segment.content for segment in group.segments)
     return (files.place, group.label, None if columns is None else tuple(columns), *parts)

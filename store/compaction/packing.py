@@ -22,7 +22,7 @@ from epochlog.store.env.failpoints import hit
 from epochlog.store.env.log_events import LOG_PACKED
 from epochlog.store.env.metrics import PACKED_COMMITS, PACKS
 from epochlog.store.env.paths import SEGMENT_ENDING, file_name
-from epochlog.store.metadata.commit_log import LogRecord, delete_entry, log_records, log_records_before, put_entry
+from epochlog.store.metadata.commit_log import LogRecord, delete_entry, log_records, put_entry
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
@@ -118,7 +118,7 @@ def _next_task(view: ReadTxn, table: TableDef, packed_through: dict[int, int]) -
 def _merged_packs(view: ReadTxn, table: TableDef, version: TableVersion, through: int) -> PackTask | None:
     """Choose the newest MERGED packs of commits, if they are neighbours and fit into one pack."""
     packs: list[LogRecord] = []
-    for record in log_records_before(view, table.id, through):
+    for record in log_records(view, table.id, -1, through, reverse=True):
         if record.entry.packed is None or record.entry.commits > MOST_COMMITS or record.entry.epoch < version.log_start:
             break
         packs.append(record)
@@ -145,7 +145,7 @@ def _runs(table: TableDef, records: Iterable[LogRecord], most: int) -> Iterator[
             or commits + entry.commits > most
             or size + entry_bytes > MOST_BYTES
             or rows + entry_rows > MOST_ROWS
-            or to_unix_ms(entry.epoch) - to_unix_ms(_first(run[0].entry)) > span_ms
+            or to_unix_ms(entry.epoch) - to_unix_ms(run[0].entry.first) > span_ms
         ))  # fmt: skip
         if begins and run:
             yield PackTask(tuple(run), kind), True
@@ -175,10 +175,6 @@ def _kind(table: TableDef, entry: LogEntry) -> _Kind | None:
     return None
 
 
-def _first(entry: LogEntry) -> int:
-    return entry.epoch if entry.packed is None else int(entry.packed.epochs[0])
-
-
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -202,7 +198,7 @@ def _pack(handle: Handle, table: TableDef, task: PackTask) -> bool:
 
 
 def _write(handle: Handle, table: TableDef, task: PackTask, written: list[Segment]) -> LogEntry:
-    epochs = np.concatenate([_epochs(entry) for entry in task.entries])
+    epochs = np.concatenate([entry.epochs for entry in task.entries])
     changes, images = np.zeros(len(epochs), np.int64), np.zeros(len(epochs), np.int64)
     deletes = changes.copy()
     files: list[tuple[Segment, ...]] = [(), ()]
@@ -245,10 +241,6 @@ def _write_file(
     order = sort_indices(rows.keys)
     least, greatest = rows.keys[int(order[0])].as_py(), rows.keys[int(order[-1])].as_py()
     return replace(segment, key_min=least, key_max=greatest, blocks=(least,))
-
-
-def _epochs(entry: LogEntry) -> np.ndarray:
-    return np.array([entry.epoch]) if entry.packed is None else entry.packed.epochs
 
 
 def _committed(entry: LogEntry) -> np.ndarray:

@@ -72,7 +72,7 @@ class _GrowingInts:
 
 
 class _KnownCommits:
-    """All commits of a table in (begin, last]."""
+    """Commits of a table in (begin, last], all of them."""
 
     def __init__(self, begin: int) -> None:
         self.begin = begin

@@ -70,15 +70,9 @@ class LogRecord(NamedTuple):
     entry: LogEntry
 
 
-def log_records(view: ReadTxn, table_id: int, after: int, until: int) -> Iterator[LogRecord]:
-    """Yield the records of `whole_entries`."""
-    for key, value in view.scan_packed(log_key(table_id, after + 1), log_key(table_id, until + 1)):
-        yield LogRecord(key, value, decode(LogEntry, key, value, keep=False))
-
-
-def log_records_before(view: ReadTxn, table_id: int, until: int) -> Iterator[LogRecord]:
-    """Yield the records of the log whose last commit is at or below `until`, newest first."""
-    for key, value in view.scan_packed(log_key(table_id, 0), log_key(table_id, until + 1), reverse=True):
+def log_records(view: ReadTxn, table_id: int, after: int, until: int, *, reverse: bool = False) -> Iterator[LogRecord]:
+    """Yield the records whose last commit is in (after, until], oldest or (reverse) newest first."""
+    for key, value in view.scan_packed(log_key(table_id, after + 1), log_key(table_id, until + 1), reverse=reverse):
         yield LogRecord(key, value, decode(LogEntry, key, value, keep=False))
 
 

@@ -102,6 +102,16 @@ class LogEntry:
         return self.groups[0].packed if self.groups else None
 
     @property
+    def epochs(self) -> np.ndarray:
+        """Return the epochs of its commits, int64, rising."""
+        return np.array([self.epoch]) if self.packed is None else self.packed.epochs
+
+    @property
+    def first(self) -> int:
+        """Return the epoch of its first commit."""
+        return self.epoch if self.packed is None else int(self.packed.epochs[0])
+
+    @property
     def commits(self) -> int:
         """Return the number of commits."""
         return 1 if self.packed is None else len(self.packed)

@@ -150,7 +150,7 @@ class PointReader:
         (segment,) = level
         if len(segment.blocks) * SIEVED_NEEDLES > needles:
             return None
-        name = self.files.place, *_content(segment), signature(self.table, ())
+        name = self.files.place, *segment.content, signature(self.table, ())
         sieve = _sieves.get(name)
         if sieve is None:
             columns = self.columns if len(self.columns) <= DIRECT_COLUMNS else ()
@@ -205,7 +205,7 @@ class PointReader:
     ) -> dict[int, Rows]:
         """Return the rows of these blocks, decoded now or earlier."""
         # the verified content, and the columns that it was decoded for
-        name = self.files.place, *_content(file), signature(self.table, columns), wide
+        name = self.files.place, *file.content, signature(self.table, columns), wide
         rows = {block: cached for block in blocks if (cached := _blocks.get((*name, block, columns))) is not None}
         missing = [block for block in blocks if block not in rows]
         for block, decoded in zip(missing, self._read(file, missing, columns, wide) if missing else (), strict=True):
@@ -221,12 +221,6 @@ class PointReader:
         if isinstance(file, Segment):
             return SegmentReader(self.files, file, self.table, self.codec).read_blocks(columns, blocks)
         return read_blocks(self.files, file, self.table, self.codec, columns, blocks)
-
-
-def _content(file: Segment | RunFile) -> tuple[str | int, ...]:
-    """Return what identifies the rows of a file, or of a part of a pack."""
-    part = (file.first_row, file.rows) if isinstance(file, Segment) else ()
-    return file.path, file.bytes, file.crc32, *part
 
 
 def _position(keys: pa.Array, key: Key) -> int | None:

@@ -19,7 +19,7 @@ from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.env.memory import available_bytes
 from epochlog.store.sst.file_columns import signature
 from epochlog.store.sst.segment import Segment
-from epochlog.store.sst.sorted_run import RunFile, SortedRun
+from epochlog.store.sst.sorted_run import SortedRun
 from epochlog.store.types.schema import TableSchema
 
 LIMIT_BYTES = 256 << 20
@@ -96,19 +96,14 @@ def result_key(
     has_files = any(run.files for run in rows)
     if not has_files and not segments:
         return None
-    first = None if has_files else _id_of(segments[0])
+    first = None if has_files else segments[0].content
     spare = any(run.past_epoch(epoch) not in (None, run.at) for run in runs)
     return ResultKey(place, table.name, rows, first, signature(table, table.schema.names), spare)
 
 
 def _rows_of(run: SortedRun, epoch: int) -> RunRows:
     """Return the identity of a run's rows that a read at the epoch sees."""
-    return RunRows(run.past_epoch(epoch), tuple(map(_id_of, run.files_at(epoch))))
-
-
-def _id_of(file: RunFile | Segment) -> FileId:
-    part = (file.first_row, file.rows) if isinstance(file, Segment) else ()
-    return file.path, file.bytes, file.crc32, *part
+    return RunRows(run.past_epoch(epoch), tuple(file.content for file in run.files_at(epoch)))
 
 
 def find_result(key: ResultKey, segments: Sequence[Segment], names: Sequence[str]) -> Result | None:

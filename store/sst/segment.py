@@ -103,6 +103,11 @@ class Segment:
         """Return the dropped columns that the file keeps: none, for it was written in one version."""
         return ()
 
+    @property
+    def content(self) -> tuple[str | int, ...]:
+        """Return what identifies the rows, also those of a part of a pack, in keys of caches."""
+        return self.path, self.bytes, self.crc32, self.first_row, self.rows
+
     def labelled(self, label: int | None) -> Segment:
         return replace(self, label=label)
 

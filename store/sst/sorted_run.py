@@ -95,6 +95,11 @@ class RunFile:
     dropped: tuple[int, ...] = ()
     """Field ids of columns that this version has no more."""
 
+    @property
+    def content(self) -> tuple[str | int, ...]:
+        """Return what identifies the rows, in keys of caches."""
+        return self.path, self.bytes, self.crc32
+
     def seen_at(self, epoch: int) -> bool:
         """Return True if a read of a history file at the epoch may find a row in it."""
         return self.since <= epoch < self.until
@@ -329,7 +334,7 @@ def _footer(files: Files, part: RunFile, data: pa.Buffer) -> Footer:
     """Return the footer of a verified file, from a cache: parsing it takes as long as decoding several row groups."""
     import pyarrow.parquet as pq
 
-    name = files.place, part.path, part.bytes, part.crc32
+    name = files.place, *part.content
     footer = _footers.get(name)
     if footer is None:
         schema = (file := pq.ParquetFile(pa.BufferReader(data))).schema_arrow

@@ -138,7 +138,7 @@ def alone(kind: type[Request], *arguments: Any, together: bool) -> Request:
 def test_a_reader_that_does_not_say_so_gets_each_epoch_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an earlier client."""
+    """Subscribe as an earlier client does."""
     monkeypatch.setattr("epochlog.exchange.client.Request", partial(alone, Request))
     sent = sent_marks(monkeypatch)
     with served(tmp_path) as (_, table, serving):
@@ -149,7 +149,7 @@ def test_a_reader_that_does_not_say_so_gets_each_epoch_by_itself(
 
 
 def test_a_server_that_does_not_know_of_it_is_asked_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an earlier server, which refuses a field that it does not know."""
+    """Refuse a field that it does not know, as an earlier server does."""
     known = {name: check for name, check in checks_of(Request).items() if name != "together"}
     plainly = message_fields.checks_of
     monkeypatch.setattr(message_fields, "checks_of", lambda kind: known if kind is Request else plainly(kind))

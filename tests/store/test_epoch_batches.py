@@ -100,6 +100,6 @@ def test_a_planted_error_of_the_cuts_is_found(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     plant(monkeypatch)
-    with pytest.raises(AssertionError):  # noqa: PT012
+    with pytest.raises(AssertionError):  # noqa: PT012  # the first of these that finds it
         test_an_epoch_that_goes_on_in_the_next_batch_is_cut_off()
         test_small_epochs_are_together_however_the_batches_are_cut()

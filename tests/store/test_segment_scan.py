@@ -167,7 +167,10 @@ def _deletes_are_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def _columns_by_place(patch: pytest.MonkeyPatch) -> None:
     """The first columns of a file are read, whatever their names."""
-    options = lambda schema, physical: pa.ipc.IpcReadOptions(included_fields=list(range(len(physical))))  # noqa: E731
+
+    def options(_: pa.Schema, physical: set[str]) -> pa.ipc.IpcReadOptions:
+        return pa.ipc.IpcReadOptions(included_fields=list(range(len(physical))))
+
     patch.setattr(segment_scan, "_options_of", options)
 
 
