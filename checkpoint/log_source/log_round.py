@@ -64,8 +64,8 @@ def cut_round(barriers: Sequence[Barrier], plans: Sequence[LogPlan], changes: Se
     divided = list[tuple[LogPlan, Ints, Ints]]()
     for plan, commits in zip(plans, changes, strict=True):
         changed = [group.changes for group in plan.groups]
-        ends = ints(() if plan.altered is None else (plan.altered,))
-        epochs = np.concatenate([*(labels for labels, _ in changed), ends])
+        altered = ints(() if plan.altered is None else (plan.altered,))
+        epochs = np.concatenate([*(labels for labels, _ in changed), altered])
         place = boundaries.searchsorted(commits[commits.searchsorted(epochs)])
         sizes = np.concatenate([ints(()), *(counts for _, counts in changed)])
         np.add.at(rows, place[: len(sizes)], sizes)

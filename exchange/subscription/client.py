@@ -370,10 +370,12 @@ def _items(mark: Mark, rows: pa.RecordBatch | None) -> list[_Item]:
     """Return the items of a message, each of one epoch. The last one counts all bytes of the message."""
     if rows is None or mark.kind == "passed":
         return [_Item(None, mark.epoch, mark.last, mark.size)]
-    rows = batch_in_common_zones(rows)
+    batch = batch_in_common_zones(rows)
     if mark.kind == "rows":
-        return [_Item(rows, mark.epoch, mark.last, mark.size)]
-    *earlier, (newest, data) = each_epoch(rows)
+        return [_Item(batch, mark.epoch, mark.last, mark.size)]
+    if not batch.num_rows:
+        raise BadMessage("a mark of several epochs comes without rows")
+    *earlier, (newest, data) = each_epoch(batch)
     if newest != mark.epoch:
         raise BadMessage(f"rows through epoch {show_epoch(newest)} have a mark of epoch {show_epoch(mark.epoch)}")
     return [*(_Item(part, epoch, True, 0) for epoch, part in earlier), _Item(data, newest, True, mark.size)]

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
+from epochlog.errors import BadMessage
 from epochlog.exchange.subscription import client, table_feed
-from epochlog.exchange.subscription.messages import Request
+from epochlog.exchange.subscription.messages import Mark, Request
 from epochlog.exchange.subscription.server import SubscriptionLimits, _Subscription
 from epochlog.exchange.transport import message_fields
 from epochlog.exchange.transport.admission import AdmissionController, AdmissionLimits
@@ -146,6 +147,13 @@ def test_a_reader_that_does_not_say_so_gets_each_epoch_by_itself(
         with serving.subscribe(after=0) as sub:
             assert [next(sub)["_commit_version"][0].as_py() for _ in epochs] == epochs
         assert sent == [("rows", 1)] * 5
+
+
+@pytest.mark.parametrize(("epochs", "mark"), [([], 7), ([5, 6], 7), ([5, 7, 8], 7)])
+def test_rows_that_do_not_fit_their_mark_are_a_bad_message(epochs: list[int], mark: int) -> None:
+    rows_of = pa.record_batch({"_commit_version": pa.array(epochs, pa.int64())})
+    with pytest.raises(BadMessage):
+        client._items(Mark("epochs", "changes", 0, mark, last=True, size=9), rows_of)
 
 
 def test_a_server_that_does_not_know_of_it_is_asked_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
