@@ -13,9 +13,10 @@ from typing import TypeGuard
 import numpy as np
 import pyarrow as pa
 
+from epochlog.errors import Corrupt
 from epochlog.store.env.files import Files
 from epochlog.store.env.parallel import parallel_map
-from epochlog.store.metadata.version import LabelGroup
+from epochlog.store.metadata.version import LabelGroup, describe_group
 from epochlog.store.scan.key_ranges import cost, key_splits
 from epochlog.store.scan.pruning import key_prunes
 from epochlog.store.scan.scan_plan import ScanPlan
@@ -181,8 +182,18 @@ class ChangeReader:
         log_files = [file for some in files for file in some]
         if not log_files:
             return None
-        scanned = scan_segments(self.files, self.table, log_files, names, unit.keys, threads=unit.alone)
+        try:
+            scanned = scan_segments(self.files, self.table, log_files, names, unit.keys, threads=unit.alone)
+        except Corrupt as error:
+            raise self._located(unit, error) from error
         return scanned if len(scanned.keys) else None
+
+    def _located(self, unit: _Unit, error: Corrupt) -> Corrupt:
+        """Return the error of a damaged file, with the changes that the file has."""
+        for group in self._groups(unit):
+            if any(file.path == error.path for file in (*group.segments, *group.images)):
+                return Corrupt(error.path, f"{error.what}; it has {describe_group(group)}")
+        return error
 
     def _old_rows(self, unit: _Unit, touches: Touches) -> OldRows:
         return self._stored_images(unit, touches) if self.stored else self._look_up_images(unit, touches)

@@ -229,7 +229,7 @@ def plan_changes(
         if not by_commit and group.label <= after
         for segment in group.segments
     ]
-    stored = all(stores_images(table, group) for group in groups) if groups else table.changelog == "full"
+    stored = _are_images_stored(table, groups)
     if stored or not pre_images:
         before = None
     elif after == 0:  # before its first entry a table is empty, also when retention has removed history
@@ -238,6 +238,12 @@ def plan_changes(
         read = files or read_files(view, table, after)
         before = read.plan(table, after, schema).extended(earlier) if version.keeps(after) else None
     return LogPlan(schema, before, tuple(groups), stored=stored, altered=altered)
+
+
+def _are_images_stored(table: TableDef, groups: Sequence[LabelGroup]) -> bool:
+    """Return True if all groups with rows store pre-images. Commits without rows lie in packs of both kinds."""
+    changing = [group for group in groups if group.segments]
+    return all(stores_images(table, group) for group in changing) if changing else table.changelog == "full"
 
 
 def _columns_of(

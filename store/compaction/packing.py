@@ -1,35 +1,38 @@
 """Packing of a table's log: one file in place of the files of many small commits.
 
 A pack has the changes of neighbouring commits of one version of the columns. Commits are packed once they are compacted
-into the runs, so that only reads of the log open their files. MOST_COMMITS commits make a pack, and MERGED packs a
-larger one, so each row is written at most twice more. A commit of more than SMALL_COMMIT bytes stays as it is.
+into the runs, so that only reads of the log open their files. MOST_COMMITS commits make a pack, and up to MERGED packs
+a larger one, so each row is written at most twice more. A commit of more than SMALL_COMMIT bytes stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
+from epochlog.errors import Corrupt
 from epochlog.store.catalog.keys import head_key, table_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_reader import ChangeReader
 from epochlog.store.changelog.log_plan import stores_images
 from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.failpoints import hit
-from epochlog.store.env.log_events import LOG_PACKED
+from epochlog.store.env.log_events import LOG_NOT_PACKED, LOG_PACKED
 from epochlog.store.env.metrics import PACKED_COMMITS, PACKS
 from epochlog.store.env.paths import SEGMENT_ENDING, file_name
-from epochlog.store.metadata.commit_log import LogRecord, delete_entry, log_records, put_entry
+from epochlog.store.metadata.commit_columns import MOST_PACKED
+from epochlog.store.metadata.commit_log import LogRecord, delete_entry, log_records, newest_pack, put_entry
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
-from epochlog.store.metadata.packed_epochs import MOST_PACKED, PackedEpochs
+from epochlog.store.metadata.packed_epochs import PackedEpochs
 from epochlog.store.metadata.unreachable_files import mark_unreachable
 from epochlog.store.metadata.version import LabelGroup, LogEntry, TableVersion, apply_packing
 from epochlog.store.session.handle import Handle
+from epochlog.store.session.packed_through import PackedThrough
 from epochlog.store.session.write_intents import find_revoked_intent
 from epochlog.store.sst.file_columns import file_schema
 from epochlog.store.sst.merge import Rows
@@ -43,7 +46,7 @@ from epochlog.store.types.schema import TableSchema
 LEAST_COMMITS, MOST_COMMITS = 16, 64
 """Commits of a pack of commits."""
 MERGED = 32
-"""Packs of commits that one pack replaces."""
+"""Packs of commits that one pack replaces, if they fit into it; else fewer."""
 SMALL_COMMIT = 256 << 10
 """Bytes of the files of a commit from which on it is not packed."""
 MOST_BYTES, MOST_ROWS = 4 << 20, 1 << 18
@@ -66,9 +69,13 @@ class _Kind:
 class PackTask:
     """Records of the log that a pack replaces."""
 
+    table: TableDef
+    """As it was when the records were read."""
     records: tuple[LogRecord, ...]
     kind: _Kind | None
     """None: no commit has rows."""
+    newer_packs: int | None = None
+    """Number of the packs of single commits that follow, if the pack replaces packs."""
 
     @property
     def entries(self) -> list[LogEntry]:
@@ -76,14 +83,14 @@ class PackTask:
 
 
 def pack_log(handle: Handle, table: TableDef) -> int:
-    """Pack a table's log for about PASS_S; return the number of packs that it made. Raises TableDropped, Corrupt and
-    WriteFailed.
+    """Pack a table's log for about PASS_S; return the number of packs that it made. Commits with a damaged file stay
+    single. Raises TableDropped, WriteFailed, and Corrupt for a damaged record.
     """
     began_s, count, more = monotonic_s(), 0, True
     while more and (not count or monotonic_s() - began_s < PASS_S):
-        task = handle.catalog.read(lambda view: _next_task(view, table, handle.packed_through))
+        task = handle.catalog.read(lambda view: _next_task(view, table, handle.packed_logs))
         more = task is not None
-        if task is not None and _pack(handle, table, task):
+        if task is not None and _pack_intact(handle, task):
             count += 1
             handle.recorder.add(PACKS, table.name)
             handle.recorder.add(PACKED_COMMITS, table.name, by=sum(entry.commits for entry in task.entries))
@@ -95,15 +102,17 @@ def pack_log(handle: Handle, table: TableDef) -> int:
 # ---- choice ----------------------------------------------------------------------------------------------------------
 
 
-def _next_task(view: ReadTxn, table: TableDef, packed_through: dict[int, int]) -> PackTask | None:
-    """Choose the records of the next pack; None if there are none. packed_through: by table, the epoch through which
-    commits are packed or stay as they are; it moves.
-    """
+def _next_task(view: ReadTxn, table: TableDef, packed: dict[int, PackedThrough]) -> PackTask | None:
+    """Choose the records of the next pack; None if there are none. packed: by table, how far it is; it moves."""
     table, version = get_table(view, table.id, table.name), get_version(view, table.id, table.name)
-    merged = _merged_packs(view, table, version, packed_through.get(table.id, 0))
-    if merged is not None:
-        return merged
-    start = max(packed_through.get(table.id, 0), version.log_start - 1)
+    progress = packed.get(table.id) or PackedThrough(newest_pack(view, table.id))
+    if progress.unmerged is None or progress.unmerged >= MERGED:
+        packs = _newest_packs(view, table, version, progress.epoch)
+        merged = _merged_packs(table, packs) if len(packs) == MERGED else None
+        if merged is not None:
+            return merged
+        progress = packed[table.id] = replace(progress, unmerged=min(len(packs), MERGED - 1))
+    start = max(progress.epoch, version.log_start - 1)
     end = min(version.compacted_epoch, version.max_committed_epoch - 1)
     records = log_records(view, table.id, start, end)
     for task, is_whole in _runs(table, records, MOST_COMMITS):
@@ -111,20 +120,27 @@ def _next_task(view: ReadTxn, table: TableDef, packed_through: dict[int, int]) -
         if commits >= (LEAST_COMMITS if is_whole else MOST_COMMITS):
             return task
         if is_whole:
-            packed_through[table.id] = task.records[-1].entry.epoch
+            packed[table.id] = replace(progress, epoch=task.records[-1].entry.epoch)
     return None
 
 
-def _merged_packs(view: ReadTxn, table: TableDef, version: TableVersion, through: int) -> PackTask | None:
-    """Choose the newest MERGED packs of commits, if they are neighbours and fit into one pack."""
+def _newest_packs(view: ReadTxn, table: TableDef, version: TableVersion, through: int) -> list[LogRecord]:
+    """Return the newest neighbouring packs of single commits, at most MERGED, oldest first."""
     packs: list[LogRecord] = []
-    for record in log_records(view, table.id, -1, through, reverse=True):
-        if record.entry.packed is None or record.entry.commits > MOST_COMMITS or record.entry.epoch < version.log_start:
+    for record in log_records(view, table.id, version.log_start - 1, through, reverse=True):
+        if record.entry.packed is None or record.entry.commits > MOST_COMMITS or len(packs) == MERGED:
             break
         packs.append(record)
-        if len(packs) == MERGED:
-            (task, _), *others = _runs(table, packs[::-1], MOST_PACKED)
-            return None if others else task
+    return packs[::-1]
+
+
+def _merged_packs(table: TableDef, packs: Sequence[LogRecord]) -> PackTask | None:
+    """Choose the oldest of these packs that fit into one pack, and make it larger than one of single commits."""
+    newer = len(packs)
+    for task, _ in _runs(table, packs, MOST_PACKED):
+        newer -= len(task.records)
+        if sum(record.entry.commits for record in task.records) > MOST_COMMITS:
+            return replace(task, newer_packs=newer)
     return None
 
 
@@ -148,13 +164,13 @@ def _runs(table: TableDef, records: Iterable[LogRecord], most: int) -> Iterator[
             or to_unix_ms(entry.epoch) - to_unix_ms(run[0].entry.first) > span_ms
         ))  # fmt: skip
         if begins and run:
-            yield PackTask(tuple(run), kind), True
+            yield PackTask(table, tuple(run), kind), True
             run, kind, size, rows, commits = [], None, 0, 0, 0
         if fits:
             run.append(record)
             kind, size, rows, commits = kind or own, size + entry_bytes, rows + entry_rows, commits + entry.commits
     if run:
-        yield PackTask(tuple(run), kind), commits >= most
+        yield PackTask(table, tuple(run), kind), commits >= most
 
 
 def _is_small(entry: LogEntry) -> bool:
@@ -178,22 +194,37 @@ def _kind(table: TableDef, entry: LogEntry) -> _Kind | None:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _pack(handle: Handle, table: TableDef, task: PackTask) -> bool:
+def _pack_intact(handle: Handle, task: PackTask) -> bool:
+    """Pack the records of a task, unless a file of them is damaged: then they stay as they are, and so does what else
+    maintenance does with the table. Return True for a pack that has landed.
+    """
+    try:
+        return _pack(handle, task)
+    except Corrupt as error:
+        first, last = task.records[0].entry.first, task.records[-1].entry.epoch
+        handle.log(LOG_NOT_PACKED, table=task.table.name, first=first, last=last, error=error)
+        progress = handle.packed_logs.get(task.table.id, PackedThrough())
+        handle.packed_logs[task.table.id] = progress.past(last, task.newer_packs)
+        return False
+
+
+def _pack(handle: Handle, task: PackTask) -> bool:
     """Write the files of a pack, and put it in place of its records. Return False if these have changed meanwhile."""
-    written: list[Segment] = []
+    table, written = task.table, list[Segment]()
     try:
         pack = _write(handle, table, task, written)
         hit("pack:written")
-        landed = handle.catalog.transact(lambda tx: _land(handle, tx, table, task, pack))
+        landed = handle.catalog.transact(lambda tx: _land(handle, tx, task, pack))
     except BaseException:
         remove_segments(handle.files, written)
         raise
     if not landed:
         remove_segments(handle.files, written)
-        handle.packed_through.pop(table.id, None)
+        handle.packed_logs.pop(table.id, None)
         return False
     hit("pack:landed")
-    handle.packed_through[table.id] = pack.epoch
+    progress = handle.packed_logs.get(table.id, PackedThrough())
+    handle.packed_logs[table.id] = progress.with_pack(pack.epoch, task.newer_packs)
     return True
 
 
@@ -253,9 +284,9 @@ def _committed(entry: LogEntry) -> np.ndarray:
     return np.array(counts, np.int64)[:, None]
 
 
-def _land(handle: Handle, tx: Txn, table: TableDef, task: PackTask, pack: LogEntry) -> bool:
+def _land(handle: Handle, tx: Txn, task: PackTask, pack: LogEntry) -> bool:
     """Replace the records by the pack, if they are as they were read. Part of a transaction."""
-    table = get_table(tx, table.id, table.name)
+    table = get_table(tx, task.table.id, task.table.name)
     if any(tx.get_packed(record.key) != record.value for record in task.records):
         return False
     if find_revoked_intent(tx, [file.path for file in pack.files]) is not None:

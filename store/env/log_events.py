@@ -49,6 +49,13 @@ LOG_PACKED = LogEvent(
     "store table packs took_ms",
     "One file has replaced those of many small commits in the table's log, so many times.",
 )
+LOG_NOT_PACKED = LogEvent(
+    "log_not_packed",
+    "compaction",
+    WARNING,
+    "store table first last error",
+    "The commits between two epochs stay single in the table's log, since a file of them is damaged.",
+)
 WRITE_STALL = LogEvent(
     "write_stall",
     "compaction",

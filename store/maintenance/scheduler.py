@@ -20,6 +20,7 @@ from epochlog.store.backup.incremental import ship
 from epochlog.store.catalog.keys import TROUBLE_PREFIX, table_key, trouble_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.commit.expiry import expire_rows
+from epochlog.store.compaction.chapters import write_chapters
 from epochlog.store.compaction.executor import compact_table
 from epochlog.store.compaction.packing import pack_log
 from epochlog.store.compaction.task_record import CompactionOutcome
@@ -139,8 +140,9 @@ class Maintenance:
         def work() -> CompactionOutcome:
             apply_retention(self._handle, table)
             outcome = compact_table(self._handle, table, budget=SLICE, by="maintenance")
-            pack_log(self._handle, table)
             self._expire(table)
+            pack_log(self._handle, table)
+            write_chapters(self._handle, table)
             return outcome
 
         try:

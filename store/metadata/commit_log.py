@@ -7,7 +7,8 @@ epochs of commits, unless a function says that it compares log epochs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_values
 from epochlog.store.catalog.records import decode
 from epochlog.store.types.epoch import MAX_EPOCH
 
+from .chapter import Chapter, is_chapter
 from .version import Commit, LogEntry, has_changed
 
 KEPT_ENTRIES = 64
@@ -125,6 +127,11 @@ def nth_logged(view: ReadTxn, table_id: int, after: int, until: int, number: int
     return until
 
 
+def newest_pack(view: ReadTxn, table_id: int) -> int:
+    """Return the epoch of the last commit of the newest pack; -1 without one. Decode no record."""
+    return _newest(view, table_prefix(LOG_PREFIX, table_id), is_pack)
+
+
 def put_entry(tx: Txn, table_id: int, entry: LogEntry) -> None:
     tx.put(log_key(table_id, entry.epoch), entry.to_record())
 
@@ -148,48 +155,143 @@ def entry_of_record(key: bytes, value: bytes) -> LogEntry | None:
 
 def commit_at(view: ReadTxn, table_id: int, epoch: int) -> Commit | None:
     """Return the commit of a table at an epoch; None if there was none, or it is forgotten."""
-    key = hist_key(table_id, epoch)
-    value = view.get_packed(key)
-    return None if value is None else decode(Commit, key, value)
+    for key, value in _records_with(view, table_id, epoch - 1, epoch):
+        if not is_chapter(value):
+            return decode(Commit, key, value)
+        chapter = decode(Chapter, key, value)
+        return next(iter(chapter.commits(chapter.span(epoch - 1, epoch))), None)
+    return None
 
 
 def newest_commits(view: ReadTxn, table_id: int, after: int = -1) -> Iterator[Commit]:
     """Yield the remembered commits past `after`, newest first."""
     stop = after_prefix(table_prefix(HIST_PREFIX, table_id))
     for key, value in view.scan_packed(hist_key(table_id, after + 1), stop, reverse=True):
-        yield decode(Commit, key, value, keep=False)
+        if is_chapter(value):
+            chapter = decode(Chapter, key, value, keep=False)
+            yield from chapter.commits(reversed(chapter.span(after, chapter.epoch)))
+        else:
+            yield decode(Commit, key, value, keep=False)
 
 
 def commits_by_key(view: ReadTxn, table_id: int) -> Iterator[tuple[int, Commit]]:
-    """Yield all remembered commits, oldest first, each with the epoch of its record's key."""
-    for key, commit in scan_values(view, Commit, table_prefix(HIST_PREFIX, table_id)):
-        yield key_epoch(key), commit
+    """Yield all remembered commits, in the order of their records, each with its epoch by the key of its record."""
+    for record in history_records(view, table_id):
+        *inner, last = record.commits
+        yield from ((commit.epoch, commit) for commit in inner)
+        yield key_epoch(record.key), last
 
 
 def commit_epochs(
     view: ReadTxn, table_id: int, after: int = -1, until: int = MAX_EPOCH, *, reverse: bool = False
 ) -> Iterator[int]:
     """Yield the epochs of the remembered commits in (after, until], oldest or (reverse) newest first."""
-    return _epochs(view, hist_key(table_id, after + 1), hist_key(table_id, until + 1), reverse=reverse)
+    for key, value in _records_with(view, table_id, after, until, reverse=reverse):
+        if not is_chapter(value):
+            yield key_epoch(key)
+            continue
+        chapter = decode(Chapter, key, value)
+        places = chapter.span(after, until)
+        yield from (int(chapter.epochs[place]) for place in (reversed(places) if reverse else places))
 
 
 def commit_arrays(view: ReadTxn, table_id: int, after: int, until: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the epochs of the remembered commits in (after, until], int64, rising, and bool for each: has it changed
     the table (`Commit.changed`)?
     """
+    parts = [(np.empty(0, np.int64), np.empty(0, np.bool_))]
     epochs, changed = bytearray(), bytearray()
-    for key, value in view.scan_packed(hist_key(table_id, after + 1), hist_key(table_id, until + 1)):
-        changed.append(has_changed(key, value))
-        epochs += key[-16:]
-    return np.frombuffer(bytes.fromhex(epochs.decode()), ">i8").astype(np.int64), np.frombuffer(changed, np.bool_)
+
+    def end_of_single() -> None:
+        """Move the commits with records of their own into the parts."""
+        numbers = np.frombuffer(bytes.fromhex(epochs.decode()), ">i8").astype(np.int64)
+        parts.append((numbers, np.frombuffer(bytes(changed), np.bool_)))
+        epochs.clear()
+        changed.clear()
+
+    for key, value in _records_with(view, table_id, after, until):
+        if is_chapter(value):
+            end_of_single()
+            chapter = decode(Chapter, key, value, keep=False)
+            places = chapter.span(after, until)
+            parts.append((chapter.epochs[places.start : places.stop], chapter.changed[places.start : places.stop]))
+        else:
+            changed.append(has_changed(key, value))
+            epochs += key[-16:]
+    end_of_single()
+    all_epochs, all_changed = zip(*parts, strict=True)
+    return np.concatenate(all_epochs), np.concatenate(all_changed)
 
 
-def put_commit(tx: Txn, table_id: int, commit: Commit) -> None:
+class HistoryRecord(NamedTuple):
+    """Record of remembered commits as it is stored: of one commit, or a chapter."""
+
+    key: bytes
+    value: bytes
+    chapter: Chapter | None
+
+    @property
+    def epoch(self) -> int:
+        """Return the epoch of its last commit."""
+        return key_epoch(self.key)
+
+    @property
+    def commits(self) -> list[Commit]:
+        """Return the commits, oldest first."""
+        if self.chapter is None:
+            return [decode(Commit, self.key, self.value, keep=False)]
+        return list(self.chapter.commits(range(len(self.chapter))))
+
+
+def history_records(
+    view: ReadTxn, table_id: int, after: int = -1, until: int = MAX_EPOCH, *, reverse: bool = False
+) -> Iterator[HistoryRecord]:
+    """Yield the records whose last commit is in (after, until], oldest or (reverse) newest first."""
+    for key, value in view.scan_packed(hist_key(table_id, after + 1), hist_key(table_id, until + 1), reverse=reverse):
+        yield HistoryRecord(key, value, decode(Chapter, key, value, keep=False) if is_chapter(value) else None)
+
+
+def newest_chapter(view: ReadTxn, table_id: int) -> int:
+    """Return the epoch of the last commit of the newest chapter; -1 without one. Decode no record."""
+    return _newest(view, table_prefix(HIST_PREFIX, table_id), is_chapter)
+
+
+def last_epochs(view: ReadTxn, table_id: int, until: int) -> Iterator[int]:
+    """Yield the last epoch of each record of remembered commits up to `until`, oldest first. Decode none."""
+    return _epochs(view, hist_key(table_id, 0), hist_key(table_id, until + 1), reverse=False)
+
+
+def put_commit(tx: Txn, table_id: int, commit: Commit | Chapter) -> None:
     tx.put(hist_key(table_id, commit.epoch), commit.to_record())
 
 
-def delete_commit(tx: Txn, table_id: int, epoch: int) -> None:
-    tx.delete(hist_key(table_id, epoch))
+def delete_commits(tx: Txn, table_id: int, last: int) -> None:
+    """Delete the record of remembered commits that ends with the epoch `last`."""
+    tx.delete(hist_key(table_id, last))
+
+
+def _records_with(
+    view: ReadTxn, table_id: int, after: int, until: int, *, reverse: bool = False
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the records of remembered commits in (after, until], oldest or (reverse) newest first; the last one may be
+    a chapter that begins at or before `until` and ends past it.
+    """
+    past, end = hist_key(table_id, until + 1), after_prefix(table_prefix(HIST_PREFIX, table_id))
+    if reverse:
+        beyond = islice(view.scan_packed(past, end), 1)
+        yield from (record for record in beyond if is_chapter(record[1]))
+        yield from view.scan_packed(hist_key(table_id, after + 1), past, reverse=True)
+        return
+    for key, value in view.scan_packed(hist_key(table_id, after + 1), end):
+        if key < past or is_chapter(value):
+            yield key, value
+        if key >= past:
+            return
+
+
+def _newest(view: ReadTxn, prefix: bytes, is_one: Callable[[bytes], bool]) -> int:
+    records = view.scan_packed(prefix, after_prefix(prefix), reverse=True)
+    return next((key_epoch(key) for key, value in records if is_one(value)), -1)
 
 
 def _epochs(view: ReadTxn, start: bytes, stop: bytes, *, reverse: bool) -> Iterator[int]:

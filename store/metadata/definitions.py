@@ -124,7 +124,9 @@ class TableDef:
     @property
     def format(self) -> int:
         """Return the format of the record: 1, which every version reads, unless the table uses what is newer."""
-        if self.packed or any(version.evolved for version in (self.schema, *self.schema.lineage)):
+        if self.packed:
+            return 4
+        if any(version.evolved for version in (self.schema, *self.schema.lineage)):
             return 3
         newer = self.tagged or self.shares or self.checks or self.options.ttl is not None
         return 2 if newer or self.schema.sequence_by is not None or self.schema.version else 1

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import zstandard
 
-MOST_PACKED = 4_096
-"""Largest number of commits of a pack."""
+from .commit_columns import pack_columns, unpack_columns
+
 PACKED = ("epochs", "rows", "deletes", "images", "segments", "committed_rows", "committed_deletes", "bytes")
 """Columns of a pack's record, in the order of their values there."""
 
@@ -60,22 +59,9 @@ class PackedEpochs:
         return first, max(first, end)
 
     def to_bytes(self) -> bytes:
-        """Encode the columns: differences of the epochs, then the other columns as they are, compressed."""
-        columns = [np.diff(self.epochs, prepend=0), *(getattr(self, name) for name in PACKED[1:])]
-        return zstandard.compress(b"".join(column.astype("<i8").tobytes() for column in columns))
+        return pack_columns(self.epochs, [getattr(self, name) for name in PACKED[1:]])
 
     @classmethod
     def from_bytes(cls, data: bytes, count: int) -> PackedEpochs:
         """Decode `count` commits. Raises ValueError."""
-        size = 8 * count * len(PACKED)
-        try:
-            plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
-        if not 0 < count <= MOST_PACKED or len(plain) != size:
-            raise ValueError(f"{len(plain)} bytes for {count} commits of a pack")
-        differences, *others = np.frombuffer(plain, "<i8").reshape(len(PACKED), count).astype(np.int64)
-        columns = [np.cumsum(differences), *others]
-        if (differences <= 0).any() or any((column < 0).any() for column in others):
-            raise ValueError("epochs of a pack that do not rise, or a negative number")
-        return cls(*columns)
+        return cls(*unpack_columns(data, count, len(PACKED) - 1))

@@ -63,7 +63,7 @@ def release_files(tx: Txn, table_id: int, paths: Iterable[str]) -> Iterator[tupl
     record = tx.get(table_key(table_id))
     shares = record is not None and TableDef.from_record(record).shares
     for path in paths:
-        key = share_key(owner_of(path, table_id), path)
+        key = share_key(owner_of(path, table_id), path) if shares else b""
         shared = tx.get(key) if shares else None
         if shared is None:
             yield path, (table_id,)

@@ -6,11 +6,11 @@ The transaction that drops the last reference to a file marks it. Vacuum deletes
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from epochlog.store.catalog.keys import UNREACHABLE_PREFIX, unreachable_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
-from epochlog.store.catalog.records import Record
+from epochlog.store.catalog.records import Record, as_record
 from epochlog.store.types.epoch import to_unix_ms
 
 from .definitions import Counters
@@ -40,7 +40,7 @@ class UnreachableFile:
 
     def to_record(self) -> Record:
         """Return the catalog's record; only a file that was shared has `tables`."""
-        record = asdict(self)
+        record = as_record(self)
         if not self.tables:
             del record["tables"]
         return record

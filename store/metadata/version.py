@@ -72,6 +72,16 @@ class LabelGroup:
         return LabelGroup(int(packed.epochs[-1]), segments, images, self.stores_images, packed)
 
 
+def describe_group(group: LabelGroup) -> str:
+    """Describe what a file of the group has, for messages."""
+    if group.packed is None:
+        return f"the changes at log epoch {show_epoch(group.label)}"
+    return (
+        f"the changes of the {len(group.packed)} commits from {show_epoch(group.first)} to {show_epoch(group.label)}, "
+        "and no rows that the table needs"
+    )
+
+
 def groups_through(groups: Iterable[LabelGroup], until: int) -> Iterator[LabelGroup]:
     """Yield the groups through a log epoch."""
     for group in groups:
@@ -119,10 +129,14 @@ class LogEntry:
     @property
     def first_change(self) -> int | None:
         """Return the epoch of the first commit with rows; None if there is none."""
-        if self.packed is None:
-            return self.epoch if self.segments else None
-        changed = self.packed.epochs[self.packed.committed_rows > 0]
-        return int(changed[0]) if len(changed) else None
+        if not self.segments:
+            return None
+        return self.epoch if self.packed is None else int(self.packed.epochs[self.packed.committed_rows > 0][0])
+
+    @property
+    def last_change(self) -> int:
+        """Return the epoch of the last commit with rows, of an entry that has one."""
+        return self.epoch if self.packed is None else int(self.packed.epochs[self.packed.committed_rows > 0][-1])
 
     def cut(self, after: int, until: int) -> LogEntry | None:
         """Return the entry with the commits in (after, until]; None if there are none."""

@@ -22,9 +22,10 @@ from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.env.log_events import FILES_RELEASED, JOB_PARKED
 from epochlog.store.metadata.commit_log import (
     commit_epochs,
-    delete_commit,
+    delete_commits,
     delete_entry,
     entry_epochs,
+    last_epochs,
     newest_logged,
     whole_entries,
 )
@@ -235,7 +236,7 @@ def _write_release(tx: Txn, table_id: int, released: Released, now_ms: int) -> N
     for entry in released.entries:
         delete_entry(tx, table_id, entry.epoch)
     for epoch in released.commits:
-        delete_commit(tx, table_id, epoch)
+        delete_commits(tx, table_id, epoch)
     mark_unreachable(tx, table_id, [(file.path, file.bytes) for file in _released_files(released)], now_ms)
     if released.history is not None:
         tx.put(kept_history_key(table_id), released.history.to_record())
@@ -319,7 +320,7 @@ def _forget_commits(
     first = next(commit_epochs(view, table.id, until=max(bound, 0), reverse=True), None)
     if first is None:
         return released
-    older = list(islice(commit_epochs(view, table.id, until=first - 1), BATCH + 1))
+    older = list(islice(last_epochs(view, table.id, until=first - 1), BATCH + 1))
     if not older:
         return released
     forgotten = older[:BATCH]

@@ -38,6 +38,7 @@ from .bootstrap import DEFAULT_INTERVAL_MS, RequestedOptions, open_catalog, requ
 from .clock_guard import ClockGuard
 from .leases import RUNNER_MS, Leases
 from .marker import read_marker, require_kind
+from .packed_through import PackedThrough
 from .run_listener import RunListener
 from .watcher import CatalogWatcher
 from .write_intents import Intents
@@ -79,7 +80,9 @@ class Handle(OneProcess):
         self.read_only = read_only
         self.intact_backups: set[str] = set()  # backup files that this process wrote, or read and found complete
         self.memory = EpochMemory()
-        self.packed_through: dict[int, int] = {}  # by table: the log is packed through this epoch, or stays as it is
+        self.packed_logs: dict[int, PackedThrough] = {}
+        self.packed_history: dict[int, PackedThrough] = {}
+        """By table, how far its log is in packs, and its remembered commits are in chapters."""
         self.clock_guard = ClockGuard(
             catalog,
             _boot_clock(clock),

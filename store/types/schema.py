@@ -22,7 +22,7 @@ MAX_COLUMNS = 2_000
 MAX_COLUMN_NAME_BYTES = 255
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)
-_FORMAT = 3
+_FORMAT = 4
 """Newest format of a table's record that this version reads; the record of the schema within it names the format."""
 
 
@@ -184,7 +184,8 @@ class TableSchema:
         an altered table with field ids and the version. The lineage is not included.
 
         format: of the table's record; a sequence or an alter makes it 2, and an alter that made what format 2 lacks
-        makes it 3. Versions that do not know it refuse the table with UnsupportedFormat.
+        makes it 3; a pack or a chapter makes it 4. Versions that do not know it refuse the table with
+        UnsupportedFormat.
         """
         record: dict[str, object] = {
             "format": format,
@@ -197,6 +198,8 @@ class TableSchema:
         if self.version:  # a version that would not find columns by field id must refuse the table
             least = 3 if self.evolved else 2
             record |= {"format": max(format, least), "ids": list(self.ids), "version": self.version}
+            if self.evolved and format > 3:  # format 3 alone says so, too
+                record["evolved"] = True
         if self.defaults:
             record["defaults"] = dict(self.defaults)
         packed = msgpack.packb(record)
@@ -218,7 +221,7 @@ class TableSchema:
             ids,
             version,
             defaults=tuple(record.get("defaults", {}).items()),
-            evolved=record["format"] >= 3,
+            evolved=record.get("evolved", record["format"] == 3),
         )
 
 

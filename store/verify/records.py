@@ -33,7 +33,15 @@ from epochlog.store.metadata.lookups import all_jobs, all_tables, get_runs, get_
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.shared_files import SharedFile, list_shared, owner_of
 from epochlog.store.metadata.staged_segments import list_staged
-from epochlog.store.metadata.version import Commit, LogEntry, Runs, TableVersion, broken_invariants, broken_runs
+from epochlog.store.metadata.version import (
+    Commit,
+    LogEntry,
+    Runs,
+    TableVersion,
+    broken_invariants,
+    broken_runs,
+    describe_group,
+)
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.sorted_run import RunFile
 from epochlog.store.types.epoch import show_epoch
@@ -255,6 +263,8 @@ class TableFiles:
     kept: tuple[Segment, ...] = ()
     packs: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
     """Rows of each log epoch of the packs among the segments, by path."""
+    contents: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What each of these packs has, by path, for people."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -292,7 +302,14 @@ def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
         for files, rows in ((group.segments, group.packed.rows), (group.images, group.packed.images))
         for file in files
     }
-    files = TableFiles(segments, runs, kept=tuple(kept.values()), packs=packs)
+    contents = {
+        file.path: describe_group(group)
+        for entry in entries
+        if entry.packed is not None
+        for group in entry.groups
+        for file in (*group.segments, *group.images)
+    }
+    files = TableFiles(segments, runs, kept=tuple(kept.values()), packs=packs, contents=contents)
     foreign = {path for path in files.sizes if not path.startswith(folder + "/")}
     problems += [f"reaches {path} of another folder" for path in foreign if not _shares(view, table.id, path)]
     problems += [
@@ -395,7 +412,7 @@ def _check_pre_images(table: TableDef, entries: list[LogEntry]) -> Iterator[str]
         flags = {group.stores_images for group in entry.groups}
         if False in flags and any(group.images for group in entry.groups):
             yield f"has pre-images of the commit at {show_epoch(entry.epoch)}, which is marked as having none"
-        if False in flags and table.stores_images_after(entry.epoch - 1):
+        if False in flags and entry.segments and table.stores_images_after(entry.last_change - 1):
             since = table.full_since
             yield f"lacks pre-images of the commit at {show_epoch(entry.epoch)}, but stores them since {since}"
 
@@ -405,9 +422,11 @@ def _check_commits(view: ReadTxn, table: TableDef, version: TableVersion, entrie
     remembered commit.
     """
     logged = dict(counts for entry in entries for counts in _logged_counts(entry))
-    lost, differing, unknown_txns, known = [], [], [], set[int]()
+    lost, differing, unknown_txns, twice, known, before = [], [], [], [], set[int](), -1
     for epoch, commit in commits_by_key(view, table.id):
         known.add(epoch)
+        twice += [epoch] if epoch <= before else []
+        before = max(before, epoch)
         counts = logged.get(epoch)
         if counts is None:
             lost += [epoch] if epoch >= max(version.log_start, 1) else []
@@ -421,6 +440,7 @@ def _check_commits(view: ReadTxn, table: TableDef, version: TableVersion, entrie
         (forgotten, "lacks the records of"),
         (differing, "has wrong records of"),
         (unknown_txns, "lacks the transactions of"),
+        (twice, "has two records, or records out of order, of"),
     ):
         if epochs:
             yield f"{problem} {len(epochs)} commits, the first at {epochs[0]}"

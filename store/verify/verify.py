@@ -8,7 +8,7 @@ files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -142,8 +142,10 @@ def _each_file(handle: Handle, table: TableDef, files: TableFiles) -> Iterator[P
     schema = table.schema
     codec = KeyCodec(schema.schema, schema.primary_key)
     for segment in files.segments:
-        problems = check_segment(handle.files, schema, segment, files.packs.get(segment.path))
-        yield from _problems(segment.path, problems) or [None]
+        problems = _problems(segment.path, check_segment(handle.files, schema, segment, files.packs.get(segment.path)))
+        content = files.contents.get(segment.path)
+        suffix = "" if content is None else f"; it has {content}"
+        yield from [replace(problem, what=problem.what + suffix) for problem in problems] or [None]
     if files.kept:
         deletes = kept_schema(schema)
         for file in files.kept:

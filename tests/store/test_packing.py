@@ -20,7 +20,9 @@ import pytest
 import epochlog as el
 from epochlog.store.changelog import change_reader
 from epochlog.store.compaction import packing
-from epochlog.store.metadata import packed_epochs, version
+from epochlog.store.compaction.chapters import write_chapters
+from epochlog.store.compaction.executor import compact_table
+from epochlog.store.metadata import commit_columns, version
 from epochlog.store.metadata.commit_log import scan_entries
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.metadata.packed_epochs import PackedEpochs
@@ -196,6 +198,10 @@ def test_random_logs_read_alike_packed_and_not(
     monkeypatch.setattr(
         "epochlog.store.maintenance.compact_request.pack_log",
         lambda handle, table: plainly(handle, table) if handle is chosen else 0,
+    )
+    monkeypatch.setattr(
+        "epochlog.store.maintenance.compact_request.write_chapters",
+        lambda handle, table: write_chapters(handle, table) if handle is chosen else 0,
     )
     made = 0
     try:
@@ -376,6 +382,125 @@ def test_a_clone_of_a_packed_table_is_one_at_each_epoch(store: el.Store, now_ms:
     assert changed(store) == epochs and store.verify().ok
 
 
+def test_packs_that_do_not_all_fit_are_merged_as_far_as_they_do(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three packs of four commits fit into one, four do not."""
+    monkeypatch.setattr(packing, "MERGED", 4)
+    monkeypatch.setattr(packing, "MOST_ROWS", 12)
+    store.create_table("t", SCHEMA, ["k"])
+    epochs = put(store, now_ms, 5)
+    for _ in range(7):
+        epochs += put(store, now_ms, 4)
+        store.compact("t", full=True)
+    assert packs(store) == [12, 12, 4, 4]
+    assert changed(store) == epochs
+    assert store.verify().ok
+
+
+def damage(store: el.Store, entry: Any) -> str:
+    """Cut the file of a log entry; return its path within the store."""
+    path = entry.groups[0].segments[0].path
+    file = Path(store.root) / path
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:100])
+    return path
+
+
+@pytest.mark.damages_store
+@pytest.mark.logs("log_not_packed")
+def test_commits_with_a_damaged_file_stay_single_and_the_others_are_packed(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged file of the log stops neither the packing of later commits nor the rest of maintenance."""
+    store.create_table("t", SCHEMA, ["k"])
+    put(store, now_ms, 7)
+    with monkeypatch.context() as patch:
+        patch.setattr("epochlog.store.maintenance.compact_request.pack_log", lambda handle, table: 0)
+        store.compact("t", full=True)
+    damage(store, entries(store)[1])
+    put(store, now_ms, 7)
+    store.compact("t", full=True)
+    assert packs(store) == [8]
+    assert [entry.commits for entry in entries(store)] == [1, 1, 1, 1, 8, 1, 1]
+    assert store.table("t").to_arrow().num_rows == 3
+
+
+@pytest.mark.damages_store
+def test_a_damaged_pack_is_named_with_its_commits(store: el.Store, now_ms: list[int]) -> None:
+    store.create_table("t", SCHEMA, ["k"])
+    epochs = put(store, now_ms, 9)
+    store.compact("t", full=True)
+    assert packs(store) == [8]
+    path = damage(store, entries(store)[0])
+    described = f"it has the changes of the 8 commits from {epochs[0]} (2026-"
+    with pytest.raises(el.Corrupt) as error:
+        store.table("t").changes(epochs[2], epochs[3]).read_all()
+    assert path in str(error.value) and f"it has the changes of the 1 commits from {epochs[3]} " in str(error.value)
+    (problem,) = [problem for problem in store.verify().problems if problem.where == path]
+    assert described in problem.what and f" to {epochs[7]} " in problem.what
+    assert "no rows that the table needs" in problem.what
+    assert store.table("t").to_arrow().num_rows == 3
+    assert len(changed(store, epochs[7])) == 1
+
+
+@pytest.mark.parametrize("first", ["upsert", "full"])
+def test_empty_commits_of_another_changelog_do_not_decide_a_pack_s_old_rows(
+    tmp_path: Path, now_ms: list[int], monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """The commits without rows after an alter of the changelog lie in the pack of the commits before it."""
+    answers: list[list[Any]] = []
+    for packs_log in (True, False):
+        if not packs_log:
+            monkeypatch.setattr("epochlog.store.maintenance.compact_request.pack_log", lambda handle, table: 0)
+        with el.open(tmp_path / str(packs_log), durability="os", clock=lambda: now_ms[0]) as store:
+            now_ms[0] = NOW_MS
+            options = el.TableOptions(history_retention=timedelta(0))
+            table = store.create_table("t", SCHEMA, ["k"], changelog=first, options=options)
+            put(store, now_ms, 2)
+            table.alter(changelog="full" if first == "upsert" else "upsert")
+            for _ in range(2):
+                now_ms[0] += 1000
+                table.delete(pa.table({"k": pa.array([], pa.int64())}))
+            put(store, now_ms, 5)
+            store.compact("t", full=True)
+            store.compact("t", full=True)
+            assert packs(store) == ([4, 4] if packs_log else [])
+            epochs = table.history()["epoch"].to_pylist()[::-1]
+            answers.append([_old_rows(table, low, high) for low in epochs for high in epochs if low <= high])
+            assert store.verify().ok
+    assert answers[0] == answers[1]
+    assert el.EpochExpired in answers[0] and any(rows not in ([], el.EpochExpired) for rows in answers[0])
+
+
+def _old_rows(table: el.Table, after: int, until: int) -> Any:
+    try:
+        return table.changes(after, until, pre_images=True).read_all().to_pylist()
+    except el.EpochExpired as error:
+        return type(error)
+
+
+def test_a_pack_has_the_columns_of_now_whoever_asks_for_it(store: el.Store, now_ms: list[int]) -> None:
+    """Maintenance looks at all tables first; another process may alter one before its turn."""
+    before = store.create_table("t", SCHEMA, ["k"])._table
+    put(store, now_ms, 2)
+    store.table("t").alter(rename={"v": "w"})
+    now_ms[0] += 1000
+    epochs = [store.table("t").upsert(pa.table({"k": [number], "w": [1.0], "s": ["x"]})) for number in range(6)]
+    store.compact("t", full=True)
+    put_more = [store.table("t").upsert(pa.table({"k": [9], "w": [2.0], "s": ["x"]})) for _ in range(5)]
+    handle = store._handle
+    compact_table(handle, handle.catalog.read(lambda view: find_table(view, "t")), full=True)
+    assert packing.pack_log(handle, before) > 0
+    assert changed(store, epochs[0] - 1) == epochs + put_more
+    assert store.verify().ok
+
+
+def test_a_pack_is_read_in_one_piece() -> None:
+    """A unit of a read of changes never cuts a pack by key ranges: its commits would come interleaved."""
+    assert packing.MOST_ROWS < change_reader.SPLIT_ROWS
+
+
 def test_a_table_with_a_pack_is_refused_by_versions_that_know_none(store: el.Store, now_ms: list[int]) -> None:
     store.create_table("t", SCHEMA, ["k"])
     put(store, now_ms, 4)
@@ -383,7 +508,12 @@ def test_a_table_with_a_pack_is_refused_by_versions_that_know_none(store: el.Sto
     store.compact("t", full=True)
     put(store, now_ms, 1)
     store.compact("t", full=True)
-    assert store._handle.catalog.read(lambda view: find_table(view, "t")).format == 3
+    table = store._handle.catalog.read(lambda view: find_table(view, "t"))
+    assert table.format == 4 and not table.schema.evolved
+    store.table("t").alter(add=[pa.field("n", pa.int32())])
+    store.table("t").alter(widen={"n": pa.float64()})
+    table = store._handle.catalog.read(lambda view: find_table(view, "t"))
+    assert table.format == 4 and table.schema.evolved
 
 
 @pytest.mark.parametrize("spoil", ["columns", "commits", "epoch", "rows", "pack"])
@@ -398,8 +528,8 @@ def test_a_pack_s_record_that_does_not_fit_is_corrupt(spoil: str) -> None:
     }[spoil]  # fmt: skip
     with pytest.raises(el.Corrupt, match="LogEntry"):
         version.LogEntry.from_record({**record, **wrong})
-    with pytest.raises(ValueError, match="commits of a pack"):
-        PackedEpochs.from_bytes(packed.to_bytes(), packed_epochs.MOST_PACKED + 1)
+    with pytest.raises(ValueError, match="for 4097 commits"):
+        PackedEpochs.from_bytes(packed.to_bytes(), commit_columns.MOST_PACKED + 1)
 
 
 def test_a_pack_s_commits_are_immutable_and_small_when_pickled() -> None:
@@ -430,9 +560,9 @@ def _newest_is_packed(patch: pytest.MonkeyPatch) -> None:
 def _records_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     real = packing._land
 
-    def land(handle: Any, tx: Any, table: Any, task: Any, pack: Any) -> bool:
+    def land(handle: Any, tx: Any, task: Any, pack: Any) -> bool:
         fitting = tuple(record._replace(value=tx.get_packed(record.key)) for record in task.records)
-        return real(handle, tx, table, replace(task, records=fitting), pack)
+        return real(handle, tx, replace(task, records=fitting), pack)
 
     patch.setattr(packing, "_land", land)
 
