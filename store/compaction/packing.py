@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -115,12 +116,11 @@ def _next_task(view: ReadTxn, table: TableDef, packed: dict[int, PackedThrough])
     start = max(progress.epoch, version.log_start - 1)
     end = min(version.compacted_epoch, version.max_committed_epoch - 1)
     records = log_records(view, table.id, start, end)
-    for task, is_whole in _runs(table, records, MOST_COMMITS):
-        commits = sum(record.entry.commits for record in task.records)
-        if commits >= (LEAST_COMMITS if is_whole else MOST_COMMITS):
-            return task
-        if is_whole:
-            packed[table.id] = replace(progress, epoch=task.records[-1].entry.epoch)
+    for run in _runs(table, records, MOST_COMMITS):
+        if run.task is not None and run.commits >= (LEAST_COMMITS if run.is_whole else MOST_COMMITS):
+            return run.task
+        if run.is_whole:
+            progress = packed[table.id] = replace(progress, epoch=run.end)
     return None
 
 
@@ -137,15 +137,28 @@ def _newest_packs(view: ReadTxn, table: TableDef, version: TableVersion, through
 def _merged_packs(table: TableDef, packs: Sequence[LogRecord]) -> PackTask | None:
     """Choose the oldest of these packs that fit into one pack, and make it larger than one of single commits."""
     newer = len(packs)
-    for task, _ in _runs(table, packs, MOST_PACKED):
-        newer -= len(task.records)
-        if sum(record.entry.commits for record in task.records) > MOST_COMMITS:
-            return replace(task, newer_packs=newer)
+    for run in _runs(table, packs, MOST_PACKED):
+        assert run.task is not None
+        newer -= len(run.task.records)
+        if run.commits > MOST_COMMITS:
+            return replace(run.task, newer_packs=newer)
     return None
 
 
-def _runs(table: TableDef, records: Iterable[LogRecord], most: int) -> Iterator[tuple[PackTask, bool]]:
-    """Yield neighbouring records that a pack can replace, and True if nothing more fits into it."""
+class _Run(NamedTuple):
+    """Neighbouring records, oldest first."""
+
+    task: PackTask | None
+    """Their pack; None for a record that is not packed."""
+    commits: int
+    end: int
+    """Epoch of the last commit."""
+    is_whole: bool
+    """Nothing more fits into the pack."""
+
+
+def _runs(table: TableDef, records: Iterable[LogRecord], most: int) -> Iterator[_Run]:
+    """Yield the runs of neighbouring records that a pack can replace, and the records that are not packed."""
     run: list[LogRecord] = []
     kind: _Kind | None = None
     size = rows = commits = 0
@@ -164,13 +177,15 @@ def _runs(table: TableDef, records: Iterable[LogRecord], most: int) -> Iterator[
             or to_unix_ms(entry.epoch) - to_unix_ms(run[0].entry.first) > span_ms
         ))  # fmt: skip
         if begins and run:
-            yield PackTask(table, tuple(run), kind), True
+            yield _Run(PackTask(table, tuple(run), kind), commits, run[-1].entry.epoch, is_whole=True)
             run, kind, size, rows, commits = [], None, 0, 0, 0
         if fits:
             run.append(record)
             kind, size, rows, commits = kind or own, size + entry_bytes, rows + entry_rows, commits + entry.commits
+        else:
+            yield _Run(None, entry.commits, entry.epoch, is_whole=True)
     if run:
-        yield PackTask(table, tuple(run), kind), commits >= most
+        yield _Run(PackTask(table, tuple(run), kind), commits, run[-1].entry.epoch, commits >= most)
 
 
 def _is_small(entry: LogEntry) -> bool:

@@ -398,6 +398,23 @@ def test_packs_that_do_not_all_fit_are_merged_as_far_as_they_do(
     assert store.verify().ok
 
 
+def test_a_pass_reads_no_record_that_an_earlier_one_left_single(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large commits stay single, and are looked at once by each process."""
+    monkeypatch.setattr(packing, "SMALL_COMMIT", 10)
+    store.create_table("t", SCHEMA, ["k"])
+    put(store, now_ms, 30)
+    store.compact("t", full=True)
+    put(store, now_ms, 2)
+    seen: list[int] = []
+    is_small = packing._is_small
+    monkeypatch.setattr(packing, "_is_small", lambda entry: seen.append(entry.epoch) or is_small(entry))
+    store.compact("t", full=True)
+    assert packs(store) == []
+    assert len(seen) <= 4
+
+
 def damage(store: el.Store, entry: Any) -> str:
     """Cut the file of a log entry; return its path within the store."""
     path = entry.groups[0].segments[0].path
