@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from epochlog.store.session.handle import Handle
 
 
-BATCH = 256
+BATCH = 64
 """Most log entries, and most remembered commits, that one transaction releases."""
 
 

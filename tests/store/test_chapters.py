@@ -251,6 +251,7 @@ def test_a_process_that_begins_goes_on_behind_the_chapters(tmp_path: Path, now_m
         assert sizes(store) == [8, 8, 0]
 
 
+@pytest.mark.rule("4.21")
 def test_history_outlives_a_log_of_a_minute(store: el.Store, now_ms: list[int]) -> None:
     """Neither the truncation of the log nor a pack takes the commits that reads of the past need."""
     options = el.TableOptions(history_retention=timedelta(days=2), log_retention=timedelta(minutes=1))
