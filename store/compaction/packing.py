@@ -228,12 +228,12 @@ def _pack(handle: Handle, task: PackTask) -> bool:
     table, written = task.table, list[Segment]()
     try:
         pack = _write(handle, table, task, written)
-        hit("pack:written")
-        landed = handle.catalog.transact(lambda tx: _land(handle, tx, task, pack))
     except BaseException:
         remove_segments(handle.files, written)
         raise
-    if not landed:
+    hit("pack:written")
+    # An error of the transaction does not tell if it has landed, so vacuum deletes the files of one that has not.
+    if not handle.catalog.transact(lambda tx: _land(handle, tx, task, pack)):
         remove_segments(handle.files, written)
         handle.packed_logs.pop(table.id, None)
         return False
