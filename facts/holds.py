@@ -10,7 +10,7 @@ from epochlog.batch.tags import Tag
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.changelog.consumer_info import ConsumerInfo
 from epochlog.store.compaction.task_record import Work
-from epochlog.store.compaction.trace import Trace
+from epochlog.store.compaction.trace import PackTrace, Trace
 from epochlog.store.maintenance.scheduler import MaintenanceFailure
 from epochlog.store.maintenance.vacuum import VacuumedFile, VacuumReport
 from epochlog.store.metadata.definitions import TableDef
@@ -127,8 +127,14 @@ def trouble_facts(trouble: MaintenanceFailure | None) -> Facts | None:
     return None if trouble is None else {"at": iso(trouble.at_ms), "by": trouble.by, "error": trouble.error}
 
 
-def trace_facts(trace: Trace) -> Facts:
-    """Describe a finished compaction, which merged the epochs in (after, until] into one run."""
+def trace_facts(trace: Trace | PackTrace) -> Facts:
+    """Describe a finished compaction, which merged the epochs in (after, until] into one run. Or a pass of
+    packing, which has the field `packs`.
+    """
+    if isinstance(trace, PackTrace):
+        packed = trace.packed
+        reason = f"packing of {packed.commits:,} commits"
+        return {"at": iso(trace.at_ms), "reason": reason, "by": trace.by, **asdict(packed), "took_ms": trace.took_ms}
     return {
         "at": iso(trace.at_ms),
         "reason": trace.reason,

@@ -362,14 +362,20 @@ def run_facts(run: Any) -> Facts:
 
 
 def log_facts(view: ReadTxn, table: TableDef, version: TableVersion) -> Facts:
-    """Describe a table's log: the part that `changes` can read, and the L0 segments that reads merge
-    (`unfolded_segments`).
+    """Describe a table's log: the part that `changes` can read, its packs, and the L0 segments that reads merge
+    (`unfolded_segments`). files: with those of pre-images.
     """
-    first = last = entries = segments = rows = deletes = in_l0 = 0
+    first = last = entries = segments = rows = deletes = in_l0 = files = 0
+    packs = packed_commits = packed_files = packed_bytes = 0
     for entry in scan_entries(view, table.id):
         entries, last = entries + entry.commits, entry.epoch
         first = first or entry.first
         segments += len(entry.segments)
+        files += len(entry.files)
+        if entry.packed is not None:
+            packs, packed_commits = packs + 1, packed_commits + entry.commits
+            packed_files += len(entry.files)
+            packed_bytes += sum(file.bytes for file in entry.files)
         rows += sum(segment.rows for segment in entry.segments)
         deletes += sum(segment.deletes for segment in entry.segments)
         in_l0 += len(entry.segments) if entry.epoch > version.compacted_epoch else 0
@@ -381,6 +387,11 @@ def log_facts(view: ReadTxn, table: TableDef, version: TableVersion) -> Facts:
         "segments": segments,
         "rows": rows,
         "deletes": deletes,
+        "files": files,
         "bytes": version.log_bytes,
+        "packs": packs,
+        "packed_commits": packed_commits,
+        "packed_files": packed_files,
+        "packed_bytes": packed_bytes,
         "unfolded_segments": in_l0,
     }

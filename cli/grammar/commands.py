@@ -95,7 +95,9 @@ def _describe(commands: argparse._SubParsersAction) -> None:
 def _history(commands: argparse._SubParsersAction) -> None:
     command = add_command(commands, "history", "list a table's commits, or its compactions, newest first")
     command.add_argument("table", metavar="TABLE")
-    command.add_argument("--compactions", action="store_true", help="list the compactions with their reasons")
+    command.add_argument(
+        "--compactions", action="store_true", help="list the compactions with their reasons, and the packing of the log"
+    )
     _limit_options(command, "commits or compactions")
 
 

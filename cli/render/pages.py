@@ -288,7 +288,15 @@ def _writer_row(writer: Facts) -> tuple[str, ...]:
 def _log_text(log: Facts) -> str:
     entries = f"{log['entries']:,} entries, {log['segments']:,} segments, {bytes_text(log['bytes'])}"
     begins = f"; begins after {epoch_text(log['start_epoch'])}" if log["start_epoch"] else ""
-    return f"{entries}{begins}; {log['unfolded_segments']:,} segments in L0"
+    return f"{entries}{_packs_text(log)}{begins}; {log['unfolded_segments']:,} segments in L0"
+
+
+def _packs_text(log: Facts) -> str:
+    if not log["packs"]:
+        return ""
+    commits, files, size = log["packed_commits"], log["packed_files"], bytes_text(log["packed_bytes"])
+    single = f"{log['entries'] - commits:,} commits, {log['files'] - files:,} files"
+    return f"; packs: {log['packs']:,} of {commits:,} commits, {files:,} files, {size}; single: {single}"
 
 
 def _sequence_text(facts: Facts) -> str:
@@ -417,23 +425,25 @@ def compactions_page(compactions: Sequence[Facts]) -> Table:
 
 
 def traces_page(compactions: Sequence[Facts]) -> Table:
-    """Build the page of `history --compactions`."""
+    """Build the page of `history --compactions`: compactions and passes of packing."""
     headers = ("at", "why", "by", ">runs", ">segments", ">rows", ">bytes read", ">bytes written", ">took")
     rows = (
         (
-            compaction["at"],
-            compaction["reason"],
-            compaction["by"],
-            count_text(compaction["runs_in"]),
-            count_text(compaction["segments_in"]),
-            f"{compaction['rows_in']:,} → {compaction['rows_out']:,}",
-            bytes_text(compaction["bytes_in"]),
-            bytes_text(compaction["bytes_out"]),
+            *(compaction[name] for name in ("at", "reason", "by")),
+            *_input_cells(compaction),
+            *(bytes_text(compaction[name]) for name in ("bytes_in", "bytes_out")),
             show_span(compaction["took_ms"]),
         )
         for compaction in compactions
     )
     return grid(headers, rows)
+
+
+def _input_cells(compaction: Facts) -> tuple[str, ...]:
+    if "packs" in compaction:
+        return NONE, f"{compaction['files_in']:,} → {compaction['files_out']:,}", NONE
+    runs, segments = (count_text(compaction[name]) for name in ("runs_in", "segments_in"))
+    return runs, segments, f"{compaction['rows_in']:,} → {compaction['rows_out']:,}"
 
 
 def vacuuming_page(facts: Facts) -> list[Table | str]:

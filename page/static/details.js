@@ -54,6 +54,7 @@ function renderTable(table) {
       ["oldest readable epoch", table.safe_epoch || "0 (all)"], ["why not older", table.held_back.safe_epoch.reason],
       ["history, log kept for", `${span(retention.history_s * 1000)}, ${span(retention.log_s * 1000)}`],
       ["log", `${number(table.log.entries, "commit")}, ${number(table.log.rows, "row")}, ${bytes(table.log.bytes)}; why not shorter: ${table.held_back.log_start.reason}`],
+      ["packs of the log", table.log.packs ? `${number(table.log.packed_commits, "commit")} in ${number(table.log.packs, "pack")}: ${number(table.log.packed_files, "file")}, ${bytes(table.log.packed_bytes)}; single: ${number(table.log.entries - table.log.packed_commits, "commit")}, ${number(table.log.files - table.log.packed_files, "file")}` : null],
       ["waiting for compaction", `${number(table.log.unfolded_segments, "segment")}; it begins at ${table.compact_segments}, commits stall at ${table.max_segments}`],
       ["changelog", table.changelog], ["ordered by", table.sequence_by],
     ])],
@@ -67,7 +68,7 @@ function renderTable(table) {
     ["runs", title("Runs"), rows(["after", "until", "rows", "history rows", "parts", "bytes"], table.run_list.map(
       (r) => [r.after, r.until, count(r.rows), count(r.history_rows), r.parts, bytes(r.bytes)]))],
     ["compactions", title("Newest compactions"), rows(["at", "reason", "by", "rows in", "rows out", "took"], table.compactions.map(
-      (c) => [dateTime(c.at), c.reason, c.by, count(c.rows_in), count(c.rows_out), span(c.took_ms)]))],
+      (c) => [dateTime(c.at), c.reason, c.by, ...(c.packs ? ["", ""] : [count(c.rows_in), count(c.rows_out)]), span(c.took_ms)]))],
   ]);
 }
 

@@ -6,6 +6,7 @@ itself. Retention forgets a chapter as a whole, so a chapter covers little of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,12 +46,12 @@ class ChapterTask:
         return Chapter.of([commit for record in self.records for commit in record.commits])
 
 
-def write_chapters(handle: Handle, table: TableDef) -> int:
-    """Put a table's remembered commits into chapters for about PASS_S; return the number of chapters that it made.
-    Raises TableDropped and Corrupt.
+def write_chapters(handle: Handle, table: TableDef, limit_s: float = math.inf) -> int:
+    """Put a table's remembered commits into chapters; return the number of chapters that it made. Raises TableDropped
+    and Corrupt. limit_s: the time after which no further chapter begins.
     """
     began_s, count = monotonic_s(), 0
-    while not count or monotonic_s() - began_s < packing.PASS_S:
+    while not count or monotonic_s() - began_s < limit_s:
         task = handle.catalog.read(lambda view: _next_task(view, table, handle.packed_history))
         if task is None:
             break

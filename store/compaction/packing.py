@@ -7,14 +7,15 @@ a larger one, so each row is written at most twice more. A commit of more than S
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from epochlog.errors import Corrupt
+from epochlog.errors import Corrupt, TableDropped
 from epochlog.store.catalog.keys import head_key, table_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog.change_reader import ChangeReader
@@ -54,8 +55,6 @@ MOST_BYTES, MOST_ROWS = 4 << 20, 1 << 18
 """Limits of the files that a pack replaces."""
 SPAN = 16
 """Share of the log's retention that a pack covers at most, so that little stays past the truncation mark."""
-PASS_S = 0.1
-"""Time after which a pass begins no further pack of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +82,16 @@ class PackTask:
         return [record.entry for record in self.records]
 
 
-def pack_log(handle: Handle, table: TableDef) -> int:
-    """Pack a table's log for about PASS_S; return the number of packs that it made. Commits with a damaged file stay
-    single. Raises TableDropped, WriteFailed, and Corrupt for a damaged record.
+def pack_log(handle: Handle, table: TableDef, limit_s: float = math.inf) -> int:
+    """Pack a table's log; return the number of packs that it made. Commits with a damaged file stay single. Raises
+    TableDropped, WriteFailed, and Corrupt for a damaged record. limit_s: the time after which no further pack begins.
     """
     began_s, count, more = monotonic_s(), 0, True
-    while more and (not count or monotonic_s() - began_s < PASS_S):
+    while more and (not count or monotonic_s() - began_s < limit_s):
         task = handle.catalog.read(lambda view: _next_task(view, table, handle.packed_logs))
-        more = task is not None
-        if task is not None and _pack_intact(handle, task):
+        outcome = "none" if task is None else _pack_intact(handle, task)
+        more = outcome in ("packed", "damaged")
+        if task is not None and outcome == "packed":
             count += 1
             handle.recorder.add(PACKS, table.name)
             handle.recorder.add(PACKED_COMMITS, table.name, by=sum(entry.commits for entry in task.entries))
@@ -209,22 +209,24 @@ def _kind(table: TableDef, entry: LogEntry) -> _Kind | None:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _pack_intact(handle: Handle, task: PackTask) -> bool:
-    """Pack the records of a task, unless a file of them is damaged: then they stay as they are, and so does what else
-    maintenance does with the table. Return True for a pack that has landed.
+def _pack_intact(handle: Handle, task: PackTask) -> Literal["packed", "overtaken", "damaged"]:
+    """Pack the records of a task, unless a file of them is damaged: then they stay as they are, and the rest of the
+    table is maintained. overtaken: the records have changed, or the process was suspended for longer than its lease.
     """
     try:
-        return _pack(handle, task)
+        return "packed" if _pack(handle, task) else "overtaken"
     except Corrupt as error:
         first, last = task.records[0].entry.first, task.records[-1].entry.epoch
         handle.log(LOG_NOT_PACKED, table=task.table.name, first=first, last=last, error=error)
         progress = handle.packed_logs.get(task.table.id, PackedThrough())
         handle.packed_logs[task.table.id] = progress.past(last, task.newer_packs)
-        return False
+        return "damaged"
 
 
 def _pack(handle: Handle, task: PackTask) -> bool:
-    """Write the files of a pack, and put it in place of its records. Return False if these have changed meanwhile."""
+    """Write the files of a pack, and put it in place of its records. Return False if these have changed meanwhile, or
+    the process was suspended for so long that its files are no longer safe from a vacuum.
+    """
     table, written = task.table, list[Segment]()
     try:
         pack = _write(handle, table, task, written)
@@ -232,8 +234,14 @@ def _pack(handle: Handle, task: PackTask) -> bool:
         remove_segments(handle.files, written)
         raise
     hit("pack:written")
-    # An error of the transaction does not tell if it has landed, so vacuum deletes the files of one that has not.
-    if not handle.catalog.transact(lambda tx: _land(handle, tx, task, pack)):
+    try:
+        landed = handle.catalog.transact(lambda tx: _land(handle, tx, task, pack))
+    except BaseException as error:
+        handle.packed_logs.pop(table.id, None)
+        if isinstance(error, TableDropped):  # no other error tells that it has not landed; vacuum deletes what is left
+            remove_segments(handle.files, written)
+        raise
+    if not landed:
         remove_segments(handle.files, written)
         handle.packed_logs.pop(table.id, None)
         return False

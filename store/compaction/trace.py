@@ -1,20 +1,23 @@
-"""Traces of finished compactions: what each read and wrote, and why it ran."""
+"""Traces of finished compactions and passes of packing: the files that each read and wrote, and why it ran."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from epochlog.store.catalog.keys import TRACE_PREFIX, table_prefix, trace_key
+from epochlog.store.catalog.keys import TRACE_PREFIX, head_key, table_prefix, trace_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.records import Record
-from epochlog.store.metadata.version import LogEntry
+from epochlog.store.metadata.counters import move_counters
+from epochlog.store.metadata.definitions import Counters, TableDef
+from epochlog.store.metadata.lookups import get_version
+from epochlog.store.metadata.version import LogEntry, PackingSums
 from epochlog.store.sst.sorted_run import RunFile, SortedRun
 
 from .task_record import Work
 
 KEPT_TRACES = 256
-"""Traces that a table keeps, the newest."""
+"""Traces that a table keeps, the newest, of both kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,27 @@ class Trace:
         return asdict(self)
 
 
-def read_traces(view: ReadTxn, table_id: int) -> list[Trace]:
-    """Return a table's finished compactions, newest first; the last KEPT_TRACES."""
+@dataclass(frozen=True, slots=True)
+class PackTrace:
+    """Finished pass that packed a table's log, with earlier packs that a killed process left without a trace."""
+
+    at_ms: int
+    by: str
+    packed: PackingSums
+    took_ms: int
+
+    def to_record(self) -> Record:
+        return asdict(self)
+
+
+def read_traces(view: ReadTxn, table_id: int) -> list[Trace | PackTrace]:
+    """Return a table's finished compactions and passes of packing, newest first; the last KEPT_TRACES."""
     prefix = table_prefix(TRACE_PREFIX, table_id)
-    return [Trace(**record) for _, record in scan_prefix(view, prefix, reverse=True)]
+    records = (record for _, record in scan_prefix(view, prefix, reverse=True))
+    return [
+        PackTrace(**{**record, "packed": PackingSums(**record["packed"])}) if "packed" in record else Trace(**record)
+        for record in records
+    ]
 
 
 def trace_of(
@@ -75,7 +95,18 @@ def trace_of(
     )
 
 
-def put_trace(tx: Txn, table_id: int, number: int, trace: Trace) -> None:
+def trace_packing(tx: Txn, table: TableDef, by: str, now_ms: int, took_ms: int) -> None:
+    """Record a trace of the packs of a table that none has yet, if there are any. Raises TableDropped. Part of a
+    transaction.
+    """
+    version = get_version(tx, table.id, table.name)
+    if version.packing is not None:
+        tx.put(head_key(table.id), replace(version, packing=None).to_record())
+        number = move_counters(tx, Counters.read(tx))
+        put_trace(tx, table.id, number, PackTrace(now_ms, by, version.packing, took_ms))
+
+
+def put_trace(tx: Txn, table_id: int, number: int, trace: Trace | PackTrace) -> None:
     """Record a trace, and delete those beyond the newest KEPT_TRACES. Call inside a transaction."""
     tx.put(trace_key(table_id, number), trace.to_record())
     prefix = table_prefix(TRACE_PREFIX, table_id)

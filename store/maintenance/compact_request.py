@@ -5,9 +5,8 @@ from __future__ import annotations
 from epochlog.errors import EpochlogError, TableDropped
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.commit.expiry import expire_rows
-from epochlog.store.compaction.chapters import write_chapters
 from epochlog.store.compaction.executor import compact_table
-from epochlog.store.compaction.packing import pack_log
+from epochlog.store.compaction.packing_pass import pack_table
 from epochlog.store.compaction.subcompaction_rewriter import RewriteSubcompactions, rewrite_in_threads
 from epochlog.store.compaction.task_record import CompactionOutcome
 from epochlog.store.metadata.definitions import TableDef
@@ -36,8 +35,7 @@ def compact_tables(
             compact_table(handle, table_def, full=full or table is not None, rewrite=rewrite)
             while compact_table(handle, table_def, past_only=True, rewrite=rewrite) is CompactionOutcome.DONE:
                 continue  # one run at a time
-            pack_log(handle, table_def)
-            write_chapters(handle, table_def)
+            pack_table(handle, table_def)
         except TableDropped:  # since: nothing to compact
             if table is not None:
                 raise

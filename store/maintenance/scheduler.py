@@ -20,9 +20,8 @@ from epochlog.store.backup.incremental import ship
 from epochlog.store.catalog.keys import TROUBLE_PREFIX, table_key, trouble_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.commit.expiry import expire_rows
-from epochlog.store.compaction.chapters import write_chapters
 from epochlog.store.compaction.executor import compact_table
-from epochlog.store.compaction.packing import pack_log
+from epochlog.store.compaction.packing_pass import pack_table
 from epochlog.store.compaction.task_record import CompactionOutcome
 from epochlog.store.env.log_events import DEFECT, MAINTENANCE_FAILED, RETRY
 from epochlog.store.env.lru_cache import drop_idle
@@ -47,6 +46,8 @@ EXPIRE_EVERY_MS = 600_000
 """Longest time between two searches of a table for expired rows; a hundredth of its ttl if that is shorter."""
 SLICE = 2
 """Key ranges of a compaction in one slice."""
+PACKING_S = 0.1
+"""Time after which a visit of a table begins no further pack of its log."""
 T = TypeVar("T")
 
 
@@ -112,7 +113,7 @@ class Maintenance:
             if self._closing.is_set():
                 return False
             self._seen[table.id] = (version, table.options, self._handle.catalog.now_ms())
-            if self._maintain_table(table) in (CompactionOutcome.PROGRESS, CompactionOutcome.DONE):
+            if self._maintain_table(table):
                 self._seen.pop(table.id)
                 more = True
         drop_idle()
@@ -136,23 +137,24 @@ class Maintenance:
                 due.append((table, version))
         return due
 
-    def _maintain_table(self, table: TableDef) -> CompactionOutcome | None:
-        def work() -> CompactionOutcome:
+    def _maintain_table(self, table: TableDef) -> bool:
+        """Maintain a table for a short time; return True if work may remain."""
+
+        def work() -> bool:
             apply_retention(self._handle, table)
             outcome = compact_table(self._handle, table, budget=SLICE, by="maintenance")
             self._expire(table)
-            pack_log(self._handle, table)
-            write_chapters(self._handle, table)
-            return outcome
+            packed = pack_table(self._handle, table, by="maintenance", limit_s=PACKING_S)
+            return packed or outcome in (CompactionOutcome.PROGRESS, CompactionOutcome.DONE)
 
         try:
-            outcome = self._attempt(table.name, work)
+            more = self._attempt(table.name, work)
             error = self.errors.get(table.name)
             self._record_trouble(table, error)
         except EpochlogError as error:
             RETRY.log(what=f"recording the failed maintenance of table {table.name}", error=error)
-            return None
-        return outcome
+            return False
+        return bool(more)
 
     def _expire(self, table: TableDef) -> None:
         """Delete the rows whose ttl has passed, if the table was not looked through a short time ago."""

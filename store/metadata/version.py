@@ -7,7 +7,7 @@ version. No other code makes a TableVersion.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -249,6 +249,31 @@ def has_changed(key: bytes, value: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class PackingSums:
+    """Sums of the packs that were made: their number, and the commits, files and bytes that they took in and have."""
+
+    packs: int = 0
+    commits: int = 0
+    """Commits that packs took in; a pack of packs counts them again."""
+    files_in: int = 0
+    files_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    def plus(self, inputs: Sequence[LogEntry], pack: LogEntry) -> PackingSums:
+        """Return the sums with a further pack."""
+        files = [file for entry in inputs for file in entry.files]
+        return PackingSums(
+            packs=self.packs + 1,
+            commits=self.commits + sum(entry.commits for entry in inputs),
+            files_in=self.files_in + len(files),
+            files_out=self.files_out + len(pack.files),
+            bytes_in=self.bytes_in + sum(file.bytes for file in files),
+            bytes_out=self.bytes_out + sum(file.bytes for file in pack.files),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TableVersion:
     """Head record of a table: its epochs, and the epoch through which its log is compacted into sorted runs.
 
@@ -269,6 +294,7 @@ class TableVersion:
     runs: int = 0
     run_bytes: int = 0
     kept: tuple[int, ...] = ()  # the epochs below the safe epoch that can still be read, rising
+    packing: PackingSums | None = None  # packs that no trace has yet
 
     def keeps(self, epoch: int) -> bool:
         """Return True if the rows of the epoch have not been released: it is not below the safe epoch, or a tag
@@ -277,16 +303,20 @@ class TableVersion:
         return epoch >= self.safe_epoch or epoch in self.kept
 
     def to_record(self) -> Record:
-        """Return the catalog's record; only a table with tags below its safe epoch has `kept`."""
+        """Return the catalog's record; only a table with tags below its safe epoch has `kept`, and only one with packs
+        that no trace has yet `packing`.
+        """
         record = {name: getattr(self, name) for name in self.__slots__}
         if not self.kept:
             del record["kept"]
-        return record
+        del record["packing"]
+        return record if self.packing is None else {**record, "packing": asdict(self.packing)}
 
     @classmethod
     @checked
     def from_record(cls, record: Record) -> TableVersion:
-        return cls(**{**record, "kept": tuple(record.get("kept", ()))})
+        packing = PackingSums(**record["packing"]) if "packing" in record else None
+        return cls(**{**record, "kept": tuple(record.get("kept", ())), "packing": packing})
 
 
 Runs = tuple[SortedRun, ...]
@@ -421,6 +451,7 @@ def apply_packing(version: TableVersion, inputs: Sequence[LogEntry], pack: LogEn
             log_bytes=version.log_bytes
             + sum(file.bytes for file in pack.files)
             - sum(file.bytes for entry in inputs for file in entry.files),
+            packing=(version.packing or PackingSums()).plus(inputs, pack),
         )
     )
 

@@ -85,6 +85,36 @@ def test_history_of_compactions(run: Any, worn: str) -> None:
     assert "full compaction" in page
 
 
+@pytest.fixture
+def packed(tmp_path: Path) -> str:
+    """A store whose log has 64 commits in a pack, and three single ones."""
+    with api.open(tmp_path / "packed", durability="os") as store:
+        table = store.create_table("orders", ORDERS, ["id"], changelog="full")
+        for number in range(67):
+            table.upsert(orders([number % 3], ["mon"], [number]))
+        store.compact("orders", full=True)
+    return str(tmp_path / "packed")
+
+
+@pytest.mark.medium
+def test_the_packs_of_a_log_are_shown(run: Any, packed: str) -> None:
+    facts = json.loads(run("describe", packed, "orders", "--json").out)
+    log = facts["log"]
+    assert (log["entries"], log["packs"], log["packed_commits"], log["packed_files"]) == (67, 1, 64, 2)
+    assert log["files"] == 2 + 3 + 3, "changes and old rows of the pack and of each single commit"
+    assert 0 < log["packed_bytes"] < log["bytes"]
+    page = " ".join(run("describe", packed, "orders").out.split())
+    assert "; packs: 1 of 64 commits, 2 files, " in page and "; single: 3 commits, 6 files" in page
+    packing, merge, *_ = map(json.loads, run("history", packed, "orders", "--compactions", "--json").out.splitlines())
+    assert packing["reason"] == "packing of 64 commits" and packing["by"] == "command"
+    assert (packing["packs"], packing["commits"]) == (1, 64) and "packs" not in merge
+    assert (packing["files_in"], packing["files_out"]) == (64 + 61, 2), "the first three commits replaced no row"
+    assert packing["bytes_in"] > packing["bytes_out"] == log["packed_bytes"] and packing["took_ms"] >= 0
+    assert list(packing)[:3] == list(merge)[:3] == ["at", "reason", "by"]
+    (line,) = (line for line in run("history", packed, "orders", "--compactions").out.splitlines() if "packing" in line)
+    assert "packing of 64 commits" in line and "125 → 2" in line
+
+
 def test_a_table_that_was_never_compacted(run: Any, lake: Any) -> None:
     assert run("history", lake.root, "orders", "--compactions").out == "orders has not been compacted yet\n"
     assert run("history", lake.root, "orders", "--compactions", "--json").out == ""

@@ -21,10 +21,10 @@ import browser as browsers
 import epochlog as el
 import page_picture
 from browser import PHONE, Browser
-from epochlog.page.document import agreement_document, lanes_document
+from epochlog.page.document import agreement_document, lanes_document, table_document
 from epochlog.page.port import PagePort
 from epochlog.store.env.clock import monotonic_s
-from page_store import HOSTILE, PageStore, break_views
+from page_store import HOSTILE, PageStore, break_views, pack_orders
 from wait_until import wait_until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.slow]
@@ -151,6 +151,17 @@ def test_a_click_shows_a_table(shown: Browser, lake: PageStore) -> None:
     assert "job:best_day" in shown.texts("#table [data-part=holds] td:first-child")
     shown.click("#table-close")
     wait_until(lambda: not shown.driver.find_element("id", "table").is_displayed())
+
+
+def test_a_table_shows_the_packs_of_its_log(shown: Browser, lake: PageStore) -> None:
+    pack_orders(lake)
+    log = table_document(lake.store._handle, "orders")["log"]
+    shown.click(NODE.format("orders"))
+    wait_until(lambda: shown.count("#table [data-part=compactions] td"))
+    assert f"{log['packed_commits']} commits in 1 pack: 1 file, " in shown.text("#table [data-part=facts]")
+    assert shown.texts("#table [data-part=compactions] tbody tr:first-child td")[1:5] == [
+        f"packing of {log['packed_commits']} commits", "command", "", ""
+    ]  # fmt: skip
 
 
 def test_two_tables_agree_at_an_epoch_and_the_page_says_why_at_no_newer_one(shown: Browser, lake: PageStore) -> None:

@@ -24,7 +24,7 @@ from epochlog.page.summary import newest_common_epoch, typed_error
 from epochlog.store.epochs.table_epochs import TableEpochs
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.types.epoch_set import ints
-from page_store import HOSTILE, PageStore, break_views
+from page_store import HOSTILE, PageStore, break_views, pack_orders
 
 pytestmark = [pytest.mark.local_only, pytest.mark.medium]
 
@@ -169,6 +169,15 @@ def test_a_document_is_one_read_of_the_catalog_however_many_tables_there_are(
     assert len(reads) == 1
     status_document("", look)
     assert len(reads) == 1, "the document is made of the look alone"
+
+
+def test_the_packs_of_a_table_s_log(lake: PageStore) -> None:
+    pack_orders(lake)
+    document = table_document(lake.store._handle, "orders")
+    assert document["log"]["packs"] == 1 and document["log"]["packed_commits"] >= 16
+    packing, *merges = document["compactions"]
+    assert packing["packs"] == 1 and packing["commits"] == document["log"]["packed_commits"]
+    assert all("packs" not in merge for merge in merges)
 
 
 def test_a_table_in_full(lake: PageStore) -> None:

@@ -36,7 +36,7 @@ from log_model import NOW_MS
 from seeds import seeds
 
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64())])
-SMALL = {"LEAST_COMMITS": 2, "MOST_COMMITS": 4, "MERGED": 2, "PASS_S": 60.0}
+SMALL = {"LEAST_COMMITS": 2, "MOST_COMMITS": 4, "MERGED": 2}
 FOR_LONG = el.TableOptions(history_retention=timedelta(days=2), log_retention=timedelta(days=2))
 
 
@@ -200,7 +200,7 @@ class Twins:
 def test_random_histories_read_alike_in_chapters_and_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("epochlog.store.maintenance.compact_request.write_chapters", lambda handle, table: 0)
+    monkeypatch.setattr("epochlog.store.compaction.packing_pass.write_chapters", lambda handle, table, limit_s: 0)
     twins, most = Twins(tmp_path, seed), [0, 0]
     try:
         for turn in range(120):
@@ -345,7 +345,7 @@ def test_commits_that_changed_while_a_chapter_was_written_stay(
 
     of = Chapter.of
     monkeypatch.setattr(Chapter, "of", joined)
-    monkeypatch.setattr("epochlog.store.maintenance.compact_request.write_chapters", lambda handle, table: 0)
+    monkeypatch.setattr("epochlog.store.compaction.packing_pass.write_chapters", lambda handle, table, limit_s: 0)
     if change == "drop":
         with pytest.raises(el.TableDropped):
             write(store)

@@ -19,9 +19,11 @@ import pytest
 
 import epochlog as el
 from epochlog.store.changelog import change_reader
-from epochlog.store.compaction import packing
+from epochlog.store.compaction import packing, trace
 from epochlog.store.compaction.chapters import write_chapters
 from epochlog.store.compaction.executor import compact_table
+from epochlog.store.compaction.trace import PackTrace, read_traces
+from epochlog.store.maintenance import scheduler
 from epochlog.store.metadata import commit_columns, version
 from epochlog.store.metadata.commit_log import scan_entries
 from epochlog.store.metadata.lookups import find_table
@@ -30,7 +32,7 @@ from log_model import NOW_MS
 from seeds import seeds
 
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.float64()), pa.field("s", pa.string())])
-SMALL = {"LEAST_COMMITS": 2, "MOST_COMMITS": 4, "MERGED": 2, "PASS_S": 60.0}
+SMALL = {"LEAST_COMMITS": 2, "MOST_COMMITS": 4, "MERGED": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -196,12 +198,12 @@ def test_random_logs_read_alike_packed_and_not(
     twins = Twins(tmp_path, changelog, seed, options)
     chosen = twins.packed._handle
     monkeypatch.setattr(
-        "epochlog.store.maintenance.compact_request.pack_log",
-        lambda handle, table: plainly(handle, table) if handle is chosen else 0,
+        "epochlog.store.compaction.packing_pass.pack_log",
+        lambda handle, table, limit_s: plainly(handle, table, limit_s) if handle is chosen else 0,
     )
     monkeypatch.setattr(
-        "epochlog.store.maintenance.compact_request.write_chapters",
-        lambda handle, table: write_chapters(handle, table) if handle is chosen else 0,
+        "epochlog.store.compaction.packing_pass.write_chapters",
+        lambda handle, table, limit_s: write_chapters(handle, table, limit_s) if handle is chosen else 0,
     )
     made = 0
     try:
@@ -415,6 +417,73 @@ def test_a_pass_reads_no_record_that_an_earlier_one_left_single(
     assert len(seen) <= 4
 
 
+@pytest.mark.parametrize("error", [el.OutcomeUnknown("cut"), KeyboardInterrupt()], ids=["unknown", "Ctrl-C"])
+def test_a_pack_that_landed_keeps_its_files_whatever_its_transaction_says(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    store.create_table("t", SCHEMA, ["k"])
+    epochs = put(store, now_ms, 9)
+    transact = store._handle.catalog.transact
+
+    def cut(body: Callable[[Any], Any]) -> Any:
+        result = transact(body)
+        if packs(store) == [4]:
+            monkeypatch.undo()
+            raise error
+        return result
+
+    for name, size in SMALL.items():
+        monkeypatch.setattr(packing, name, size)
+    monkeypatch.setattr(store._handle.catalog, "transact", cut)
+    with pytest.raises(type(error)):
+        store.compact("t", full=True)
+    assert packs(store) == [4]
+    assert changed(store) == epochs
+    assert store.verify().ok
+    put(store, now_ms, 1)
+    for name, size in SMALL.items():
+        monkeypatch.setattr(packing, name, size)
+    store.compact("t", full=True)
+    assert packs(store) == [8]
+    store.vacuum(grace=0)
+    assert changed(store)[:-1] == epochs and store.verify().ok
+
+
+def test_maintenance_goes_on_until_all_is_packed(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A visit makes one pack and one chapter when its time is over, and the table is visited again at once."""
+    monkeypatch.setattr(scheduler, "PACKING_S", 0.0)
+    monkeypatch.setattr(packing, "MERGED", 100)
+    store.create_table("t", SCHEMA, ["k"])
+    put(store, now_ms, 41)
+    handle = store._handle
+    compact_table(handle, handle.catalog.read(lambda view: find_table(view, "t")), full=True)
+    maintenance = scheduler.Maintenance(handle)
+    for turn in range(1, 11):
+        assert maintenance.run_once()
+        assert packs(store) == [4] * turn
+    assert not maintenance.run_once()
+    assert packs(store) == [4] * 10
+
+
+def test_a_packer_that_was_suspended_for_long_does_not_try_for_ever(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has revoked its write intent, as that of a dead one; until it has a new one, no pack lands."""
+    store.create_table("t", SCHEMA, ["k"])
+    epochs = put(store, now_ms, 9)
+    written: list[int] = []
+    write = packing._write
+    monkeypatch.setattr(packing, "_write", lambda *args: written.append(1) or write(*args))
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "find_revoked_intent", lambda tx, paths: "revoked")
+        store.compact("t", full=True)
+    assert packs(store) == [] and written == [1]
+    store.compact("t", full=True)
+    assert packs(store) == [8] and changed(store) == epochs
+
+
 def damage(store: el.Store, entry: Any) -> str:
     """Cut the file of a log entry; return its path within the store."""
     path = entry.groups[0].segments[0].path
@@ -433,7 +502,7 @@ def test_commits_with_a_damaged_file_stay_single_and_the_others_are_packed(
     store.create_table("t", SCHEMA, ["k"])
     put(store, now_ms, 7)
     with monkeypatch.context() as patch:
-        patch.setattr("epochlog.store.maintenance.compact_request.pack_log", lambda handle, table: 0)
+        patch.setattr("epochlog.store.compaction.packing_pass.pack_log", lambda handle, table, limit_s: 0)
         store.compact("t", full=True)
     damage(store, entries(store)[1])
     put(store, now_ms, 7)
@@ -469,7 +538,7 @@ def test_empty_commits_of_another_changelog_do_not_decide_a_pack_s_old_rows(
     answers: list[list[Any]] = []
     for packs_log in (True, False):
         if not packs_log:
-            monkeypatch.setattr("epochlog.store.maintenance.compact_request.pack_log", lambda handle, table: 0)
+            monkeypatch.setattr("epochlog.store.compaction.packing_pass.pack_log", lambda handle, table, limit_s: 0)
         with el.open(tmp_path / str(packs_log), durability="os", clock=lambda: now_ms[0]) as store:
             now_ms[0] = NOW_MS
             options = el.TableOptions(history_retention=timedelta(0))
@@ -531,6 +600,53 @@ def test_a_table_with_a_pack_is_refused_by_versions_that_know_none(store: el.Sto
     store.table("t").alter(widen={"n": pa.float64()})
     table = store._handle.catalog.read(lambda view: find_table(view, "t"))
     assert table.format == 4 and table.schema.evolved
+
+
+def traced(store: el.Store) -> list[tuple[int, int, int, int]]:
+    """Return the packs, commits and files of each trace of packing, newest first."""
+    traces = store._handle.catalog.read(lambda view: read_traces(view, find_table(view, "t").id))
+    sums = [trace.packed for trace in traces if isinstance(trace, PackTrace)]
+    return [(packed.packs, packed.commits, packed.files_in, packed.files_out) for packed in sums]
+
+
+def test_each_pass_has_one_trace(store: el.Store, now_ms: list[int]) -> None:
+    store.create_table("t", SCHEMA, ["k"])
+    put(store, now_ms, 3)
+    store.compact("t", full=True)
+    assert traced(store) == []
+    put(store, now_ms, 6)
+    store.compact("t", full=True)
+    assert packs(store) == [8]
+    assert traced(store) == [(3, 16, 8 + 2, 3)], "two packs of commits, and one of the two"
+    store.compact("t", full=True)
+    assert len(traced(store)) == 1
+    for _ in range(2 * trace.KEPT_TRACES):
+        store._handle.catalog.transact(lambda tx: trace.put_trace(tx, 1, 10**6 + now_ms[0], PackTrace(
+            now_ms[0], "x", version.PackingSums(1), 0)))  # fmt: skip
+        now_ms[0] += 1
+    assert len(traced(store)) == trace.KEPT_TRACES
+
+
+def test_packs_of_a_pass_that_failed_are_in_the_next_trace(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_table("t", SCHEMA, ["k"])
+    put(store, now_ms, 9)
+    fails = [True]
+
+    def hit(name: str) -> None:
+        if name == "pack:landed" and fails:
+            fails.pop()
+            raise el.WriteFailed("no space left")
+
+    monkeypatch.setattr(packing, "hit", hit)
+    with pytest.raises(el.WriteFailed):
+        store.compact("t", full=True)
+    assert packs(store) == [4] and traced(store) == []
+    store.table("t").truncate_log(store.table("t").history()["epoch"].to_pylist()[0])
+    put(store, now_ms, 5)
+    store.compact("t", full=True)
+    assert [packs_ for packs_, *_ in traced(store)] == [2] and store.verify().ok
 
 
 @pytest.mark.parametrize("spoil", ["columns", "commits", "epoch", "rows", "pack"])
@@ -600,7 +716,8 @@ def _one_label_for_a_pack(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.planted
 @pytest.mark.local_only
 @pytest.mark.parametrize("plant", [
-    _newest_is_packed, _parts_are_whole_packs, _one_label_for_a_pack,
+    _newest_is_packed, _parts_are_whole_packs,
+    pytest.param(_one_label_for_a_pack, marks=pytest.mark.damages_store),
     pytest.param(_records_are_not_compared, marks=pytest.mark.damages_store),
     pytest.param(_rows_before_netting, marks=pytest.mark.damages_store),
 ])  # fmt: skip

@@ -44,7 +44,6 @@ TINY = {
     "compaction.packing.LEAST_COMMITS": 2,
     "compaction.packing.MOST_COMMITS": 3,
     "compaction.packing.MERGED": 2,
-    "compaction.packing.PASS_S": 60.0,
 }
 """Sizes at which a few rows cross every boundary there is."""
 

@@ -80,3 +80,10 @@ def break_views(lake: PageStore) -> None:
     """Commit more orders, which the slow view and the failing job do not reflect."""
     lake.put(3, 4)
     lake.fail()
+
+
+def pack_orders(lake: PageStore) -> None:
+    """Add orders one by one, until compaction packs their log."""
+    for number in range(64):
+        lake.store.table("orders").upsert(rows(1000 + number))
+    lake.store.compact("orders", full=True)
