@@ -17,8 +17,9 @@ from epochlog.store.changelog.footprint import Footprint, of_feed, of_replay, of
 from epochlog.store.changelog.log_plan import Columns, LogPlan, ended_by_alter, plan_changes
 from epochlog.store.changelog.plan_ranges import narrowed
 from epochlog.store.changelog.raw_replay import replay
+from epochlog.store.changelog.replanned import read_replanned
 from epochlog.store.metadata.definitions import TableDef
-from epochlog.store.metadata.lookups import find_table, get_version
+from epochlog.store.metadata.lookups import find_table, get_table, get_version
 from epochlog.store.retention.holds import Hold, put_holds
 from epochlog.store.retention.stale_reads import translate_stale_reads
 from epochlog.store.scan.scan_plan import ScanPlan
@@ -81,7 +82,7 @@ class FlightPlanner:
     def _plan_changes(self, command: ChangesCommand) -> LeasedFlight:
         handle, holder = self.handle, self.handle.new_holder("flight")
 
-        def plan_and_hold(tx: Txn) -> tuple[LogPlan, int, list[bytes]]:
+        def plan_and_hold(tx: Txn) -> tuple[TableDef, LogPlan, int, list[bytes]]:
             table = find_table(tx, command.table)
             plan = plan_flight_changes(tx, table, command)
             # Raises for bad options before anything is held.
@@ -94,12 +95,12 @@ class FlightPlanner:
             hold = Hold(holder, table.id, command.after, row_epoch, now_ms, now_ms + LEASE_MS)
             until = max(newest, command.after) if command.until is None else command.until
             until = until if plan.altered is None else max(command.after, plan.altered - 1)
-            return plan, until, put_holds(tx, [hold])
+            return table, plan, until, put_holds(tx, [hold])
 
-        plan, until, hold_keys = handle.pin(plan_and_hold)
+        table, plan, until, hold_keys = handle.pin(plan_and_hold)
         handle.leases.keep(holder, hold_keys)
         try:
-            parts = (*self._cut_log(plan, command), *_end_at_alter(plan))
+            parts = (*self._cut_log(table, plan, command), *_end_at_alter(plan))
             raw = command.mode == "epochs" and not command.pre_images
             exact = raw and not any(len(group.segments) > 1 for group in plan.groups)
             rows = plan.rows if exact and plan.altered is None else None
@@ -108,36 +109,56 @@ class FlightPlanner:
             handle.leases.release(holder)
             raise
 
-    def _cut_log(self, plan: LogPlan, command: ChangesCommand) -> Iterator[FlightPart]:
+    def _cut_log(self, table: TableDef, plan: LogPlan, command: ChangesCommand) -> Iterator[FlightPart]:
         if command.mode == "net":
             ranges = plan.splits(self.handle.files, _parts_for(plan.rows)) if plan.rows else [ALL_KEYS]
             for keys in ranges:
-                yield self._feed_part(narrowed(plan, keys), command, keys)
+                yield self._log_part(table, plan, command, keys)
             return
         for part_plan in split_by_epoch(plan, _parts_for(plan.rows)):
-            if command.pre_images:
-                yield self._feed_part(part_plan, command, ALL_KEYS)
-            else:
-                yield self._replay_part(part_plan, command.columns)
+            yield self._log_part(table, part_plan, command, ALL_KEYS)
+
+    def _log_part(self, table: TableDef, part_plan: LogPlan, command: ChangesCommand, keys: KeyRange) -> FlightPart:
+        """Return the part of a log with these keys. It is planned anew past the rows that it has returned where nothing
+        could hold its files (4.18).
+        """
+        files, images, net = self.handle.files, command.pre_images, command.mode == "net"
+        part_plan, options = _narrowed_log(part_plan, keys), ReadOptions(command.columns, None, keys)
+
+        def batches(plan: LogPlan) -> Iterator[pa.RecordBatch]:
+            if net or images:
+                return plan.batches(files, command.mode, pre_images=images, options=options)
+            return replay(plan, files, command.columns)
+
+        def plan_from(epoch: int) -> Iterator[pa.RecordBatch]:
+            after = command.after if net else max(epoch, part_plan.groups[0].first) - 1
+            until, columns = part_plan.groups[-1].label, Columns(part_plan.table, whole=net, cut=True)
+
+            def plan(view: ReadTxn) -> LogPlan:
+                present = get_table(view, table.id, table.name)
+                return plan_changes(view, present, after, until, columns=columns, pre_images=images)
+
+            return batches(_narrowed_log(self.handle.catalog.read(plan), keys))
+
+        footprint = of_feed(part_plan, command.columns, images=images)
+        if not net and not images:
+            footprint = of_replay(part_plan, command.columns)
+        return FlightPart(
+            lambda: read_replanned(self.handle, batches(part_plan), plan_from, by_epoch=not net), footprint
+        )
 
     def _scan_part(self, part_plan: ScanPlan | LogPlan, columns: Sequence[str] | None, keys: KeyRange) -> FlightPart:
         assert isinstance(part_plan, ScanPlan)
         options = ReadOptions(columns, None, keys)
         batches = partial(part_plan.batches, self.handle.files, options, split_bytes=SPLIT_BYTES)
-        return self._part(batches, of_scan(part_plan, columns, SPLIT_BYTES))
-
-    def _replay_part(self, part_plan: LogPlan, columns: Sequence[str] | None) -> FlightPart:
-        batches = partial(replay, part_plan, self.handle.files, columns)
-        return self._part(batches, of_replay(part_plan, columns))
-
-    def _feed_part(self, part_plan: ScanPlan | LogPlan, command: ChangesCommand, keys: KeyRange) -> FlightPart:
-        assert isinstance(part_plan, LogPlan)
-        images, options = command.pre_images, ReadOptions(command.columns, None, keys)
-        batches = partial(part_plan.batches, self.handle.files, command.mode, pre_images=images, options=options)
-        return self._part(batches, of_feed(part_plan, command.columns, images=images))
-
-    def _part(self, batches: Callable[[], Iterator[pa.RecordBatch]], footprint: Footprint) -> FlightPart:
+        footprint = of_scan(part_plan, columns, SPLIT_BYTES)
         return FlightPart(lambda: translate_stale_reads(self.handle, batches()), footprint)
+
+
+def _narrowed_log(plan: LogPlan, keys: KeyRange) -> LogPlan:
+    narrow = narrowed(plan, keys)
+    assert isinstance(narrow, LogPlan)
+    return narrow
 
 
 def plan_flight_changes(view: ReadTxn, table: TableDef, command: ChangesCommand) -> LogPlan:

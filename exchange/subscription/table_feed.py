@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from epochlog.errors import EpochExpired, SnapshotExpired, TableDropped
+from epochlog.errors import EpochExpired, EpochlogError, SnapshotExpired, TableDropped
 from epochlog.store.catalog.protocol import ReadTxn, Txn
 from epochlog.store.changelog import log_reader
 from epochlog.store.changelog.epoch_batches import epoch_batches, past_rows
@@ -59,7 +59,9 @@ class _FeedRound:
 
 
 class TableFeed:
-    """Feed of one table for one reader. A lease holds the unread rows and log until `close`."""
+    """Feed of one table for one reader. A lease holds the unread rows and log until `close`. A store that is opened
+    read-only holds nothing: the feed plans the rest anew when vacuum has deleted a file of it (4.18).
+    """
 
     def __init__(
         self,
@@ -114,7 +116,14 @@ class TableFeed:
                 if planned is not None:  # at the opening: commits since then may have notified the caller already
                     continue
                 return
-            yield from self._read_round(feed_round)
+            try:
+                yield from self._read_round(feed_round)
+            except SnapshotExpired as stale:  # nothing could hold the files: others have the rows past the position
+                try:
+                    self._first_round = self._handle.catalog.read(self._plan_round)
+                except EpochlogError as refused:
+                    raise stale from refused
+                continue
             self.ended = feed_round.ended
             self._hold.move(self.position.after)
 
