@@ -74,10 +74,13 @@ class Global:
         if self.include_creating:
             return {}
         membership = view.membership
-        expired = {name: explain_expired(view.table(name), membership.epoch) for name in membership.members}
+        members = membership.members
+        expired = {name: reason for name in members if (reason := explain_expired(view.table(name), membership.epoch))}
+        views = [name for name in members if expired and view.table(name).derived]
+        behind = "".join(f", and {reason}" for reason in view.why_not(views, view.last_epoch)[:MAX_REASONS])
         return {
             **membership.left_out,
-            **{name: f"{name} cannot be read: {reason}" for name, reason in expired.items() if reason},
+            **{name: f"{name} cannot be read: {reason}{behind}" for name, reason in expired.items()},
         }
 
     def choose(self, view: EpochView, tables: Sequence[str], /) -> dict[str, int]:

@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 from py4j.java_collections import JavaSet
 
 from epochlog.batch.tags import list_tags
-from epochlog.errors import InvalidInput, NotWritable, TableNotFound, TableNotReadable
+from epochlog.errors import InvalidInput, NoConsistentEpoch, NotWritable, TableNotFound, TableNotReadable
 from epochlog.spark.options import STREAM_ADVICE
 from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.commit.table_ddl import drop_table
 from epochlog.store.env.read_only import refuse_write
 from epochlog.store.env.whole_number import whole_number
-from epochlog.store.metadata.definitions import Counters, TableDef
+from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
 
 from .advice import no_like, no_merge
@@ -28,6 +28,9 @@ from .planned_query import PlannedQueries, PlannedQuery
 from .query_epochs import CatalogTables, LoadedTable, NamedMoment, QueryEpochs
 from .query_group import QueryGroups
 from .table import CatalogTable, JavaShapes
+
+READS_NO_ROWS = ("lookupTableOrView", "DataStreamReader.table(", "DataStreamWriter.toTable(")
+"""Methods of Spark that load a table for a statement about its definition, or for a stream."""
 
 
 class StoreCatalog(Proxy):
@@ -117,8 +120,8 @@ class StoreCatalog(Proxy):
         past = self._past(namespace, name, named=travel is not None)
         try:
             self._refuse_write(name, privileges, past)
-            loaded = self._load(namespace, name, travel, writes=bool(privileges))
-            return self._table([*namespace, name], self._tables.to_write(loaded) if privileges else loaded, past)
+            loaded = self._tables.defined(name) if privileges else self._load(namespace, name, travel)
+            return self._table([*namespace, name], loaded, past)
         except TableNotFound:
             raise self._no_such_table(identifier) from None
 
@@ -194,9 +197,7 @@ class StoreCatalog(Proxy):
         """Return Java's TableInfo, or an object like it."""
         return SeparateInfo(self.jvm, first, *others) if others else first
 
-    def _load(
-        self, namespace: Sequence[str], name: str, travel: str | int | None, *, writes: bool = False
-    ) -> LoadedTable:
+    def _load(self, namespace: Sequence[str], name: str, travel: str | int | None) -> LoadedTable:
         if namespace:
             if travel is not None:
                 raise InvalidInput(
@@ -208,12 +209,31 @@ class StoreCatalog(Proxy):
             _require_kept(tagged, name, f"the tag {namespace[0]!r}")
             return self._tables.load(name, tagged).named(NamedMoment(name=namespace[0]))
         if travel is None:
-            return self._tables.load(name, self._groups.current() if writes else self._groups.epochs(name))
+            return self._load_now(name)
         moment = self._moment(travel)
         chosen = self._at(moment)
         if moment.name:
             _require_kept(chosen, name, f"VERSION AS OF {_shortened(moment.name)}")
         return self._tables.load(name, chosen).named(moment)
+
+    def _load_now(self, name: str) -> LoadedTable:
+        """Load a table at the epoch of the query, or its newest definition for a statement that reads no rows of it.
+
+        Spark does not say what it loads a table for. The stack of its thread tells, and is read only if it matters,
+        since that takes long.
+        """
+        try:
+            loaded = self._tables.load(name, self._groups.epochs(name))
+        except NoConsistentEpoch:
+            if not self._reads_no_rows():
+                raise
+            return self._tables.defined(name)
+        if loaded.outdated and self._reads_no_rows():
+            return self._tables.defined(name)
+        return loaded
+
+    def _reads_no_rows(self) -> bool:
+        return not self._tables.fixed and self.jvm.is_called_by(*READS_NO_ROWS)
 
     def _moment(self, travel: str | int) -> NamedMoment:
         if isinstance(travel, int):
@@ -236,8 +256,7 @@ class StoreCatalog(Proxy):
 
     def _new_table(self, definition: TableDef) -> CatalogTable:
         """Return a table that was just created or altered."""
-        epoch = self._tables.handle.catalog.read(lambda view: Counters.read(view).last_epoch)
-        return self._table([definition.name], LoadedTable(definition, epoch, epoch))
+        return self._table([definition.name], LoadedTable(definition))
 
     def _table(self, path: Sequence[str], loaded: LoadedTable, past: str | None = None) -> CatalogTable:
         label = ".".join([self._name, *path])

@@ -90,7 +90,7 @@ def _epochs_at(unix_us: int) -> range:
 
 def _at_end(loaded: LoadedTable, span: ChangeRange) -> TableDef:
     """Return the table with the columns of the end of the range, as far as the analysis of the query knows it."""
-    end = span.end_at(lambda: loaded.epoch)
+    end = span.end_at(lambda: loaded.rows_at)
     return replace(loaded.definition, schema=loaded.definition.schema.at(end))
 
 

@@ -61,8 +61,8 @@ class PlannedQuery:
         taken = self._take(table)
         if taken.chosen is not None and taken.moment is None:
             with self._lock:
-                table_id = taken.definition.id
-                self._read[table_id] = min(taken.epoch, self._read.get(table_id, taken.epoch))
+                table_id, epoch = taken.definition.id, taken.rows_at
+                self._read[table_id] = min(epoch, self._read.get(table_id, epoch))
         return taken
 
     def _take(self, table: LoadedTable) -> LoadedTable:

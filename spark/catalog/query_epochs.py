@@ -22,12 +22,14 @@ from epochlog.errors import (
 )
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.epochs.epoch_errors import require_begun
+from epochlog.store.epochs.explain import blamed
 from epochlog.store.epochs.view import EpochView
 from epochlog.store.epochs.view_reader import read_epoch_view
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import all_tables, find_table, get_table, get_version
 from epochlog.store.scan.scan_plan import require_complete
 from epochlog.store.session.handle import Handle
+from epochlog.store.types.epoch import show_epoch
 
 _NO_REASONS: dict[str, str] = {}
 
@@ -71,15 +73,25 @@ class LoadedTable:
     """Table as a query reads it."""
 
     definition: TableDef
-    epoch: int
-    changed: int
+    epoch: int | None = None
+    """None for the newest definition, of which no rows are read."""
+    changed: int | None = None
     """Epoch of the newest commit at or below `epoch`, which has the same rows; `epoch` itself if it is not known."""
+    outdated: bool = False
+    """True if the table was altered after `epoch`."""
     moment: NamedMoment | None = None
     """Moment at which the query names the table (`VERSION AS OF`), if any."""
     chosen: QueryEpochs | None = None
     """Query epochs with which it was loaded; None for a given epoch."""
     fixed: bool = False
     """True if the catalog's policy reads the past (`AsOf`, `Exact`): later commits do not change the rows."""
+
+    @property
+    def rows_at(self) -> int:
+        """Return the epoch at which to read rows. Raises TableNotReadable for a definition."""
+        if self.epoch is None:
+            raise TableNotReadable(f"table {self.definition.name!r} was loaded to write or alter it: read it anew")
+        return self.epoch
 
     def named(self, moment: NamedMoment) -> LoadedTable:
         """Return the table as one that the query names at a moment, whose rows do not depend on later commits."""
@@ -149,8 +161,7 @@ class CatalogTables:
 
     def load(self, table: str, chosen: QueryEpochs | int) -> LoadedTable:
         """Return the table at its epoch. Raises TableNotFound, TableNotReadable, EpochNotCommitted, InvalidInput."""
-        if self.names is not None and table not in self.names:
-            raise TableNotFound(f"this catalog has no table {table!r}, only {', '.join(self.names)}")
+        self._require_listed(table)
 
         def read(view: ReadTxn) -> LoadedTable:
             definition = find_table(view, table)
@@ -178,11 +189,34 @@ class CatalogTables:
             )
         return again
 
-    def to_write(self, loaded: LoadedTable) -> LoadedTable:
-        """Return a table that a query writes, with its present columns; the epoch that reads have does not matter."""
-        definition = loaded.definition
-        current = self.handle.catalog.read(lambda view: get_table(view, definition.id, definition.name))
-        return replace(loaded, definition=current)
+    def defined(self, table: str) -> LoadedTable:
+        """Return the newest definition of a table, to write or alter it: no choice of epochs has a part in that. Raises
+        TableNotFound.
+        """
+        self._require_listed(table)
+        return LoadedTable(self.handle.catalog.read(lambda view: find_table(view, table)))
+
+    def explain_late_column(self, label: str, newest: TableDef, column: str) -> TableNotReadable | None:
+        """Return the error for a column that the table has, but not at the epoch at which queries read it; None if that
+        is not so. label: the table's name in the catalog.
+        """
+        epochs = self.newest()
+        then = self.load(newest.name, epochs).definition.schema.schema
+        if column in then.names or column not in newest.schema.schema.names:
+            return None
+        view = self.handle.catalog.read(self._view)
+        added = newest.schema.version
+        views = [name for name in epochs.epochs if view.table(name).derived]
+        return TableNotReadable(
+            f"{label} has the column {column} since epoch {show_epoch(added)}, and queries read it at epoch "
+            f"{show_epoch(epochs.epoch(newest.name))}: {'; '.join(view.why_not(views, added)) or 'by their policy'}. "
+            "Wait until the views named have caught up, or read it by el.catalog(spark, store, name='…', "
+            f"consistency='aligned', tables=['{newest.name}'])"
+        )
+
+    def _require_listed(self, table: str) -> None:
+        if self.names is not None and table not in self.names:
+            raise TableNotFound(f"this catalog has no table {table!r}, only {', '.join(self.names)}")
 
     def _choose(self, policy: Policy | None) -> QueryEpochs:
         def answer(asked: ChoiceRead) -> QueryEpochs:
@@ -198,7 +232,8 @@ class CatalogTables:
 def _loaded(view: ReadTxn, table: TableDef, epoch: int, chosen: QueryEpochs | None = None) -> LoadedTable:
     """Return the table with the columns that it has at the epoch."""
     changed = min(epoch, get_version(view, table.id, table.name).max_committed_epoch)
-    return LoadedTable(replace(table, schema=table.schema.at(epoch)), epoch, changed, chosen=chosen)
+    then = replace(table, schema=table.schema.at(epoch))
+    return LoadedTable(then, epoch, changed, table.schema.version != then.schema.version, chosen=chosen)
 
 
 def choose_query_epochs(policy: Policy, view: EpochView, names: Sequence[str] | None) -> QueryEpochs:
@@ -225,12 +260,23 @@ def choose_query_epochs(policy: Policy, view: EpochView, names: Sequence[str] | 
 
 
 def _outside(policy: Global, view: EpochView) -> dict[str, str]:
-    """Return the reason for each table that takes no part in `global`, with what to write."""
-    return {
-        name: f"{reason}; to read it at that epoch write el.catalog(spark, store, name='…', consistency='aligned', "
-        f"tables=['{name}'])"
-        for name, reason in left_out_of(policy, view).items()
-    }
+    """Return the reason for each table that takes no part in `global`, or not at its epoch yet, with what to write."""
+    reasons = left_out_of(policy, view)
+    views = [name for name in view.membership.members if reasons and view.table(name).derived]
+    late = [name for name, _ in blamed(view, views, view.last_epoch) if name]
+    advice = dict[str, str]()
+    for name, reason in reasons.items():
+        advice[name] = (
+            f"{reason}; to read it at that epoch write el.catalog(spark, store, name='…', consistency='aligned', "
+            f"tables=['{name}'])"
+        )
+        if name in view.membership.members:
+            epoch = view.safe_epoch_of([name])
+            advice[name] += (
+                f"; to wait for the views named, store.snapshot({[name, *late]}, consistency=el.AtLeast({epoch}, "
+                "timeout=60)).close()"
+            )
+    return advice
 
 
 def _unreadable(policy: Policy, view: EpochView, name: str) -> str | None:

@@ -278,7 +278,7 @@ class TableScan(PlannedScan):
     @answer
     def _estimated(self) -> TableStatistics:
         if self._statistics is None:
-            definition, epoch = self._table.definition, self._table.epoch
+            definition, epoch = self._table.definition, self._table.rows_at
 
             def plan(view: Any) -> ScanPlan:
                 current = get_table(view, definition.id, definition.name)
@@ -310,7 +310,7 @@ class TableScan(PlannedScan):
 
     def _load(self) -> Load:
         self._refuse_of_streams()
-        return self._load_of(self._schema.names, self._table.epoch)
+        return self._load_of(self._schema.names, self._table.rows_at)
 
     def _filter(self) -> pc.Expression | None:
         predicates = [each.toV2() for each in self._filters]

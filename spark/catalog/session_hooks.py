@@ -42,6 +42,7 @@ _UNSUPPORTED = re.compile(
     rf"Table (?P<table>{NAME}) does not support (?P<operation>MERGE INTO TABLE|INSERT INTO \.\.\.)"
 )
 _AMBIGUOUS = re.compile(rf"\[AMBIGUOUS_REFERENCE\] .* could be: \[(?P<column>{NAME})")
+_UNRESOLVED = re.compile(rf"\[UNRESOLVED_COLUMN\.\w+\] .* with name (?P<column>{NAME}) cannot be resolved")
 _NAMED = re.compile(rf"\b(INTO|OVERWRITE|FROM|JOIN)\s+(TABLE\s+)?(?P<table>{NAME})", re.IGNORECASE)
 """Tables that a statement names."""
 _NO_TIME = re.compile(r'\[UNSUPPORTED_DATATYPE\] Unsupported data type "TIME\b|\[UNSUPPORTED_TIME_TYPE\]')
@@ -170,9 +171,9 @@ def _find_advice(session: SparkSession, statement: str, text: str) -> EpochlogEr
     unnamed = _UNNAMED.search(text)
     if unnamed is not None:
         return _find_unnamed(session, unnamed["table"])
-    twins = _find_case_twins(session, statement, text)
-    if twins is not None:
-        return twins
+    named = _find_case_twins(session, statement, text) or _find_late_column(session, statement, text)
+    if named is not None:
+        return named
     like = _LIKE.search(without_texts(statement)) if "_NOT_FOUND]" in text else None
     if like is not None:
         with suppress(TableNotFound):
@@ -226,7 +227,7 @@ def _find_case_twins(session: SparkSession, statement: str, text: str) -> Epochl
         *path, column = name_parts(ambiguous["column"])
         tables = [".".join(map(quoted, path))] if path else []
     elif twice is not None:
-        tables, column = [named["table"] for named in _NAMED.finditer(without_texts(statement))], twice["column"]
+        tables, column = _named(statement), twice["column"]
     else:
         return None
     for name in tables:
@@ -236,6 +237,26 @@ def _find_case_twins(session: SparkSession, statement: str, text: str) -> Epochl
             if twins is not None:
                 return twins
     return None
+
+
+def _find_late_column(session: SparkSession, statement: str, text: str) -> EpochlogError | None:
+    """Return the error of a statement that reads a column of a table before the epoch at which it was added."""
+    unresolved = _UNRESOLVED.search(text)
+    if unresolved is None:
+        return None
+    for name in _named(statement):
+        with suppress(EpochlogError):  # such as a view of Spark in the catalog's session, which is no table
+            table = _find_table(session, name)
+            column = name_parts(unresolved["column"])[-1]
+            late = None if table is None else table[2].tables.explain_late_column(table[0], table[1], column)
+            if late is not None:
+                return late
+    return None
+
+
+def _named(statement: str) -> list[str]:
+    """Return the names of the tables that a statement names."""
+    return [named["table"] for named in _NAMED.finditer(without_texts(statement))]
 
 
 def _find_table(session: SparkSession, table: str) -> tuple[str, TableDef, StoreCatalog] | None:

@@ -219,9 +219,12 @@ class CatalogTable(Proxy):
     def id(self) -> str:
         return f"{self._handle.store_id}/{self._loaded.definition.id}"
 
-    def version(self) -> str:
-        """Return the epoch of the table's last change: commits of other tables do not make it another one."""
-        return str(self._loaded.changed)
+    def version(self) -> str | None:
+        """Return the epoch of the table's last change: commits of other tables do not make it another one.
+
+        A definition has none, so Spark does not load it again to read it.
+        """
+        return None if self._loaded.changed is None else str(self._loaded.changed)
 
     @answer
     def columns(self) -> Any:
@@ -248,7 +251,7 @@ class CatalogTable(Proxy):
             shown["sequence_by"] = definition.schema.sequence_by
         if definition.changelog != "upsert":
             shown["changelog"] = definition.changelog
-        if not self.jvm.is_called_by("ShowCreateTable"):
+        if self._loaded.epoch is not None and not self.jvm.is_called_by("ShowCreateTable"):
             shown["epoch"] = str(self._loaded.epoch)
         return self.jvm.map(shown)
 
