@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import reduce
 from operator import and_, or_
@@ -63,6 +63,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         self._handle = handle
         self._intent: str | None = None
         self._local_groups: list[tuple[DataFrame, pa.Table]] = []  # groups that the driver has read
+        self.broadcasts = True
+        """True if small frames carry a broadcast hint. Spark warns of one that no join can use."""
 
     def _frame_writer(self, target: WriteTarget) -> FrameWriter:
         """Make a writer under this refresh's own write intent. Failed task attempts leave files, which the open store's
@@ -86,6 +88,15 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
     def use_session(self, session: SparkSession) -> None:
         """Make all later frames in another session of the same Spark context."""
         self._session = session
+
+    @contextmanager
+    def broadcasting(self, broadcasts: bool) -> Iterator[None]:
+        """Give the small frames that are made meanwhile a broadcast hint, or none."""
+        before, self.broadcasts = self.broadcasts, broadcasts
+        try:
+            yield
+        finally:
+            self.broadcasts = before
 
     def _changes(self, plan: LogPlan, options: ReadOptions, mode: str, *, pre_images: bool) -> DataFrame:
         return self._frame(plan, options, mode=mode, pre_images=pre_images)
@@ -125,7 +136,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
             rows = _require_touched(name, rows, self._as_group_frame(touched, by))
         rows = _require_unique_keys(name, rows, key, of_view=self.plan.job.view is not None)
         if output.previous.files:
-            previous_rows = self.output(name, columns=key, among=touched)
+            with self.broadcasting(False):  # no full join broadcasts a side
+                previous_rows = self.output(name, columns=key, among=touched)
             kind = F.coalesce(F.col(CHANGE_TYPE), F.lit("delete"))
             rows = previous_rows.join(rows, key, "full").withColumn(CHANGE_TYPE, kind)
         with self._writing(name) as writer:
@@ -191,7 +203,8 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         schema = spark_schema(table.name, arrow, table.primary_key)
         partition = ReadPartition(self.files, plan, arrow_schema(schema), options, mode, pre_images)
         frame = read_frame(self._session, partition, schema)
-        return frame.hint("broadcast") if bytes_to_read(plan, options) < BROADCAST_BYTES else frame
+        is_small = self.broadcasts and bytes_to_read(plan, options) < BROADCAST_BYTES
+        return frame.hint("broadcast") if is_small else frame
 
 
 def _require_groups(table: str, groups: object) -> None:

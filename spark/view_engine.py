@@ -31,7 +31,7 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.key_range import ALL_KEYS
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
-from epochlog.views import step
+from epochlog.views import step, syntax
 from epochlog.views.derivation import Query, ViewPlan, render
 from epochlog.views.duckdb_engine import touched_keys
 from epochlog.views.engine import Row
@@ -171,11 +171,12 @@ class SparkReads(Reads["DataFrame"]):
         if not isinstance(rows, pa.Table):
             return rows
         if name in (TOUCHED, FOLDED):
-            frame = self._ctx.spark.createDataFrame(rows)
-            return frame.hint("broadcast") if name == TOUCHED and rows.num_rows <= PRUNED_BY else frame
+            frame, is_small = self._ctx.spark.createDataFrame(rows), name == TOUCHED and rows.num_rows <= PRUNED_BY
+            return frame.hint("broadcast") if is_small and self._ctx.broadcasts else frame
         key = tuple(column for column in self._plan.schemas[table_of(name)].primary_key if column in rows.column_names)
         schema = spark_schema(name, rows.schema, key)
-        return self._ctx.spark.createDataFrame(to_spark(name, rows, arrow_schema(schema)), schema).hint("broadcast")
+        frame = self._ctx.spark.createDataFrame(to_spark(name, rows, arrow_schema(schema)), schema)
+        return frame.hint("broadcast") if self._ctx.broadcasts else frame
 
 
 class ViewEngine:
@@ -187,8 +188,9 @@ class ViewEngine:
         self._queries = queries
 
     def run(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> DataFrame:
-        tables = self.reads.of(query, known)
-        with self._queries.named({name: self.reads.frame(name, rows) for name, rows in tables.items()}) as run:
+        with self._ctx.broadcasting(syntax.has_join(query)):
+            frames = {name: self.reads.frame(name, rows) for name, rows in self.reads.of(query, known).items()}
+        with self._queries.named(frames) as run:
             return run(query)
 
     @property

@@ -163,3 +163,9 @@ def replaced(node: exp.Expr, change: Callable[[exp.Column], exp.Expr | None]) ->
 def lookup(names: Mapping[str, str], name: str) -> str | None:
     """Return the spelling of a name that is compared without case."""
     return names.get(name.lower())
+
+
+def has_join(query: exp.Expr) -> bool:
+    """Return True if a query joins tables: by JOIN, EXISTS, or IN of a query."""
+    is_in = any(node.args.get("query") is not None for node in query.find_all(exp.In))
+    return is_in or query.find(exp.Join, exp.Exists) is not None

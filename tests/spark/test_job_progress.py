@@ -26,6 +26,7 @@ from wait_until import wait_until
 pytestmark = pytest.mark.spark
 
 UI = Path(__file__).with_name("ui_driver.py")
+HINTS = Path(__file__).with_name("hint_driver.py")
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
@@ -166,18 +167,37 @@ def test_a_query_whose_source_cannot_be_made_runs_without_metrics(lake: Lake, mo
     assert lake.store.table("v").count() == 3
 
 
-def test_the_ui_shows_each_step_with_its_rows_and_engine(lake: Lake) -> None:
-    lake.orders.upsert(rows(0, 6))
-    lake.store.checkpoint()
-    lake.store.create_view("days", "SELECT day, sum(amount) AS total FROM orders GROUP BY day", ["day"])
+def driven(driver: Path, lake: Lake) -> subprocess.CompletedProcess[str]:
+    """Run a driver on the lake, and return its output."""
     done = subprocess.run(
-        [sys.executable, UI, lake.root],
+        [sys.executable, driver, lake.root],
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(SUPPORT)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_a_step_gives_spark_no_hint_that_no_join_uses(lake: Lake) -> None:
+    for name, query, key in (
+        ("days", "SELECT day, sum(amount) AS total FROM orders GROUP BY day", "day"),
+        ("most", "SELECT day, max(amount) AS most FROM orders GROUP BY day", "day"),
+        ("plain", "SELECT id, amount FROM orders WHERE amount > 2", "id"),
+        ("joined", "SELECT a.id, b.day FROM orders AS a JOIN orders AS b ON a.id = b.id", "id"),
+    ):
+        lake.store.create_view(name, query, [key])
+    warned = [line for line in driven(HINTS, lake).stderr.splitlines() if "HintErrorLogger" in line]
+    assert not warned, warned
+    assert lake.store.table("joined").count() == 12
+
+
+def test_the_ui_shows_each_step_with_its_rows_and_engine(lake: Lake) -> None:
+    lake.orders.upsert(rows(0, 6))
+    lake.store.checkpoint()
+    lake.store.create_view("days", "SELECT day, sum(amount) AS total FROM orders GROUP BY day", ["day"])
+    done = driven(UI, lake)
     shown = json.loads(done.stdout.splitlines()[-1])
     (step,) = [each for each in shown if each["description"].startswith("days: ")]
     epoch = lake.store.job("days").info.committed_epoch
