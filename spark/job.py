@@ -6,7 +6,8 @@ session). `upsert` runs an output's frame and writes its segments, which stay in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Refresh = Callable[[SparkRefreshContext], Any]
+
+_DESCRIPTION = "spark.job.description"
+"""Local property of a thread: what Spark's UI calls its jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,24 @@ def step(
     those raised in Spark tasks.
     """
     check_arguments(runner, session, refresh)
-    return runner.step(refresh, SparkRefreshAdapter(runner.handle, session), lease=lease, take_over=take_over)
+    with _described(session, runner.name):
+        return runner.step(refresh, SparkRefreshAdapter(runner.handle, session), lease=lease, take_over=take_over)
+
+
+@contextmanager
+def _described(session: SparkSession, name: str) -> Iterator[None]:
+    """Describe the Spark jobs of this thread by the name of a job, as a query's and a pipeline's are; then put the
+    thread's own description back. A lost session has none: the step raises SparkLost.
+    """
+    context, own = session.sparkContext, None
+    with suppress(Exception):
+        own = context.getLocalProperty(_DESCRIPTION)
+        context.setLocalProperty(_DESCRIPTION, name)
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            context.setLocalProperty(_DESCRIPTION, own)  # pyright: ignore[reportArgumentType]: None removes it
 
 
 def check_arguments(runner: JobRunner, session: object, refresh: object) -> None:
@@ -109,7 +130,7 @@ def begin_step_on_thread(session: SparkSession, name: str) -> None:
         context: Any = session.sparkContext
         properties = context._jvm.java.util.Properties()
         properties.setProperty("spark.scheduler.pool", name)
-        properties.setProperty("spark.job.description", name)
+        properties.setProperty(_DESCRIPTION, name)
         context._jsc.sc().setLocalProperties(properties)
     except Exception:  # noqa: BLE001  # The session is lost; the step raises SparkLost.
         return

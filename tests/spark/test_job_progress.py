@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
+import epochlog as el
 from epochlog.checkpoint.job.refresh_adapter import CommittedStep
 from epochlog.spark import job as spark_job
 from epochlog.spark import job_query, job_source
@@ -191,6 +194,52 @@ def test_a_step_gives_spark_no_hint_that_no_join_uses(lake: Lake) -> None:
     warned = [line for line in driven(HINTS, lake).stderr.splitlines() if "HintErrorLogger" in line]
     assert not warned, warned
     assert lake.store.table("joined").count() == 12
+
+
+def spark_jobs(spark: SparkSession) -> list[str | None]:
+    """Return the descriptions of all Spark jobs, as the UI has them, newest first."""
+    context: Any = spark.sparkContext
+    jobs = context._jsc.sc().statusStore().jobsList(None)
+    described = [jobs.apply(place).description() for place in range(jobs.length())]
+    return [each.get() if each.isDefined() else None for each in described]
+
+
+def test_each_spark_job_of_a_step_names_its_view(lake: Lake) -> None:
+    context, seen = lake.spark.sparkContext, len(spark_jobs(lake.spark))
+    view = lake.store.create_view("days", "SELECT day, sum(amount) AS total FROM orders GROUP BY day", ["day"])
+
+    def newest(run: Callable[[], object]) -> list[str]:
+        nonlocal seen
+        lake.orders.upsert(rows(seen, 6))
+        lake.store.checkpoint()
+        run()
+        wait_until(lambda: len(spark_jobs(lake.spark)) > seen)
+        jobs = spark_jobs(lake.spark)
+        before, seen = seen, len(jobs)
+        return [text or "" for text in jobs[: len(jobs) - before]]
+
+    def start() -> None:
+        query = view.start(lake.spark)
+        query.processAllAvailable()
+        query.stop()
+
+    def run_pipeline() -> None:
+        pipeline = el.Pipeline(lake.store, lake.spark)
+        pipeline.add(view)
+        pipeline.run(until="idle")
+
+    context.setJobDescription("mine")
+    try:
+        assert set(newest(lambda: view.step(lake.spark))) == {"days"}
+        assert context.getLocalProperty("spark.job.description") == "mine"
+        assert all(text.startswith("days@") for text in newest(start))
+        assert set(newest(run_pipeline)) == {"days"}
+        lake.store.drop_view("days")
+        with pytest.raises(el.JobNotFound):
+            view.step(lake.spark)
+        assert context.getLocalProperty("spark.job.description") == "mine"
+    finally:
+        context.setLocalProperty("spark.job.description", None)  # pyright: ignore[reportArgumentType]: None removes it
 
 
 def test_the_ui_shows_each_step_with_its_rows_and_engine(lake: Lake) -> None:
