@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,7 +39,6 @@ POLL_S = 0.1
 """Interval at which a waiting micro-batch checks if its query was stopped."""
 MAX_IDLE_S = 10.0
 """Longest time that a micro-batch waits for work. Then the next one waits, so that the query reports progress."""
-MOST_BATCHES = 1000
 MOST_OF_ERROR = 1000
 """Number of characters of an error that the progress has. The job's `last_error` has all."""
 START_TRIES = 3
@@ -111,8 +109,6 @@ class Loop:
         self._started = threading.Event()
         self.idle_polls = 0
         """Number of steps that found no work."""
-        self.refresh_ms: OrderedDict[int, int] = OrderedDict()
-        """Time of the steps that committed, by micro-batch, of the last MOST_BATCHES that had one."""
         self._session = session
         self._trigger = trigger
         self._poll_ms = poll_ms
@@ -179,13 +175,6 @@ class Loop:
         progress = query.lastProgress
         return progress is not None and progress.batchId >= self._last_batch
 
-    def _note_cost(self, batch: int, began_s: float) -> None:
-        """Add the time of a step that committed to that of its micro-batch."""
-        took_ms = round((monotonic_s() - began_s) * 1000)
-        self.refresh_ms[batch] = self.refresh_ms.get(batch, 0) + took_ms
-        if len(self.refresh_ms) > MOST_BATCHES:
-            self.refresh_ms.popitem(last=False)
-
     def __call__(self, _frame: DataFrame, batch: int) -> None:
         """Run one micro-batch."""
         deadline_s, has_committed = monotonic_s() + MAX_IDLE_S, False
@@ -205,10 +194,7 @@ class Loop:
             with self._step_lock:
                 if not self.active:
                     break
-                began_s = monotonic_s()
                 epoch = self._step_once()
-                if epoch is not None:
-                    self._note_cost(batch, began_s)
             has_committed = has_committed or epoch is not None
             if (epoch and self._trigger.kind == "every") or self._is_over(deadline_s):
                 return
@@ -282,7 +268,7 @@ class JobQuery(StreamingQuery):
 
     def _with_cost(self, progress: StreamingQueryProgress) -> StreamingQueryProgress:
         shown: Any = progress
-        refresh_ms = self._loop.refresh_ms.get(progress.batchId, 0)
+        refresh_ms = sum(int(source.metrics.get("refreshMs", 0)) for source in progress.sources)
         for durations in (
             progress.durationMs,
             (shown._jdict or {}).get("durationMs", {}),
