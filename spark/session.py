@@ -280,7 +280,12 @@ class EpochlogSource(DataSource):
 
     def schema(self) -> StructType:
         self._schema_requested = True
-        return self._resolve_load().spark_schema()
+        load = self._resolve_load()
+        if load.feed:
+            from .stream_source import batch_limits
+
+            batch_limits(self.options)  # Spark 4.0 hides an error of `streamReader` behind one of its own
+        return load.spark_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from .batch_source import make_reader

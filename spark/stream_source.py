@@ -40,6 +40,14 @@ from .worker_gc import freeze_loaded_objects
 _CHANGE_NAMES = tuple(field.name for field in CHANGE_FIELDS)
 
 
+def batch_limits(options: Options) -> BatchLimits:
+    """Return the limits of a stream's batches. Raises InvalidInput for any, if this Spark has none."""
+    limits = BatchLimits(*(int_option(options, f"max{unit}PerTrigger", 1) for unit in ("Epochs", "Rows", "Bytes")))
+    if limits.any and not STREAM_LIMITS:
+        raise needs("a limit of a micro-batch, max…PerTrigger,", "4.2")
+    return limits
+
+
 @dataclass(frozen=True, slots=True)
 class StreamRead:
     """Resolved options of one stream."""
@@ -66,15 +74,12 @@ class StreamRead:
         consumer = text_option(options, "consumerId")
         if consumer is not None:
             check_consumer_name(consumer)
-        limits = BatchLimits(*(int_option(options, f"max{unit}PerTrigger", 1) for unit in ("Epochs", "Rows", "Bytes")))
-        if limits.any and not STREAM_LIMITS:
-            raise needs("a limit of a micro-batch, max…PerTrigger,", "4.2")
         return cls(
             location,
             table_id,
             table,
             parse_start(text_option(options, "startingVersion")),
-            limits,
+            batch_limits(options),
             consumer,
             bool_option(options, "preImages", False),
             bool_option(options, "failOnDataLoss", True),

@@ -21,6 +21,7 @@ from epochlog.spark.batch_source import Load, cut_partitions, plan_with_lease
 from epochlog.spark.micro_batch import QUERY_ID
 from epochlog.spark.options import StoreLocation, Tasks, location_options
 from epochlog.spark.parquet_files import OPTIONS, parquet_relation
+from epochlog.spark.stream_source import batch_limits
 from epochlog.spark.types import arrow_schema
 from epochlog.spark.versions import from_arrow_kind, needs
 from epochlog.store.changelog.change_rows import CHANGE_FIELDS
@@ -341,6 +342,7 @@ class TableScan(PlannedScan):
                 "startingVersion"
             )
         require_present_columns(self._handle, self._table.definition)
+        batch_limits(self._stream_options)
         self._is_stream = True
         return self._stream(self._stream_options, checkpoint)
 

@@ -176,12 +176,18 @@ def test_limits_of_a_micro_batch(pond: Lake, feature) -> None:
         pond.store.checkpoint()
     options = {"startingVersion": "earliest", "maxEpochsPerTrigger": 1}
 
-    def call() -> object:
-        return pond.into(pond.stream(**options), "copy", "ck")
+    def load() -> DataFrame:
+        return pond.stream(**options)
 
-    if feature("`maxRowsPerTrigger`, `maxEpochsPerTrigger`, `maxBytesPerTrigger`", versions.STREAM_LIMITS, "4.2", call):
-        call()
+    if feature("`maxRowsPerTrigger`, `maxEpochsPerTrigger`, `maxBytesPerTrigger`", versions.STREAM_LIMITS, "4.2", load):
+        pond.into(load(), "copy", "ck")
         assert copy.history().num_rows == 4
+    else:
+        stream = pond.spark.readStream.options(**options).table("pond.orders").writeStream
+        run = stream.format("noop").option("checkpointLocation", str(pond.scratch / "noop")).start
+        with pytest.raises(PySparkException, match="needs Spark 4.2") as refused:
+            run().processAllAvailable()
+        assert "UnboundLocalError" not in str(refused.value)
 
 
 def test_a_stream_of_rates_into_a_table(pond: Lake, feature) -> None:
