@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +19,7 @@ from uuid import uuid4
 import pyarrow.fs as pafs
 
 USER, SECRET = "tester", "not/so+secret"
-REQUESTS, FAIL, REFUSE, AUTH = "/-requests", "/-fail", "/-refuse", "/moto-api/reset-auth"
+REQUESTS, FAIL, REFUSE, DELAY, AUTH = "/-requests", "/-fail", "/-refuse", "/-delay", "/moto-api/reset-auth"
 
 
 class S3Server:
@@ -57,6 +58,10 @@ class S3Server:
         """Answer 403 to each request that writes or deletes, as S3 does for a user who may only read."""
         self._ask(REFUSE, json.dumps(refused))
 
+    def delay(self, seconds: float) -> None:
+        """Let each request take so much longer, as a server far away does."""
+        self._ask(DELAY, json.dumps(seconds))
+
     def ask_for_keys(self, wanted: bool) -> None:
         """Refuse calls without known credentials if `wanted`; the server knows no user."""
         self._ask(AUTH, "0" if wanted else "inf")
@@ -82,6 +87,7 @@ class Front:
         self._seen: list[str] = []
         self._fail = (0, "")
         self._read_only = False
+        self._delay_s = 0.0
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
@@ -97,8 +103,12 @@ class Front:
         if path == REFUSE:
             self._read_only = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
             return _answer(start_response, "200 OK", "")
+        if path == DELAY:
+            self._delay_s = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            return _answer(start_response, "200 OK", "")
         if path == AUTH:
             return self._inner(environ, start_response)
+        time.sleep(self._delay_s)
         with self._lock:
             query = environ.get("QUERY_STRING", "")
             self._seen.append(f"{method} {path}{'?' if query else ''}{query}")
