@@ -44,6 +44,8 @@ LOOK_AGAIN_MS = 10_000
 VACUUM_EVERY_MS = 600_000
 EXPIRE_EVERY_MS = 600_000
 """Longest time between two searches of a table for expired rows; a hundredth of its ttl if that is shorter."""
+PACK_EVERY, PACK_AGAIN_MS = 48, 60_000
+"""Further files of a log, and time, after which it is searched again for commits to pack."""
 SLICE = 2
 """Key ranges of a compaction in one slice."""
 PACKING_S = 0.1
@@ -84,6 +86,8 @@ class Maintenance:
         self._seen: dict[int, tuple[TableVersion, TableOptions, int]] = {}
         self._vacuumed_ms: int | None = None
         self._expired_ms: dict[int, int] = {}
+        self._left_packed: dict[int, tuple[int, int]] = {}
+        """By table that had nothing to pack: the files of its log at that time, and the time."""
 
     def start(self) -> None:
         """Start the thread; it runs until `close`."""
@@ -144,8 +148,7 @@ class Maintenance:
             apply_retention(self._handle, table)
             outcome = compact_table(self._handle, table, budget=SLICE, by="maintenance")
             self._expire(table)
-            packed = pack_table(self._handle, table, by="maintenance", limit_s=PACKING_S)
-            return packed or outcome in (CompactionOutcome.PROGRESS, CompactionOutcome.DONE)
+            return self._pack(table) or outcome in (CompactionOutcome.PROGRESS, CompactionOutcome.DONE)
 
         try:
             more = self._attempt(table.name, work)
@@ -155,6 +158,20 @@ class Maintenance:
             RETRY.log(what=f"recording the failed maintenance of table {table.name}", error=error)
             return False
         return bool(more)
+
+    def _pack(self, table: TableDef) -> bool:
+        """Pack a table's log and commits, unless there was nothing to pack a short time and few files ago: the search
+        costs as much as a commit. Return True if more may be to pack.
+        """
+        files = self._handle.catalog.read(lambda view: get_version(view, table.id, table.name)).log_segments
+        now_ms, left = self._handle.catalog.now_ms(), self._left_packed.get(table.id)
+        if left is not None and 0 <= files - left[0] < PACK_EVERY and 0 <= now_ms - left[1] < PACK_AGAIN_MS:
+            return False
+        if pack_table(self._handle, table, by="maintenance", limit_s=PACKING_S):
+            self._left_packed.pop(table.id, None)
+            return True
+        self._left_packed[table.id] = files, now_ms
+        return False
 
     def _expire(self, table: TableDef) -> None:
         """Delete the rows whose ttl has passed, if the table was not looked through a short time ago."""

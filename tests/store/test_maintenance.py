@@ -220,3 +220,32 @@ def test_maintenance_is_true_or_false(tmp_path: Path) -> None:
         with pytest.raises(el.InvalidInput, match="maintenance"):
             el.open(tmp_path / "s", maintenance=wrong)  # pyright: ignore[reportArgumentType]
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.local_only
+def test_a_log_that_had_nothing_to_pack_is_searched_again_after_more_files_or_a_minute(
+    lab: Lab, worker: Maintenance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[str] = []
+    packs = [1, 1]
+
+    def searched(handle: Any, table: Any, **limits: Any) -> bool:
+        searches.append(table.name)
+        return bool(packs and packs.pop())
+
+    def after_a_commit(number: int) -> int:
+        lab.put({9: (number, 0)})
+        worker.run_once()
+        return len(searches)
+
+    monkeypatch.setattr(scheduler, "pack_table", searched)
+    monkeypatch.setattr(scheduler, "PACK_EVERY", 6)
+    table = lab.root_table("r", options=el.TableOptions(log_retention=timedelta(days=1)))
+    assert [after_a_commit(number) for number in range(3)] == [1, 2, 3], "it follows each round with a pack"
+    assert [after_a_commit(number) for number in range(3, 9)] == [3, 3, 3, 3, 3, 4]
+    lab.now_ms += scheduler.PACK_AGAIN_MS - 1
+    assert after_a_commit(9) == 4
+    lab.now_ms += 1
+    assert after_a_commit(10) == 5
+    table.truncate_log(lab.store.last_epoch)
+    assert after_a_commit(11) == 6, "the log has become shorter"
