@@ -28,6 +28,7 @@ from epochlog.store.metadata import commit_columns, version
 from epochlog.store.metadata.commit_log import scan_entries
 from epochlog.store.metadata.lookups import find_table
 from epochlog.store.metadata.packed_epochs import PackedEpochs
+from epochlog.store.types.epoch import to_unix_ms
 from log_model import NOW_MS
 from seeds import seeds
 
@@ -600,6 +601,177 @@ def test_a_table_with_a_pack_is_refused_by_versions_that_know_none(store: el.Sto
     store.table("t").alter(widen={"n": pa.float64()})
     table = store._handle.catalog.read(lambda view: find_table(view, "t"))
     assert table.format == 4 and table.schema.evolved
+
+
+def test_a_short_log_has_no_packs_past_its_retention_and_a_long_history_stays(
+    store: el.Store, now_ms: list[int]
+) -> None:
+    """History of two days with a log of a minute: a pack covers four seconds, and goes with the log."""
+    options = el.TableOptions(history_retention=timedelta(days=2), log_retention=timedelta(minutes=1))
+    table = store.create_table("t", SCHEMA, ["k"], options=options)
+    epochs, most = list[int](), 0
+    for _ in range(20):
+        epochs += put(store, now_ms, 10)
+        store.compact("t", full=True)
+        most = max(most, *packs(store))
+        start = now_ms[0] - 60_000
+        kept = sum(to_unix_ms(epoch) >= start for epoch in epochs)
+        assert sum(entry.commits for entry in entries(store)) <= kept + 4, "no pack keeps more than a sixteenth longer"
+    assert most == 4 and table.info.safe_epoch < epochs[0]
+    assert all(table.to_arrow(epoch=epoch).num_rows == min(number, 3) for number, epoch in enumerate(epochs, 1))
+    assert table.history(limit=999)["epoch"].to_pylist()[: len(epochs)] == epochs[::-1]
+    with pytest.raises(el.LogTruncated):
+        table.changes(epochs[0])
+    assert changed(store, epochs[-30]) == epochs[-29:] and store.verify().ok
+
+
+@pytest.mark.parametrize("step_ms", [1000, 9000, 37_000, 38_000])
+def test_packs_of_a_log_of_ten_minutes_span_a_sixteenth_of_it(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch, step_ms: int
+) -> None:
+    monkeypatch.setattr(packing, "MOST_COMMITS", 64)
+    options = el.TableOptions(log_retention=timedelta(minutes=10), history_retention=timedelta(days=1))
+    store.create_table("t", SCHEMA, ["k"], options=options)
+    epochs = put(store, now_ms, 600_000 // step_ms, step_ms=step_ms)
+    store.compact("t", full=True)
+    made = [entry for entry in entries(store) if entry.packed is not None]
+    assert all(to_unix_ms(entry.epoch) - to_unix_ms(entry.first) <= 37_500 for entry in made)
+    assert max((entry.commits for entry in made), default=1) == 37_500 // step_ms + 1
+    assert changed(store, epochs[0]) == epochs[1:] and store.verify().ok
+
+
+def test_a_view_of_empty_commits_is_packed(store: el.Store, now_ms: list[int]) -> None:
+    """Changes of the upstream that leave the view as it is make commits without rows."""
+    store.create_table("t", SCHEMA, ["k"])
+    store.create_view("few", "SELECT k, v FROM t WHERE v > 100", ["k"], options=el.TableOptions(compact_segments=2))
+    commits = list[int]()
+    for number in range(13):
+        put(store, now_ms, 1)
+        if number == 6:
+            store.table("t").upsert(pa.Table.from_pylist([{"k": 7, "v": 101.0, "s": "x"}], schema=SCHEMA))
+        store.checkpoint()
+        assert store.view("few").step() is not None
+        commits.append(store.table("few").info.max_committed_epoch)
+    store.compact("few", full=True)
+    few = store.table("few")
+    assert sum(packs(store, "few")) >= 8 and few.info.log_segments == 1
+    assert few.history()["epoch"].to_pylist() == commits[::-1]
+    assert few.changes(0).read_all()["_commit_version"].to_pylist() == [commits[6]]
+    assert [few.to_arrow(epoch=epoch).num_rows for epoch in commits] == [0] * 6 + [1] * 7
+    assert store.view("few").check().ok and store.verify().ok
+
+
+def test_bulk_commits_between_small_ones_stay_as_they_are(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "SMALL_COMMIT", 4096)
+    store.create_table("t", SCHEMA, ["k"], changelog="full")
+    many = pa.table({"k": range(3000), "v": [float(n * n) for n in range(3000)], "s": ["y"] * 3000}, schema=SCHEMA)
+    small, bulk = list[int](), list[int]()
+    for turn in range(6):
+        small += put(store, now_ms, 1 + turn % 3)
+        now_ms[0] += 1000
+        bulk.append(store.table("t").upsert(many))
+    before = {entry.epoch: entry for entry in entries(store)}
+    store.compact("t", full=True)
+    after = entries(store)
+    assert [entry for entry in after if entry.epoch in bulk] == [before[epoch] for epoch in bulk]
+    assert packs(store) == [2, 3, 2], "one alone between two bulk commits stays single, and so do the newest"
+    rows = store.table("t").changes(0).read_all()["_commit_version"].to_pylist()
+    assert list(dict.fromkeys(rows)) == sorted([*small, *bulk]) and len(rows) == len(small) + 6 * 3000
+    assert store.verify().ok
+
+
+@pytest.mark.parametrize("clones_first", [False, True])
+def test_a_packed_table_and_its_clones_at_each_epoch_outlive_each_other(
+    store: el.Store, now_ms: list[int], clones_first: bool
+) -> None:
+    """Both are vacuumed: the clones while their source is there, and after one of the two sides is dropped."""
+    options = el.TableOptions(history_retention=timedelta(days=1))
+    store.create_table("t", SCHEMA, ["k"], changelog="full", options=options)
+    epochs = put(store, now_ms, 12)
+    store.compact("t", full=True)
+    states = {epoch: store.table("t").to_arrow(epoch=epoch) for epoch in epochs}
+    changes = store.table("t").changes(0, pre_images=True).read_all()
+    clones = {epoch: f"c{number}" for number, epoch in enumerate(epochs)}
+    for epoch, name in clones.items():
+        store.clone("t", name, as_of=epoch)
+    store.vacuum(grace=0)
+    for name in clones.values():
+        for _ in range(5):
+            now_ms[0] += 1000
+            store.table(name).upsert(pa.Table.from_pylist([{"k": 50, "v": 1.0, "s": "z"}], schema=SCHEMA))
+        store.compact(name, full=True)
+        assert packs(store, name) == [4]
+    store.vacuum(grace=0)
+    for name in clones.values() if clones_first else ["t"]:
+        store.drop_table(name)
+    store.vacuum(grace=0)
+    if clones_first:
+        assert all(store.table("t").to_arrow(epoch=epoch).equals(state) for epoch, state in states.items())
+        assert store.table("t").changes(0, pre_images=True).read_all().equals(changes)
+    else:
+        for epoch, name in clones.items():
+            rows = store.table(name).to_arrow().filter(pc.field("k") < 50)
+            assert rows.equals(states[epoch].combine_chunks()) or rows.to_pylist() == states[epoch].to_pylist()
+    assert store.verify().ok
+
+
+def _truncate(store: el.Store, epochs: list[int]) -> None:
+    store.table("t").truncate_log(epochs[2])
+
+
+def _drop(store: el.Store, epochs: list[int]) -> None:
+    store.drop_table("t")
+
+
+def _clone(store: el.Store, epochs: list[int]) -> None:
+    store.clone("t", "copy")
+
+
+def _alter(store: el.Store, epochs: list[int]) -> None:
+    store.table("t").alter(add=[pa.field("n", pa.int8())])
+
+
+def _restore(store: el.Store, epochs: list[int]) -> None:
+    store.table("t").restore(epochs[3])
+
+
+@pytest.mark.parametrize("act", [_truncate, _drop, _clone, _alter, _restore])
+def test_an_act_between_plan_and_commit_of_a_pack_loses_nothing(
+    store: el.Store, now_ms: list[int], monkeypatch: pytest.MonkeyPatch, act: Callable[[el.Store, list[int]], None]
+) -> None:
+    options = el.TableOptions(history_retention=timedelta(days=1))
+    store.create_table("t", SCHEMA, ["k"], changelog="full", options=options)
+    epochs = put(store, now_ms, 10)
+    acts = [act]
+
+    def hit(name: str) -> None:
+        if name == "pack:written" and acts:
+            now_ms[0] += 1000
+            acts.pop()(store, epochs)
+
+    monkeypatch.setattr(packing, "hit", hit)
+    if act is _drop:
+        with pytest.raises(el.TableDropped):
+            store.compact("t", full=True)
+        store.vacuum(grace=0)
+        assert not list(store._handle.files.list(store._handle.store_id))
+        return
+    states = {epoch: store.table("t").to_arrow(epoch=epoch).to_pylist() for epoch in epochs}
+    store.compact("t", full=True)
+    assert not acts and packs(store)
+    table, start = store.table("t"), epochs[2] if act is _truncate else 0
+    after = [epoch for epoch in epochs if epoch > start]
+    assert table.changes(start, epochs[-1]).read_all()["_commit_version"].to_pylist() == after
+    for epoch in epochs:
+        assert table.to_arrow(epoch=epoch).to_pylist() == states[epoch]
+    if act is _clone:
+        assert store.table("copy").to_arrow().to_pylist() == states[epochs[-1]]
+    if act is _restore:
+        assert table.to_arrow().to_pylist() == states[epochs[3]]
+    store.vacuum(grace=0)
+    assert store.verify().ok
 
 
 def traced(store: el.Store) -> list[tuple[int, int, int, int]]:
