@@ -252,7 +252,7 @@ def plots(kept: dict[int, Kept], steps: dict[int, list[float]]) -> list[Plot]:
         Panel("CPU ms of vacuum", [at(count, kept[count].vacuum_ms) for count in counts], last.vacuum_ms, "the last"),
         Panel("CPU ms of verify", [at(count, kept[count].verify_ms) for count in counts], last.verify_ms, "the last"),
         Panel(
-            "CPU ms of a view's step (median, quartiles)",
+            "CPU ms of a view's step",
             [(float(count), *quartiles(took)) for count, took in steps.items()],
             1.1 * first_step,
             "1.1 × the first",
