@@ -192,7 +192,7 @@ class ChangeReader:
         """Return the error of a damaged file, with the changes that the file has."""
         for group in self._groups(unit):
             if any(file.path == error.path for file in (*group.segments, *group.images)):
-                return Corrupt(error.path, f"{error.what}; it has {describe_group(group)}")
+                return type(error)(error.path, f"{error.what}; it has {describe_group(group)}")
         return error
 
     def _old_rows(self, unit: _Unit, touches: Touches) -> OldRows:

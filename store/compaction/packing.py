@@ -57,6 +57,12 @@ SPAN = 16
 """Share of the log's retention that a pack covers at most, so that little stays past the truncation mark."""
 
 
+Outcome = Literal["packed", "overtaken", "damaged", "revoked"]
+"""Outcome of writing a pack. overtaken: its records have changed meanwhile. damaged: a file of them is. revoked: the
+process was suspended for longer than its lease, so a vacuum may delete what it writes until it has a new one.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """Properties that all commits with rows of a pack have in common."""
@@ -77,6 +83,10 @@ class PackTask:
     newer_packs: int | None = None
     """Number of the packs of single commits that follow, if the pack replaces packs."""
 
+    def is_current(self, view: ReadTxn) -> bool:
+        """Return True if the records are as they were read."""
+        return all(view.get_packed(record.key) == record.value for record in self.records)
+
     @property
     def entries(self) -> list[LogEntry]:
         return [record.entry for record in self.records]
@@ -89,8 +99,8 @@ def pack_log(handle: Handle, table: TableDef, limit_s: float = math.inf) -> int:
     began_s, count, more = monotonic_s(), 0, True
     while more and (not count or monotonic_s() - began_s < limit_s):
         task = handle.catalog.read(lambda view: _next_task(view, table, handle.packed_logs))
-        outcome = "none" if task is None else _pack_intact(handle, task)
-        more = outcome in ("packed", "damaged")
+        outcome = None if task is None else _pack(handle, task)
+        more = outcome is not None and outcome != "revoked"
         if task is not None and outcome == "packed":
             count += 1
             handle.recorder.add(PACKS, table.name)
@@ -209,46 +219,44 @@ def _kind(table: TableDef, entry: LogEntry) -> _Kind | None:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _pack_intact(handle: Handle, task: PackTask) -> Literal["packed", "overtaken", "damaged"]:
-    """Pack the records of a task, unless a file of them is damaged: then they stay as they are, and the rest of the
-    table is maintained. overtaken: the records have changed, or the process was suspended for longer than its lease.
-    """
-    try:
-        return "packed" if _pack(handle, task) else "overtaken"
-    except Corrupt as error:
-        first, last = task.records[0].entry.first, task.records[-1].entry.epoch
-        handle.log(LOG_NOT_PACKED, table=task.table.name, first=first, last=last, error=error)
-        progress = handle.packed_logs.get(task.table.id, PackedThrough())
-        handle.packed_logs[task.table.id] = progress.past(last, task.newer_packs)
-        return "damaged"
-
-
-def _pack(handle: Handle, task: PackTask) -> bool:
-    """Write the files of a pack, and put it in place of its records. Return False if these have changed meanwhile, or
-    the process was suspended for so long that its files are no longer safe from a vacuum.
-    """
+def _pack(handle: Handle, task: PackTask) -> Outcome:
+    """Write the files of a pack, and put it in place of its records."""
     table, written = task.table, list[Segment]()
     try:
         pack = _write(handle, table, task, written)
-    except BaseException:
+    except BaseException as error:
         remove_segments(handle.files, written)
-        raise
+        if not isinstance(error, Corrupt):
+            raise
+        return _after_damage(handle, task, error)
     hit("pack:written")
     try:
-        landed = handle.catalog.transact(lambda tx: _land(handle, tx, task, pack))
+        outcome: Outcome = handle.catalog.transact(lambda tx: _land(handle, tx, task, pack))
     except BaseException as error:
         handle.packed_logs.pop(table.id, None)
         if isinstance(error, TableDropped):  # no other error tells that it has not landed; vacuum deletes what is left
             remove_segments(handle.files, written)
         raise
-    if not landed:
+    if outcome != "packed":
         remove_segments(handle.files, written)
         handle.packed_logs.pop(table.id, None)
-        return False
+        return outcome
     hit("pack:landed")
     progress = handle.packed_logs.get(table.id, PackedThrough())
     handle.packed_logs[table.id] = progress.with_pack(pack.epoch, task.newer_packs)
-    return True
+    return outcome
+
+
+def _after_damage(handle: Handle, task: PackTask, error: Corrupt) -> Outcome:
+    """Leave the records of a damaged file as they are, so that the rest of the table is maintained."""
+    if not handle.catalog.read(task.is_current):  # another packer has replaced the file, and a vacuum deleted it
+        handle.packed_logs.pop(task.table.id, None)
+        return "overtaken"
+    first, last = task.records[0].entry.first, task.records[-1].entry.epoch
+    handle.log(LOG_NOT_PACKED, table=task.table.name, first=first, last=last, error=error)
+    progress = handle.packed_logs.get(task.table.id, PackedThrough())
+    handle.packed_logs[task.table.id] = progress.past(last, task.newer_packs)
+    return "damaged"
 
 
 def _write(handle: Handle, table: TableDef, task: PackTask, written: list[Segment]) -> LogEntry:
@@ -307,13 +315,13 @@ def _committed(entry: LogEntry) -> np.ndarray:
     return np.array(counts, np.int64)[:, None]
 
 
-def _land(handle: Handle, tx: Txn, task: PackTask, pack: LogEntry) -> bool:
+def _land(handle: Handle, tx: Txn, task: PackTask, pack: LogEntry) -> Outcome:
     """Replace the records by the pack, if they are as they were read. Part of a transaction."""
     table = get_table(tx, task.table.id, task.table.name)
-    if any(tx.get_packed(record.key) != record.value for record in task.records):
-        return False
+    if not task.is_current(tx):
+        return "overtaken"
     if find_revoked_intent(tx, [file.path for file in pack.files]) is not None:
-        return False
+        return "revoked"
     for record in task.records:
         delete_entry(tx, table.id, record.entry.epoch)
     put_entry(tx, table.id, pack)
@@ -324,4 +332,4 @@ def _land(handle: Handle, tx: Txn, task: PackTask, pack: LogEntry) -> bool:
     old = [(file.path, file.bytes) for entry in task.entries for file in entry.files]
     mark_unreachable(tx, table.id, old, handle.catalog.now_ms())
     move_counters(tx, Counters.read(tx))
-    return True
+    return "packed"
