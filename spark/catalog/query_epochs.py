@@ -76,7 +76,9 @@ class LoadedTable:
     epoch: int | None = None
     """None for the newest definition, of which no rows are read."""
     changed: int | None = None
-    """Epoch of the newest commit at or below `epoch`, which has the same rows; `epoch` itself if it is not known."""
+    """Epoch of the newest commit at or below `epoch`, which has the same rows; `epoch` itself if it is not known. Of a
+    definition that of its newest commit, by which Spark 4.0 finds what it has cached of the table that it writes.
+    """
     outdated: bool = False
     """True if the table was altered after `epoch`."""
     moment: NamedMoment | None = None
@@ -194,7 +196,12 @@ class CatalogTables:
         TableNotFound.
         """
         self._require_listed(table)
-        return LoadedTable(self.handle.catalog.read(lambda view: find_table(view, table)))
+
+        def read(view: ReadTxn) -> LoadedTable:
+            definition = find_table(view, table)
+            return LoadedTable(definition, changed=get_version(view, definition.id, table).max_committed_epoch)
+
+        return self.handle.catalog.read(read)
 
     def explain_late_column(self, label: str, newest: TableDef, column: str) -> TableNotReadable | None:
         """Return the error for a column that the table has, but not at the epoch at which queries read it; None if that

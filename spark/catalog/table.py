@@ -211,7 +211,7 @@ class CatalogTable(Proxy):
         self._past = past
 
     def identity(self) -> str:
-        return f"table {self.id()} at {self.version()}, columns of {self._loaded.definition.schema.version}"
+        return f"table {self.id()} at {self._loaded.changed}, columns of {self._loaded.definition.schema.version}"
 
     def name(self) -> str:
         return self._label
@@ -224,7 +224,7 @@ class CatalogTable(Proxy):
 
         A definition has none, so Spark does not load it again to read it.
         """
-        return None if self._loaded.changed is None else str(self._loaded.changed)
+        return None if self._loaded.epoch is None else str(self._loaded.changed)
 
     @answer
     def columns(self) -> Any:
