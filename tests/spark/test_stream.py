@@ -10,8 +10,13 @@ import pytest
 from pyspark.sql.functions import count
 
 import epochlog as el
+from epochlog.store.catalog.keys import HOLD_PREFIX, INTENT_PREFIX, LEASE_PREFIX
+from epochlog.store.catalog.protocol import Txn, scan_prefix
 from epochlog.store.changelog.consumers import open_consumer
 from epochlog.store.compaction import packing
+from epochlog.store.env.clock import SystemClock
+from epochlog.store.metadata.counters import move_counters
+from epochlog.store.metadata.definitions import Counters
 from spark_store import SCHEMA, rows
 from stand_in_packer import pack
 
@@ -205,6 +210,49 @@ def test_tasks_that_start_late_find_the_files_of_their_batch(lake) -> None:
     lake.drain(writer.option("checkpointLocation", str(lake.scratch / "ck")))
     assert sorted(read) == sorted([*range(10), *range(5, 15)])
     assert lake.store.vacuum(grace=0).deleted  # the query has asked for another batch, and ended
+
+
+def extend_leases(store: el.Store, ms: int) -> int:
+    """Extend all leases, as their owners do who live on; return their number."""
+
+    def body(tx: Txn) -> int:
+        prefixes = HOLD_PREFIX, LEASE_PREFIX, INTENT_PREFIX
+        leased = [(key, record) for prefix in prefixes for key, record in scan_prefix(tx, prefix)]
+        leased = [(key, record) for key, record in leased if record["expires_ms"] is not None]
+        for key, record in leased:
+            tx.put(key, {**record, "expires_ms": record["expires_ms"] + ms})
+        move_counters(tx, Counters.read(tx))
+        return len(leased)
+
+    return store._handle.catalog.transact(body)
+
+
+@pytest.mark.rule("4.19")
+def test_tasks_that_start_twenty_minutes_late_find_the_files_that_packs_replaced(
+    lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of a batch is packed by a process whose clock is 20 minutes on, as are the leases of the driver."""
+    for name, size in {"LEAST_COMMITS": 2, "MOST_COMMITS": 4, "MERGED": 2}.items():
+        monkeypatch.setattr(packing, name, size)
+    for number in range(9):
+        lake.orders.upsert(rows(number, 3, amount=float(number)))
+    expected = sorted((row["id"], row["amount"]) for row in lake.orders.changes(0).read_all().to_pylist())
+    read: list[tuple[int, float]] = []
+    late_ms = SystemClock()() + 20 * 60 * 1000
+
+    def late(frame, _batch) -> None:
+        planned = frame.rdd
+        assert planned.getNumPartitions()
+        assert extend_leases(lake.store, 20 * 60 * 1000)
+        with el.open(lake.root, clock=lambda: late_ms) as other:
+            other.compact("orders", full=True)
+            assert other.table("orders").info.log_segments < 6
+            assert other.vacuum(grace=0).deleted == ()
+        read.extend((row["id"], row["amount"]) for row in planned.collect())
+
+    writer = lake.stream(startingVersion="earliest").writeStream.foreachBatch(late)
+    lake.drain(writer.option("checkpointLocation", str(lake.scratch / "ck")))
+    assert sorted(read) == expected
 
 
 @pytest.mark.rule("4.20")
