@@ -90,7 +90,7 @@ class Hour:
     rss_mb: float
 
 
-class Day:
+class LivedDay:
     """Store on a virtual clock, and the process that writes, steps and maintains it."""
 
     def __init__(self, root: Path, scale: Scale) -> None:
@@ -177,7 +177,8 @@ class Day:
         report = self.store.verify()
         assert report.ok, report.problems
         for name in VIEWS:
-            assert (found := raw_check(self.store.view(name))).ok, (name, found)
+            result = raw_check(self.store.view(name))
+            assert result.ok, (name, result)
 
 
 def live(root: Path, scale: Scale) -> list[Hour]:
@@ -187,7 +188,7 @@ def live(root: Path, scale: Scale) -> list[Hour]:
             stack.enter_context(mock.patch.object(packing, name, size))
         for _, cache in process_caches():
             cache.clear()
-        day = Day(root, scale)
+        day = LivedDay(root, scale)
         stack.callback(day.store.close)
         hours = []
         for number, hour in enumerate(day.hours(), 1):
