@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from epochlog.errors import ReadFailed, WriteFailed
 from epochlog.store.backup.incremental import ship
-from epochlog.store.catalog.keys import USED_PREFIX, intent_key, unreachable_key
+from epochlog.store.catalog.keys import USED_PREFIX, bound_key, intent_key, unreachable_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_prefix
 from epochlog.store.catalog.registry import EMBEDDED, kind_of_url
 from epochlog.store.commit.idempotency import forget_unused
@@ -28,13 +30,16 @@ from epochlog.store.env.files import FileInfo
 from epochlog.store.env.log_events import FILE_CONTRADICTION, VACUUM
 from epochlog.store.env.metrics import VACUUM_SECONDS, VACUUMED_BYTES, VACUUMED_FILES
 from epochlog.store.env.paths import intent_of, table_of
+from epochlog.store.metadata.consumer_record import all_consumers
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters
 from epochlog.store.metadata.exchange_records import end_expired
+from epochlog.store.metadata.lookups import all_jobs, all_tables
 from epochlog.store.metadata.reachable_files import all_files
 from epochlog.store.metadata.unreachable_files import UnreachableFile, list_unreachable, mark_unreachable
 from epochlog.store.retention.holds import all_holds, all_leases, holds_of
 from epochlog.store.session.write_intents import Intent, all_intents
+from epochlog.store.types.epoch import from_unix_ms
 
 from .vacuum_plan import REACHED_AND_UNREACHABLE, FileDecision, FileState, Known, classify_files, pins
 
@@ -293,7 +298,9 @@ def _delete_files(handle: Handle, batch: Sequence[FileDecision]) -> list[tuple[F
 
 
 def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> None:
-    """Delete the records of committed segments whose files are deleted, expired leases, and forgotten outcomes."""
+    """Delete the records of committed segments whose files are deleted, expired leases, forced boundaries that all
+    readers of logs have passed, and forgotten outcomes.
+    """
 
     def dead_leases(view: ReadTxn) -> list[bytes]:
         now_ms, live = handle.clock_guard.slowest_ms(view), handle.leases.live
@@ -310,7 +317,7 @@ def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> No
             if path not in listed and view.get(intent_key(intent_of(path))) is None
         ]
 
-    for stale_keys in (dead_leases, unlisted_segments):
+    for stale_keys in (dead_leases, unlisted_segments, partial(_passed_boundaries, handle)):
         if handle.catalog.read(stale_keys):
 
             def remove(tx: Txn, stale_keys: Callable[[ReadTxn], list[bytes]] = stale_keys) -> None:
@@ -319,6 +326,18 @@ def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> No
 
             handle.catalog.transact(remove)
     forget_unused(handle)
+
+
+def _passed_boundaries(handle: Handle, view: ReadTxn) -> list[bytes]:
+    """Return the keys of forced boundaries that are older than all logs are kept, and that each job and consumer has
+    passed; at most BATCH.
+    """
+    retentions = [table.options.log_retention for table in all_tables(view)]
+    limits = [job.position for job in all_jobs(view) if job.state != "finished"]
+    limits += [consumer.position or 0 for consumer in all_consumers(view)]
+    kept_ms = max(retentions, default=timedelta(0)) // timedelta(milliseconds=1)
+    limits += [Counters.read(view).last_epoch, from_unix_ms(handle.clock_guard.slowest_ms(view) - kept_ms)]
+    return [key for key, _ in islice(view.scan_packed(bound_key(0), bound_key(max(min(limits), 0))), BATCH)]
 
 
 def _committed_segments(handle: Handle, view: ReadTxn) -> Iterator[tuple[bytes, str]]:

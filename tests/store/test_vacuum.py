@@ -14,11 +14,13 @@ import pytest
 
 import epochlog as el
 from epochlog.store.catalog.keys import after_prefix, intent_key, unreachable_key
+from epochlog.store.epochs.view_reader import forced_boundaries
 from epochlog.store.maintenance.vacuum import GRACE, vacuum
 from epochlog.store.metadata.unreachable_files import UnreachableFile, list_unreachable
 from epochlog.store.retention.holds import all_holds
 from epochlog.store.session.leases import LEASE_MS
 from epochlog.store.session.write_intents import all_intents
+from epochlog.store.types.epoch import MAX_EPOCH
 from lab import Lab, state_of, sums, table_of
 
 GRACE_MS = round(GRACE.total_seconds() * 1000)
@@ -462,6 +464,43 @@ def test_outcomes_of_an_application_at_rest_are_forgotten_and_refused(lab: Lab) 
     assert lab.store.resolve(("busy", 1)) is not None
     assert table.upsert(table_of({6: (6, 6)}), txn=("app", 6)) > epochs[1]
     assert set(lab.rows("r")) == {3, 5, 6}
+
+
+def boundaries(lab: Lab) -> list[int]:
+    """Return the forced boundaries of which the catalog has a record."""
+    return lab.store._handle.catalog.read(lambda view: forced_boundaries(view, 0, MAX_EPOCH)).tolist()
+
+
+def test_forced_boundaries_go_once_all_readers_have_passed_them(lab: Lab) -> None:
+    """Each checkpoint() leaves one; jobs and consumers may commit there for as long as the logs are kept."""
+    options = el.TableOptions(log_retention=timedelta(hours=1))
+    table = lab.root_table(options=options)
+    view = lab.store.create_view("v", "SELECT k, v FROM r", ["k"], options=options)
+    consumer = el.UpstreamLog(lab.store, ["r"], consumer="c")
+
+    def act() -> int:
+        later(lab, 1000)
+        table.upsert(table_of({1: (lab.now_ms, 1)}))
+        epoch = lab.store.checkpoint()
+        while view.step():
+            continue
+        while consumer.poll() is not None:
+            continue
+        return epoch
+
+    epochs = [act() for _ in range(4)]
+    consumer.ack()
+    assert boundaries(lab) == epochs
+    lab.store.vacuum()
+    assert boundaries(lab) == epochs, "the log is kept"
+    later(lab, 3_700_000)
+    behind = act()
+    lab.store.vacuum()
+    assert boundaries(lab) == [epochs[3], behind], "the consumer has acknowledged the fourth"
+    consumer.ack()
+    lab.store.vacuum()
+    assert boundaries(lab) == [behind]
+    consumer.close()
 
 
 def test_many_files_go_in_batches_and_progress_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
