@@ -64,7 +64,7 @@ class Heard(StreamingQueryListener):
             return [metrics for metrics in self.metrics if metrics.get("job") == job and "error" in metrics]
 
 
-class Running:
+class StillActive:
     """Queries that `wait_until` polls: one that has ended fails the test at once, with its error."""
 
     def __init__(self, *queries: Any) -> None:
@@ -88,14 +88,14 @@ def test_a_listener_hears_of_each_view_with_its_rows_and_engine(lake: Lake) -> N
     lake.spark.streams.addListener(heard)
     queries = [view.start(lake.spark) for view in (days, big)]
     try:
-        running = Running(*queries)
-        wait_until(lambda: heard.steps("days") and heard.steps("big"), running)
+        active = StillActive(*queries)
+        wait_until(lambda: heard.steps("days") and heard.steps("big"), active)
         assert sum(int(step["rows"]) for step in heard.steps("days")) == 3
         assert sum(int(step["rows"]) for step in heard.steps("big")) == 3
         lake.orders.upsert(rows(6, 1))
         epoch = lake.store.checkpoint()
-        wait_until(lambda: days.info.committed_epoch >= epoch, running)
-        wait_until(lambda: heard.steps("days")[-1]["epoch"] == str(days.info.committed_epoch), running)
+        wait_until(lambda: days.info.committed_epoch >= epoch, active)
+        wait_until(lambda: heard.steps("days")[-1]["epoch"] == str(days.info.committed_epoch), active)
         last = heard.steps("days")[-1]
         assert (last["engine"], last["rows"], last["steps"]) == ("spark", "1", "1")
         assert int(last["epoch"]) >= epoch
