@@ -14,7 +14,6 @@ import numpy as np
 from data import SCHEMA, make_rows
 
 import epochlog as el
-from epochlog.store.compaction.packing import pack_log
 from epochlog.store.metadata.commit_log import scan_entries
 
 ROWS, KEYS = 20, 20_000
@@ -23,8 +22,8 @@ START_MS = 1_767_225_600_000
 OPTIONS = el.TableOptions(history_retention=timedelta(minutes=1), log_retention=timedelta(days=2))
 """Retention that keeps the whole log of 100,000 seconds."""
 VIEW = "SELECT COALESCE(id % 64, 0) AS part, COUNT(*) AS n, SUM(id) AS total FROM t GROUP BY COALESCE(id % 64, 0)"
-PACKERS = ("epochlog.store.maintenance.compact_request.pack_log", "epochlog.store.maintenance.scheduler.pack_log")
-"""Names by which maintenance calls `pack_log`."""
+PACKERS = ("epochlog.store.compaction.packing_pass.pack_log", "epochlog.store.compaction.packing_pass.write_chapters")
+"""Names by which a pass of packing calls its two parts."""
 
 
 @contextmanager
@@ -91,8 +90,6 @@ class SmallCommits:
         """
         self.store.checkpoint()
         self.store.compact("t")
-        while pack_log(self.store._handle, self.table._table):
-            pass
         self.store.vacuum(grace=0)
         return self
 
