@@ -14,6 +14,7 @@ import pytest
 
 import epochlog as el
 from epochlog.store.commit import merged_updates, type_trial
+from epochlog.store.env import lru_cache
 from lab import Lab
 from width_work import Meter, superlinear
 
@@ -169,6 +170,25 @@ def test_names_that_are_made_anew_for_each_column_are_found(tmp_path: Path, monk
     (growing,) = superlinear(lambda columns, meter: updates(tmp_path, columns, meter), also=[__file__])
     assert "columns in" in growing
     assert Path(__file__).name in growing
+
+
+@pytest.mark.local_only
+@pytest.mark.medium
+def test_a_sweep_of_the_caches_is_no_work_of_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes at some call, by the clock: here in the widest of the runs."""
+    put = lru_cache.LRUCache.put
+
+    def put_late(*args: Any, **options: Any) -> None:
+        lru_cache._sweeps._swept_s -= 10_000 if runs == [12, 12, 24, 36] else 0
+        put(*args, **options)
+
+    def world(columns: int, meter: Meter) -> None:
+        runs.append(columns)
+        updates(tmp_path, columns, meter)
+
+    runs: list[int] = []
+    monkeypatch.setattr(lru_cache.LRUCache, "put", put_late)
+    assert superlinear(world) == []
 
 
 def nested_columns(root: Path, columns: int, meter: Meter) -> None:
