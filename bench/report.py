@@ -49,7 +49,7 @@ _SEVERAL = {
     "P24": 3,
     "P25": 2,
     "P26": 10,
-    "P27": 12,
+    "P27": 13,
 }
 _WHOLE = {
     BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in (*range(1, 18), *range(19, 28)))},
