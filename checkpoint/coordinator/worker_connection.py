@@ -27,6 +27,8 @@ class WorkerConnection:
     def __init__(self, stream: DuplexStream, worker: str) -> None:
         self.worker = worker
         self.heard_s = monotonic_s()
+        self._sending_s: float | None = None
+        """Time at which the running send began; None while none runs."""
         self._stream = stream
         self._queue: deque[Message] = deque()
         self._bytes = 0
@@ -59,8 +61,11 @@ class WorkerConnection:
         self.heard_s = monotonic_s()
 
     def silent_s(self) -> float:
-        """Return the seconds since the worker's last message."""
-        return monotonic_s() - self.heard_s
+        """Return the seconds since the worker's last message, or those that the running send has taken, if these are
+        more: a connection whose one direction stands still is of no use, though the worker is heard.
+        """
+        sending_s = self._sending_s
+        return monotonic_s() - (self.heard_s if sending_s is None else min(self.heard_s, sending_s))
 
     def end(self) -> None:
         """Stop sending and abort the connection."""
@@ -84,8 +89,10 @@ class WorkerConnection:
                     return
                 frame = [self._queue.popleft() for _ in range(min(FRAME, len(self._queue)))]
                 self._bytes -= sum(map(memory_bytes, frame))
+            self._sending_s = monotonic_s()
             if not self._stream.send(encode(frame)):
                 break
+            self._sending_s = None
         self._stream.abort()
 
 

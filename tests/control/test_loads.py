@@ -463,6 +463,21 @@ def test_a_silent_worker_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.medium
+@pytest.mark.logs("worker_silent")
+def test_a_worker_that_is_heard_and_gets_nothing_is_left(tmp_path: Path) -> None:
+    """One direction of its connection stands still, as gRPC leaves it now and then: it connects anew."""
+    with served(tmp_path, settings(timeout_ms=400)) as (store, server), open_worker(server, store) as worker:
+        part = attach(worker)
+        with server.coordinator._executor.lock:
+            (session,) = server.coordinator._connections
+        stream, first = session._stream, worker._link.stream
+        stream.send = lambda message: stream.closed.wait(WAIT_LIMIT_S) and False  # pyright: ignore[reportAttributeAccessIssue]
+        wait_until(lambda: worker._link.stream is not first and worker.connected)
+        with suppress(RolledBack):
+            part.writer("clicks").upsert(rows(1))
+
+
+@pytest.mark.medium
 @pytest.mark.logs("coordinator_refused")
 def test_a_message_of_the_coordinator_that_is_none_ends_its_stream(tmp_path: Path) -> None:
     with served(tmp_path) as (store, server), open_worker(server, store) as worker:
