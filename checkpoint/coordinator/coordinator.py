@@ -295,7 +295,7 @@ class Coordinator:
 
     def _idle(self, key: str) -> bool:
         """Return True if no worker owns a part of this load or job, so that the number of parts may change."""
-        return not any(key_of(part) == key for part in self._executor.owners)
+        return not self._executor.has_parts(key)
 
     # ---- time ----------------------------------------------------------------------------------------------------
 

@@ -97,6 +97,8 @@ class DecisionExecutor:
             settled = decided.barrier is None and not running.has_changes
             answer = partial(self.manager.decided, key, decision.barrier_id, decided.barrier)
             self.execute(answer(settled=settled, last=decided.last, renewed=decided.renewed))
+            if not self.has_parts(key):  # the last one left while this call took the lease again
+                self.submit(running.managed_job.leave)
 
     def _inject(self, inject: commands.Inject, running: Running) -> None:
         running.inject = inject
@@ -294,8 +296,12 @@ class DecisionExecutor:
 
     def note_part_left(self, part: PartName, running: Running) -> None:
         """Release the runner lease when the last part has left; the next `decide` takes it again."""
-        if not any(key_of(other) == key_of(part) for other in self.owners):
+        if not self.has_parts(key_of(part)):
             self.submit(running.managed_job.leave)
+
+    def has_parts(self, key: str) -> bool:
+        """Return True if a worker owns a part of this load or job."""
+        return any(key_of(part) == key for part in self.owners)
 
     def send(self, part: PartName, incarnation: int, message: wire.Message) -> Owner | None:
         """Send a message to the owner of the part if it has that incarnation, and return the owner.

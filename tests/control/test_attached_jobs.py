@@ -39,7 +39,7 @@ from epochlog.checkpoint.job.step_scheduler import JobStep, failed
 from epochlog.checkpoint.worker.job_part import JobPart
 from epochlog.store.commit import job_commit
 from ports import fixed_location
-from wait_until import wait_until
+from wait_until import WAIT_LIMIT_S, wait_until
 
 
 @contextmanager
@@ -235,6 +235,41 @@ def test_a_coordinator_that_was_passed_over_begins_again(tmp_path: Path) -> None
             wait_until(lambda: runner_kind(store) is None)
             assert store.job("revenue").step_local(add_changes)
             assert driver.error is None
+        check(store)
+
+
+@pytest.mark.rule("5.36")
+def test_a_coordinator_that_decides_as_the_last_part_leaves_gives_the_job_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decision takes the lease of the job again; without a part, nothing would ever release it."""
+    real, late, begun, go, ended = JobTask.decide, threading.Event(), *(threading.Event() for _ in range(3))
+
+    def decide(task: JobTask, **options: Any) -> Any:
+        is_late = late.is_set()
+        if is_late:
+            begun.set()
+            assert go.wait(WAIT_LIMIT_S)
+        decided = real(task, **options)
+        if is_late:
+            assert runner_kind(store) == "coordinator"
+            ended.set()
+        return decided
+
+    monkeypatch.setattr(JobTask, "decide", decide)
+    with attached_world(tmp_path) as (store, server, worker):
+        with driving(store, worker):
+            add_orders(store, 0, 50)
+            wait_until(lambda: caught_up(store))
+            late.set()
+            add_orders(store, 50, 50)
+            store.checkpoint()
+            assert begun.wait(WAIT_LIMIT_S)
+        wait_until(lambda: not server.coordinator._executor.owners and runner_kind(store) is None)
+        go.set()
+        assert ended.wait(WAIT_LIMIT_S)
+        wait_until(lambda: runner_kind(store) is None)
+        assert store.job("revenue").step_local(add_changes)
         check(store)
 
 
