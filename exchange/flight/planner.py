@@ -140,9 +140,8 @@ class FlightPlanner:
 
             return batches(_narrowed_log(self.handle.catalog.read(plan), keys))
 
-        footprint = of_feed(part_plan, command.columns, images=images)
-        if not net and not images:
-            footprint = of_replay(part_plan, command.columns)
+        columns = command.columns
+        footprint = of_feed(part_plan, columns, images=images) if net or images else of_replay(part_plan, columns)
         return FlightPart(
             lambda: read_replanned(self.handle, batches(part_plan), plan_from, by_epoch=not net), footprint
         )

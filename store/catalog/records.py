@@ -82,6 +82,11 @@ def require_checksum(key: bytes, value: bytes) -> None:
         raise Corrupt(f"catalog record {key!r}", "its checksum does not match")
 
 
+def has_first_field(value: bytes, name: bytes) -> bool:
+    """Return True if the first field of a packed record has this name, itself packed. It decodes nothing."""
+    return value.startswith(name, _CRC.size + 1)  # behind the checksum and the size of the map
+
+
 def unpack(key: bytes, value: bytes) -> Record:
     """Decode a record, or raise Corrupt naming its key."""
     require_checksum(key, value)

@@ -16,6 +16,7 @@ from epochlog.store.env.clock import monotonic_s
 from epochlog.store.metadata.chapter import Chapter
 from epochlog.store.metadata.commit_log import (
     HistoryRecord,
+    are_current,
     delete_commits,
     history_records,
     newest_chapter,
@@ -126,7 +127,7 @@ def _land(tx: Txn, table: TableDef, records: Sequence[HistoryRecord], chapter: C
     that a reader sees, so it does not move the counters.
     """
     table = get_table(tx, table.id, table.name)
-    if any(tx.get_packed(record.key) != record.value for record in records):
+    if not are_current(tx, records):
         return False
     for record in records:
         delete_commits(tx, table.id, record.epoch)

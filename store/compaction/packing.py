@@ -26,7 +26,7 @@ from epochlog.store.env.log_events import LOG_NOT_PACKED, LOG_PACKED
 from epochlog.store.env.metrics import PACKED_COMMITS, PACKS
 from epochlog.store.env.paths import SEGMENT_ENDING, file_name
 from epochlog.store.metadata.commit_columns import MOST_PACKED
-from epochlog.store.metadata.commit_log import LogRecord, delete_entry, log_records, newest_pack, put_entry
+from epochlog.store.metadata.commit_log import LogRecord, are_current, delete_entry, log_records, newest_pack, put_entry
 from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, TableDef
 from epochlog.store.metadata.lookups import get_table, get_version
@@ -82,10 +82,6 @@ class PackTask:
     """None: no commit has rows."""
     newer_packs: int | None = None
     """Number of the packs of single commits that follow, if the pack replaces packs."""
-
-    def is_current(self, view: ReadTxn) -> bool:
-        """Return True if the records are as they were read."""
-        return all(view.get_packed(record.key) == record.value for record in self.records)
 
     @property
     def entries(self) -> list[LogEntry]:
@@ -249,7 +245,9 @@ def _pack(handle: Handle, task: PackTask) -> Outcome:
 
 def _after_damage(handle: Handle, task: PackTask, error: Corrupt) -> Outcome:
     """Leave the records of a damaged file as they are, so that the rest of the table is maintained."""
-    if not handle.catalog.read(task.is_current):  # another packer has replaced the file, and a vacuum deleted it
+    if not handle.catalog.read(
+        lambda view: are_current(view, task.records)
+    ):  # another packer has replaced the file, and a vacuum deleted it
         handle.packed_logs.pop(task.table.id, None)
         return "overtaken"
     first, last = task.records[0].entry.first, task.records[-1].entry.epoch
@@ -318,7 +316,7 @@ def _committed(entry: LogEntry) -> np.ndarray:
 def _land(handle: Handle, tx: Txn, task: PackTask, pack: LogEntry) -> Outcome:
     """Replace the records by the pack, if they are as they were read. Part of a transaction."""
     table = get_table(tx, task.table.id, task.table.name)
-    if not task.is_current(tx):
+    if not are_current(tx, task.records):
         return "overtaken"
     if find_revoked_intent(tx, [file.path for file in pack.files]) is not None:
         return "revoked"

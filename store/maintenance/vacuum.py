@@ -318,7 +318,7 @@ def _delete_stale_records(handle: Handle, listed: set[str], grace_ms: int) -> No
         ]
 
     for stale_keys in (dead_leases, unlisted_segments, partial(_passed_boundaries, handle)):
-        if handle.catalog.read(stale_keys):
+        while handle.catalog.read(stale_keys):  # of the boundaries a part at a time
 
             def remove(tx: Txn, stale_keys: Callable[[ReadTxn], list[bytes]] = stale_keys) -> None:
                 for key in stale_keys(tx):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from epochlog.store.catalog.records import Record, checked
+from epochlog.store.catalog.records import Record, checked, has_first_field
 from epochlog.store.types.epoch import show_epoch
 
 from .commit_columns import pack_columns, unpack_columns
@@ -18,8 +18,6 @@ _NUMBERS = ("at_ms", "rows_upserted", "rows_deleted", "segments", "bytes", "chan
 _TEXTS = ("operation", "job", "application")
 """Fields whose columns are places among the chapter's texts."""
 _COLUMNS = (*_NUMBERS, *_TEXTS, "txn_id")
-_BEGIN = b"\xa7chapter"
-"""First field of a chapter's record."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +139,7 @@ class Chapter:
 
 def is_chapter(value: bytes) -> bool:
     """Return True for the packed record of a chapter. It decodes nothing."""
-    return value[5 : 5 + len(_BEGIN)] == _BEGIN  # behind the checksum and the size of the map
+    return has_first_field(value, b"\xa7chapter")
 
 
 def _texts(commit: Commit) -> tuple[str | None, ...]:

@@ -7,7 +7,7 @@ epochs of commits, unless a function says that it compares log epochs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from epochlog.store.catalog.keys import (
     table_prefix,
 )
 from epochlog.store.catalog.protocol import ReadTxn, Txn, scan_values
-from epochlog.store.catalog.records import decode
+from epochlog.store.catalog.records import decode, has_first_field
 from epochlog.store.types.epoch import MAX_EPOCH
 
 from .chapter import Chapter, is_chapter
@@ -31,9 +31,6 @@ from .version import Commit, LogEntry, has_changed
 
 KEPT_ENTRIES = 64
 """Entries of a scan by log epochs, at most, that stay decoded for later ones: a step reads few, a replay many."""
-
-_PACK_AT, _PACK = 5, b"\xa4pack"
-"""Place and bytes of the first field of a pack's record, behind its checksum and the size of the map."""
 
 
 # ---- the log -----------------------------------------------------------------------------------------------------
@@ -142,7 +139,7 @@ def delete_entry(tx: Txn, table_id: int, epoch: int) -> None:
 
 def is_pack(value: bytes) -> bool:
     """Return True for the packed record of a pack. It decodes nothing."""
-    return value[_PACK_AT : _PACK_AT + len(_PACK)] == _PACK
+    return has_first_field(value, b"\xa4pack")
 
 
 def entry_of_record(key: bytes, value: bytes) -> LogEntry | None:
@@ -179,7 +176,7 @@ def commits_by_key(view: ReadTxn, table_id: int) -> Iterator[tuple[int, Commit]]
     for record in history_records(view, table_id):
         *inner, last = record.commits
         yield from ((commit.epoch, commit) for commit in inner)
-        yield key_epoch(record.key), last
+        yield record.epoch, last
 
 
 def commit_epochs(
@@ -249,6 +246,11 @@ def history_records(
     """Yield the records whose last commit is in (after, until], oldest or (reverse) newest first."""
     for key, value in view.scan_packed(hist_key(table_id, after + 1), hist_key(table_id, until + 1), reverse=reverse):
         yield HistoryRecord(key, value, decode(Chapter, key, value, keep=False) if is_chapter(value) else None)
+
+
+def are_current(view: ReadTxn, records: Iterable[LogRecord | HistoryRecord]) -> bool:
+    """Return True if records of a log or of remembered commits are as they were read."""
+    return all(view.get_packed(record.key) == record.value for record in records)
 
 
 def newest_chapter(view: ReadTxn, table_id: int) -> int:

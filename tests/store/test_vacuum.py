@@ -471,7 +471,7 @@ def boundaries(lab: Lab) -> list[int]:
     return lab.store._handle.catalog.read(lambda view: forced_boundaries(view, 0, MAX_EPOCH)).tolist()
 
 
-def test_forced_boundaries_go_once_all_readers_have_passed_them(lab: Lab) -> None:
+def test_forced_boundaries_go_once_all_readers_have_passed_them(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each checkpoint() leaves one; jobs and consumers may commit there for as long as the logs are kept."""
     options = el.TableOptions(log_retention=timedelta(hours=1))
     table = lab.root_table(options=options)
@@ -500,6 +500,14 @@ def test_forced_boundaries_go_once_all_readers_have_passed_them(lab: Lab) -> Non
     consumer.ack()
     lab.store.vacuum()
     assert boundaries(lab) == [behind]
+    later(lab, 3_700_000)
+    newest = [act() for _ in range(4)][-1]
+    later(lab, 3_700_000)
+    act()
+    consumer.ack()
+    monkeypatch.setattr("epochlog.store.maintenance.vacuum.BATCH", 2)
+    lab.store.vacuum()
+    assert len(boundaries(lab)) == 1 and boundaries(lab)[0] > newest, "five of them, two in a transaction"
     consumer.close()
 
 
