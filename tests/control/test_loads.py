@@ -468,6 +468,7 @@ def test_a_worker_that_is_heard_and_gets_nothing_is_left(tmp_path: Path) -> None
     """One direction of its connection stands still, as gRPC leaves it now and then: it connects anew."""
     with served(tmp_path, settings(timeout_ms=400)) as (store, server), open_worker(server, store) as worker:
         part = attach(worker)
+        worker._timeout_s = WAIT_LIMIT_S  # else it leaves the silent coordinator itself, now and then first
         with server.coordinator._executor.lock:
             (session,) = server.coordinator._connections
         stream, first = session._stream, worker._link.stream
