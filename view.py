@@ -172,14 +172,13 @@ def refresh_view(ctx: RefreshContext[Any, Any, Any]) -> None:
     """Refresh a view by its query, on the engine of the context: DuckDB in this process, or Spark."""
     from epochlog.views.stored import plan_of
 
-    output, plan = plan_of(ctx)
     if isinstance(ctx, LocalRefreshContext):
         from epochlog.views import duckdb_engine
 
-        duckdb_engine.refresh(ctx, output, plan)
+        duckdb_engine.refresh(ctx, *plan_of(ctx, "duckdb"))
         return
     from epochlog.spark import view_engine
     from epochlog.spark.refresh_context import SparkRefreshContext
 
     assert isinstance(ctx, SparkRefreshContext)
-    view_engine.refresh(ctx, output, plan)
+    view_engine.refresh(ctx, *plan_of(ctx, "spark"))

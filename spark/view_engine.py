@@ -31,15 +31,16 @@ from epochlog.store.session.handle import Handle
 from epochlog.store.types.key_range import ALL_KEYS
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
-from epochlog.views import step, syntax
-from epochlog.views.derivation import Query, ViewPlan, render
+from epochlog.views import step
+from epochlog.views.compiled_plan import NUMBER, CompiledPlan, CompiledQuery, spark_text
+from epochlog.views.derivation import ViewPlan
 from epochlog.views.duckdb_engine import touched_keys
 from epochlog.views.engine import Row
 from epochlog.views.folding import FOLDED
 from epochlog.views.reads import OLD_IMAGES, Images, Reads
 from epochlog.views.restriction import TOUCHED
 from epochlog.views.table_names import EMPTY, IS_NEW, NOW, OLD, table_of
-from epochlog.views.table_reads import TableRead, table_reads
+from epochlog.views.table_reads import TableRead
 
 from .column_names import column_named, column_of, columns_named
 from .errors import find_epochlog_error
@@ -78,29 +79,29 @@ def output_schema(session: SparkSession, plan: ViewPlan, tables: Mapping[str, Ta
     with keeping_active_session(session):
         empty = {NOW + name: queries.empty(tables[name]) for name in plan.tables}
         with queries.named(empty) as run:
-            frame = run(plan.query())
+            frame = run(spark_text(plan.query()))
     return pa.schema([field.with_nullable(True) for field in arrow_schema(frame.schema)])
 
 
 def answer(session: SparkSession, handle: Handle, plan: ViewPlan, ctx: CheckContext) -> pa.Table:
     """Return the rows of a view's query at the epoch of a check. Spark's tasks read the tables."""
-    queries, query = ViewSession(session), plan.query()
+    queries, query = ViewSession(session), CompiledPlan(lambda: plan, "spark").query()
     with keeping_active_session(session):
         frames = {
             name: queries.rows(handle.files, ctx.plan(read.table), sorted(read.columns))
-            for name, read in table_reads(query).items()
+            for name, read in query.reads.items()
         }
         with queries.named(frames) as run:
-            return run(query).toArrow()
+            return run(query.text).toArrow()
 
 
-def refresh(ctx: SparkRefreshContext, output: str, plan: ViewPlan) -> None:
+def refresh(ctx: SparkRefreshContext, output: str, plan: CompiledPlan) -> None:
     """Write the rows of the view that the barrier of a refresh alters."""
     step.refresh(ctx, output, plan, _engine(ctx, plan))
 
 
 @contextmanager
-def _engine(ctx: SparkRefreshContext, plan: ViewPlan) -> Iterator[ViewEngine]:
+def _engine(ctx: SparkRefreshContext, plan: CompiledPlan) -> Iterator[ViewEngine]:
     with keeping_active_session(ctx.spark):
         queries = ViewSession(ctx.spark)
         ctx.use_session(queries.session)
@@ -122,7 +123,7 @@ class SparkReads(Reads["DataFrame"]):
             if not isinstance(rows, pa.Table):
                 return None
             changes[alias] = rows
-        return touched_keys(self._plan, queries, changes, types)
+        return touched_keys(queries, changes, types)
 
     def changes(self, read: TableRead, images: Images) -> pa.Table | DataFrame:
         plan, columns = self._ctx.plan.upstream(read.table).changes, self.columns(read)
@@ -182,16 +183,19 @@ class SparkReads(Reads["DataFrame"]):
 class ViewEngine:
     """Engine of a refresh on Spark. It is a `StepEngine` of DataFrames."""
 
-    def __init__(self, ctx: SparkRefreshContext, plan: ViewPlan, queries: ViewSession) -> None:
+    def __init__(self, ctx: SparkRefreshContext, plan: CompiledPlan, queries: ViewSession) -> None:
         self.reads = SparkReads(ctx, plan)
         self._ctx = ctx
         self._queries = queries
 
-    def run(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> DataFrame:
-        with self._ctx.broadcasting(syntax.has_join(query)):
+    def run(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> DataFrame:
+        with self._ctx.broadcasting(query.joins):
             frames = {name: self.reads.frame(name, rows) for name, rows in self.reads.of(query, known).items()}
         with self._queries.named(frames) as run:
-            return run(query)
+            return run(query.text)
+
+    def types_of(self, rows: DataFrame) -> list[pa.DataType]:
+        return arrow_schema(rows.schema).types
 
     @property
     def late_overflows(self) -> tuple[type[Exception], ...]:
@@ -302,22 +306,25 @@ class ViewSession:
         return read_frame(self.session, ReadPartition(files, plan, arrow_schema(schema), options, "net"), schema)
 
     @contextmanager
-    def named(self, frames: Mapping[str, DataFrame]) -> Iterator[Callable[[Query], DataFrame]]:
-        """Yield a function that plans a query over these frames by name. Raises InvalidInput if Spark refuses it."""
-        number = next(_numbers)
-        names = {name: f"{name}_{number}" for name in frames}
+    def named(self, frames: Mapping[str, DataFrame]) -> Iterator[Callable[[str], DataFrame]]:
+        """Yield a function that plans a text over these frames, in which NUMBER ends each of their names.
+
+        It raises InvalidInput if Spark refuses the text.
+        """
+        number = f"_{next(_numbers)}"
+        names = {name: name + number for name in frames}
         for name, frame in frames.items():
             frame.createOrReplaceTempView(names[name])
         try:
-            yield lambda query: self._planned(query, names)
+            yield lambda text: self._planned(text.replace(NUMBER, number))
         finally:
             for name in names.values():
                 self.session.catalog.dropTempView(name)
 
-    def _planned(self, query: Query, names: Mapping[str, str]) -> DataFrame:
+    def _planned(self, text: str) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
 
         try:
-            return self.session.sql(render(query, "spark", names))
+            return self.session.sql(text)
         except (AnalysisException, ParseException) as error:
             raise InvalidInput(f"Spark refuses the query of the view: {error}") from error

@@ -179,6 +179,15 @@ def reads_come_to_files(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def plans_are_derived() -> None:
+    """No test steps a view by a plan that an earlier one has derived, perhaps with a planted bug."""
+    stored = sys.modules.get("epochlog.views.stored")
+    if stored is not None:
+        stored._derive.cache_clear()
+        stored.compiled.cache_clear()
+
+
+@pytest.fixture(autouse=True)
 def stores_are_whole(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every store that a test opened is verified at its end. Tests that damage theirs are marked `damages_store`."""
     watch.forget()

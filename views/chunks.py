@@ -81,7 +81,7 @@ def _merges(plan: ViewPlan, output: TableSchema, table: str) -> Merges:
         _require_rows(query, aliases[0], key)
         kinds = ValueKinds(plan.form.query, plan.form.occurrences, plan.schemas)
         return _merged_outputs(query, output, kinds, str(error))
-    if block.key is None or not set(block.key.values()) <= set(plan.primary_key):
+    if block.key is None or not set(block.key.values()) <= set(plan.coverage.primary_key):
         raise NotByChunks(f"the view's primary key lacks its key ({', '.join(key)})")
     return {}
 

@@ -48,10 +48,7 @@ def delta_join(
             kind = SIGNED if number == place else prefix
             names[alias] = numbered(kind, len(queries) * len(aliases) + number, tables[alias])
         queries.append(_term(block, outputs, aliases[place], names))
-    union = queries[0]
-    for query in queries[1:]:
-        union = exp.Union(this=union, expression=query, distinct=False)
-    return union
+    return syntax.union(queries, distinct=False)
 
 
 def _changed_places(aliases: Sequence[str], tables: Mapping[str, str], changed: Collection[str]) -> list[int]:

@@ -7,7 +7,7 @@ columns outside of the key; if there are none either, the refresh recomputes all
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -16,12 +16,13 @@ from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
+from .batches import Batch, batches_of
 from .changed_keys import changed_keys
 from .clock_texts import require_no_clock
 from .folding import Fold, fold_of
 from .key_advice import KeyAdvice, key_advice
 from .normal_form import NormalForm, normal_form
-from .opening import covered, holds, path_of, path_to
+from .opening import Path, changed_side, covered, holds, path_of
 from .parsing import parse
 from .refresh_choice import LEAST_ROWS, SHARE_PERCENT
 from .restriction import TOUCHED, restricted
@@ -46,16 +47,54 @@ class Occurrence:
 
 
 @dataclass(frozen=True, slots=True)
+class Coverage:
+    """Outputs of a view that the changes of its tables tell."""
+
+    outputs: tuple[str, ...]
+    primary_key: tuple[str, ...]
+    occurrences: tuple[Occurrence, ...]
+    full_reason: str | None
+    """Why each refresh recomputes all rows; None for an incremental view."""
+    batches: tuple[Batch, ...] = ()
+    """Each occurrence, in one batch."""
+
+    def scope_of(self, changed: Collection[str]) -> tuple[str, ...]:
+        """Return the scope of a barrier in which these tables have changed; () for a refresh of all rows (rule R2).
+
+        Theorem: a row that the barrier adds, alters or removes has values in the scope that are touched values of an
+        occurrence that changed, for each column of the scope is stable for all of these. So the rows with all other
+        values are the same before and after, and recomputing the groups of the touched values gives the whole view.
+        """
+        if self.full_reason is not None:
+            return ()
+        sets = [set(occurrence.covered) for occurrence in self.occurrences if occurrence.table in changed]
+        common = set(self.outputs).intersection(*sets)
+        return self._chosen(name for name in self.outputs if name in common)
+
+    def scope_of_occurrence(self, occurrence: Occurrence) -> tuple[str, ...]:
+        """Return the scope of a barrier in which this occurrence has changed alone."""
+        return self._chosen(occurrence.covered)
+
+    def changed_batches(self, changed: Collection[str]) -> tuple[Batch, ...]:
+        """Return the batches of the occurrences of these tables."""
+        aliases = {occurrence.alias for occurrence in self.occurrences if occurrence.table in changed}
+        return tuple(batch for batch in self.batches if batch[0] in aliases)
+
+    def _chosen(self, covered: Iterable[str]) -> tuple[str, ...]:
+        names = tuple(covered)
+        return tuple(name for name in self.primary_key if name in names) or names
+
+
+@dataclass(frozen=True, slots=True)
 class ViewPlan:
     """Plan of a view's refresh."""
 
     sql: str
-    primary_key: tuple[str, ...]
     form: NormalForm
     schemas: Mapping[str, TableSchema]
-    occurrences: tuple[Occurrence, ...]
-    full_reason: str | None
-    """Why each refresh recomputes all rows; None for an incremental view."""
+    coverage: Coverage
+    paths: Mapping[str, Path]
+    """Path to each occurrence in the query, by alias."""
     fold: Fold | None = None
     """Plan that adds changes to sums where it can; None for a query of another kind."""
     by_rows: bool = False
@@ -84,62 +123,42 @@ class ViewPlan:
     @property
     def scope(self) -> tuple[str, ...]:
         """Return the scope of a barrier in which each table has changed; () if such a barrier recomputes all rows."""
-        return self.scope_of(self.tables)
+        return self.coverage.scope_of(self.tables)
 
-    def scope_of(self, changed: Collection[str]) -> tuple[str, ...]:
-        """Return the scope of a barrier in which these tables have changed; () for a refresh of all rows (rule R2).
-
-        Theorem: a row that the barrier adds, alters or removes has values in the scope that are touched values of an
-        occurrence that changed, for each column of the scope is stable for all of these. So the rows with all other
-        values are the same before and after, and recomputing the groups of the touched values gives the whole view.
+    def touched_by(self, batch: Batch, scope: Sequence[str]) -> exp.Query:
+        """Return the query of the scope's values that changes of a batch touch. It reads tables CHANGED, EITHER and
+        EMPTY. Raises NotCovered.
         """
-        if self.full_reason is not None:
-            return ()
-        sets = [set(occurrence.covered) for occurrence in self.occurrences if occurrence.table in changed]
-        common = set(self.form.outputs).intersection(*sets)
-        key = tuple(name for name in self.primary_key if name in common)
-        return key or tuple(name for name in self.form.outputs if name in common)
+        values = self.keys_of(batch[0], scope) if len(batch) == 1 else None
+        try:
+            path = Path().union(*(self.paths[alias] for alias in batch))
+            values = values or touched(self._side_of(batch[0]), path, scope, self.form.occurrences)
+        except NotCovered:
+            if len(batch) == 1:
+                raise
+            return syntax.union([self.touched_by((alias,), scope) for alias in batch])
+        return _outputs_of(values, scope)
 
-    def touched_query(self, changed: Collection[str], scope: Sequence[str]) -> exp.Query:
-        """Return the query of the scope's touched values, in the types of the view's query.
+    def no_values(self, scope: Sequence[str]) -> exp.Select:
+        """Return a query without rows that has the scope's columns in the types of the view's query, over EMPTY."""
+        query = _outputs_of(with_tables(self.form.query, self.form.occurrences, EMPTY), scope)
+        query.set("where", exp.Where(this=exp.false()))
+        return query
 
-        It reads tables CHANGED, EITHER and EMPTY. Raises NotCovered.
+    def keys_of(self, alias: str, scope: Sequence[str]) -> exp.Select | None:
+        """Return the query of the values that a change of an occurrence touches, over the table CHANGED alone; None if
+        it takes other tables.
         """
-        parts: list[exp.Expr] = [
-            self._touched_by(occurrence.alias, scope) for occurrence in self.occurrences if occurrence.table in changed
-        ]
-        parts.append(with_tables(self.form.query, self.form.occurrences, EMPTY))  # no rows, but the types
-        queries = []
-        for number, part in enumerate(parts):
-            query = syntax.select(syntax.named(syntax.column("t", name), name) for name in scope)
-            syntax.put_from(query, syntax.derived(part, "t"))
-            if number == len(parts) - 1:
-                query.set("where", exp.Where(this=exp.false()))
-            queries.append(query)
-        union: exp.Query = queries[0]
-        for query in queries[1:]:
-            union = exp.Union(this=union, expression=query, distinct=True)
-        return union
+        return changed_keys(self._side_of(alias), self.paths[alias], scope, self.form.occurrences, self.schemas)
 
-    def key_queries(self, changed: Collection[str], scope: Sequence[str]) -> dict[str, exp.Select] | None:
-        """Return by changed occurrence the query of its touched values, if each reads the table CHANGED alone.
-
-        None if one of them reads other tables. All of them together have the values of `touched_query`.
+    def _side_of(self, alias: str) -> exp.Query:
+        """Return the side of the view's set operations that holds an occurrence; the query if it has none. A change of
+        the occurrence touches values of this side, whatever the others are (R6).
         """
-        queries: dict[str, exp.Select] = {}
-        for occurrence in self.occurrences:
-            if occurrence.table in changed:
-                path = path_to(self.form.query, occurrence.alias)
-                keys = changed_keys(self.form.query, path, scope, self.form.occurrences, self.schemas)
-                if keys is None:
-                    return None
-                queries[occurrence.alias] = keys
-        return queries
-
-    def _touched_by(self, alias: str, scope: Sequence[str]) -> exp.Query:
-        query, tables = self.form.query, self.form.occurrences
-        path = path_to(query, alias)
-        return changed_keys(query, path, scope, tables, self.schemas) or touched(query, path, scope, tables)
+        query = syntax.unwrapped(self.form.query)
+        while isinstance(query, exp.SetOperation):
+            query = changed_side(query, self.paths[alias])
+        return query
 
     def query(self) -> exp.Expr:
         """Return the view's query over the tables NOW."""
@@ -152,18 +171,18 @@ class ViewPlan:
 
     def key_advice(self) -> KeyAdvice:
         """Return the reasons why steps may fail for the view's key, each with what to write."""
-        return key_advice(self.form, self.primary_key, self.schemas)
+        return key_advice(self.form, self.coverage.primary_key, self.schemas)
 
     def explain(self) -> str:
         """Describe what the refresh recomputes when each of the tables changes."""
-        if self.full_reason is not None and self.fold is not None:
+        if self.coverage.full_reason is not None and self.fold is not None:
             return "incremental: changes are added to the sums and counts; if a sum becomes 0, all rows are recomputed"
-        if self.full_reason is not None:
-            return f"full: each refresh recomputes all rows, because {self.full_reason}"
+        if self.coverage.full_reason is not None:
+            return f"full: each refresh recomputes all rows, because {self.coverage.full_reason}"
         scope = self.scope
         lines = [f"incremental by ({', '.join(scope)})" if scope else "incremental, by the tables that have changed:"]
-        for occurrence in self.occurrences:
-            own = self._scope_of_occurrence(occurrence)
+        for occurrence in self.coverage.occurrences:
+            own = self.coverage.scope_of_occurrence(occurrence)
             if own:
                 lines.append(f"  {occurrence.table}: a change touches ({', '.join(own)})")
             else:
@@ -174,21 +193,18 @@ class ViewPlan:
             lines.append(f"  a step that touches {SHARE_PERCENT} % of {LEAST_ROWS:,} rows or more recomputes all rows")
         return "\n".join(lines)
 
-    def _scope_of_occurrence(self, occurrence: Occurrence) -> tuple[str, ...]:
-        key = tuple(name for name in self.primary_key if name in occurrence.covered)
-        return key or occurrence.covered
+
+def _outputs_of(query: exp.Expr, names: Sequence[str]) -> exp.Select:
+    """Return the query of some outputs of another one."""
+    outer = syntax.select(syntax.named(syntax.column("t", name), name) for name in names)
+    syntax.put_from(outer, syntax.derived(query, "t"))
+    return outer
 
 
-def render(query: exp.Expr, dialect: str, names: Mapping[str, str] | None = None) -> str:
-    """Return the text of a query for an engine: "duckdb" or "spark". names: other names of its tables.
-
-    Raises InvalidInput for a query that the engine's SQL cannot say.
+def render(query: exp.Expr, dialect: str) -> str:
+    """Return the text of a query for an engine: "duckdb" or "spark". Raises InvalidInput for a query that the engine's
+    SQL cannot say.
     """
-    if names is not None:
-        query = query.copy()
-        for table in query.find_all(exp.Table):
-            if table.name in names:
-                table.set("this", exp.to_identifier(names[table.name], quoted=True))
     return syntax.text_of(query, syntax.DIALECT if dialect == "spark" else dialect, identify=True)
 
 
@@ -214,8 +230,9 @@ def derive(
     if not form.occurrences:
         raise InvalidInput("a view reads at least one table")
     require_no_clock(form.query, form.occurrences, tables)
-    occurrences = tuple(_occurrences(form))
-    plan = ViewPlan(sql, tuple(primary_key), form, dict(tables), occurrences, None)
+    nodes = {node.alias: node for node in form.query.find_all(exp.Table)}
+    paths = {alias: path_of(nodes[alias]) for alias in form.occurrences}
+    occurrences = tuple(_occurrences(form, paths))
     reason = None
     if refresh == "full":
         reason = "its refresh is 'full'"
@@ -229,23 +246,15 @@ def derive(
                 f"{lacking[0].reason}; create it with refresh='auto' or change the query"
             )
     fold = None if refresh == "full" else fold_of(form.query, form.occurrences, primary_key)
-    return ViewPlan(
-        sql,
-        plan.primary_key,
-        form,
-        plan.schemas,
-        occurrences,
-        reason,
-        fold,
-        by_rows=refresh == "auto" and reason is None,
-    )
+    batches = batches_of(form.query, form.occurrences)
+    coverage = Coverage(tuple(form.outputs), tuple(primary_key), occurrences, reason, batches)
+    return ViewPlan(sql, form, dict(tables), coverage, paths, fold, by_rows=refresh == "auto" and reason is None)
 
 
-def _occurrences(form: NormalForm) -> Iterator[Occurrence]:
-    nodes = {node.alias: node for node in form.query.find_all(exp.Table)}
+def _occurrences(form: NormalForm, paths: Mapping[str, Path]) -> Iterator[Occurrence]:
     reasons = [(block, reason) for block in form.query.find_all(exp.Select) if (reason := _reason(block))]
     for alias, table in form.occurrences.items():
-        path = path_of(nodes[alias])
+        path = paths[alias]
         outputs = covered(form.query, path)
         names = tuple(name for name in form.outputs if name in outputs and not outputs[name])
         unconnected = "no equality connects its rows to the view's columns"
@@ -298,6 +307,7 @@ __all__ = [
     "EMPTY",
     "NOW",
     "TOUCHED",
+    "Coverage",
     "NotCovered",
     "Occurrence",
     "ViewPlan",

@@ -22,12 +22,11 @@ from epochlog.store.types.retyping import as_schema, as_type
 from epochlog.store.types.schema import TableSchema
 
 from . import step, syntax
-from .derivation import Query, ViewPlan, render
-from .duckdb_functions import as_spark_computes, require_local
+from .compiled_plan import CompiledPlan, CompiledQuery
+from .derivation import ViewPlan, render
 from .engine import Row
 from .reads import Reads
-from .table_names import CHANGED, NOW
-from .value_kinds import ValueKinds
+from .table_names import NOW
 
 if TYPE_CHECKING:
     import duckdb
@@ -43,41 +42,39 @@ def output_schema(plan: ViewPlan, tables: Mapping[str, TableSchema]) -> pa.Schem
 
     Raises InvalidInput for a query on which DuckDB and Spark can differ, or which DuckDB refuses; DependencyMissing.
     """
-    require_local(plan.form.query, plan.form.occurrences, tables)
+    query = CompiledPlan(lambda: plan, "duckdb").query()
     with _connected() as connection:
         for name in plan.tables:
             connection.register(NOW + name, _plain(tables[name].schema.empty_table()))
-        schema = _run(connection, plan, plan.query()).schema
+        schema = _answer(connection, query.text).schema
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def refresh(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
+def refresh(ctx: LocalRefreshContext, output: str, plan: CompiledPlan) -> None:
     """Write the rows of the view that the barrier of a refresh alters."""
     step.refresh(ctx, output, plan, _engine(ctx, plan))
 
 
 @contextmanager
-def _engine(ctx: LocalRefreshContext, plan: ViewPlan) -> Iterator[LocalEngine]:
-    require_local(plan.form.query, plan.form.occurrences, plan.schemas)
+def _engine(ctx: LocalRefreshContext, plan: CompiledPlan) -> Iterator[LocalEngine]:
     with _connected() as connection:
         yield LocalEngine(ctx, plan, connection)
 
 
 def touched_keys(
-    plan: ViewPlan, queries: Mapping[str, exp.Select], changes: Mapping[str, pa.Table], types: pa.Schema
+    queries: Mapping[str, CompiledQuery], changes: Mapping[str, pa.Table], types: pa.Schema
 ) -> pa.Table | None:
-    """Return the touched values of a plan's key queries, for an engine that needs longer; None if DuckDB can differ.
+    """Return the touched values of a plan's key queries, for an engine that needs longer; None if DuckDB refuses them.
 
     changes: old and new images, by occurrence. types: of the touched values.
     """
     values = [types.empty_table()]
     try:
         for alias, query in queries.items():
-            table = plan.form.occurrences[alias]
-            require_local(query, {alias: table}, plan.schemas)
             with _connected() as connection:
-                connection.register(CHANGED + table, _plain(changes[alias]))
-                values.append(as_schema(_run(connection, plan, query), types))
+                for name in query.reads:
+                    connection.register(name, _plain(changes[alias]))
+                values.append(as_schema(_answer(connection, query.text), types))
     except (InvalidInput, DependencyMissing, pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     return distinct(pa.concat_tables(values), types.names)
@@ -86,16 +83,18 @@ def touched_keys(
 class LocalEngine:
     """Engine of a refresh in this process. It is a `StepEngine` of Arrow tables."""
 
-    def __init__(self, ctx: LocalRefreshContext, plan: ViewPlan, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, ctx: LocalRefreshContext, plan: CompiledPlan, connection: duckdb.DuckDBPyConnection) -> None:
         self.reads: Reads[pa.Table] = Reads(ctx, plan)
         self._ctx = ctx
-        self._plan = plan
         self._connection = connection
 
-    def run(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
+    def run(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
         for name, rows in self.reads.of(query, known).items():
             self._connection.register(name, _plain(rows))
-        return _run(self._connection, self._plan, query)
+        return _answer(self._connection, query.text)
+
+    def types_of(self, rows: pa.Table) -> list[pa.DataType]:
+        return rows.schema.types
 
     @property
     def late_overflows(self) -> tuple[type[Exception], ...]:
@@ -155,11 +154,6 @@ def _plain(rows: pa.Table) -> pa.Table:
     """Return the rows in types that DuckDB has."""
     schema = compatible_schema(rows.schema, in_duckdb)
     return rows if schema.equals(rows.schema) else as_schema(rows, schema)
-
-
-def _run(connection: duckdb.DuckDBPyConnection, plan: ViewPlan, query: Query) -> pa.Table:
-    kinds = ValueKinds(query, plan.form.occurrences, plan.schemas)
-    return _answer(connection, render(as_spark_computes(query, kinds), "duckdb"))
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, text: str) -> pa.Table:

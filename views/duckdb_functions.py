@@ -409,6 +409,14 @@ def as_spark_computes(query: exp.Expr, kinds: ValueKinds) -> exp.Expr:
     return query
 
 
+def duckdb_text(query: exp.Expr, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> str:
+    """Return the text of a query of a plan for DuckDB. tables: by alias of an occurrence. Raises InvalidInput for what
+    DuckDB's SQL cannot say.
+    """
+    computed = as_spark_computes(query, ValueKinds(query, tables, schemas))
+    return syntax.text_of(computed, "duckdb", identify=True)
+
+
 def _rewritten(node: exp.Expr) -> exp.Expr:
     """Return the node as DuckDB computes it like Spark. Its parts are moved to the new node."""
     date, bigint = exp.DataType.build("DATE"), exp.DataType.build("BIGINT")

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from epochlog.store.types.schema import TableSchema
 
-from .derivation import Query
+from .compiled_plan import CompiledQuery
 from .reads import R, Reads
 
 Row = Mapping[str, Any]
@@ -21,8 +21,12 @@ class StepEngine(Protocol[R]):
     @property
     def reads(self) -> Reads[R]: ...
 
-    def run(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> R:
+    def run(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> R:
         """Return the rows of a query of the plan. known: tables that are no upstreams. Raises InvalidInput."""
+        ...
+
+    def types_of(self, rows: R) -> list[pa.DataType]:
+        """Return the types of the rows' columns."""
         ...
 
     @property

@@ -20,7 +20,7 @@ RIGHT_IS_NULL, LEFT_IS_NULL = 1, 2
 """Patterns of an outer join, beside 0 for a match."""
 
 Path = frozenset[int]
-"""Identities (`id`) of the nodes from the query down to a changed occurrence.
+"""Identities (`id`) of the nodes from the query down to a changed occurrence, or to those of a batch.
 
 Of `SELECT … WHERE k IN (SELECT k FROM t)` with a changed `t`: the query, its WHERE, the subquery and `t`.
 """
@@ -157,11 +157,6 @@ def of_where(chain: Sequence[Join], number: int) -> list[exp.Expr]:
     return [part for part in chain[number].on if not any(part is other for other in in_on)]
 
 
-def path_to(query: exp.Expr, occurrence: str) -> Path:
-    """Return the path to the table with this alias in a query in normal form."""
-    return path_of(next(child for child in query.find_all(exp.Table) if child.alias == occurrence))
-
-
 def path_of(table: exp.Table) -> Path:
     """Return the path to a table of a query."""
     node: exp.Expr | None = table
@@ -184,12 +179,9 @@ def covered(query: exp.Query, path: Path | None) -> dict[str, bool]:
     """
     query = syntax.unwrapped(query)
     if isinstance(query, exp.SetOperation):
-        names = output_names(query)
-        both = path is None and isinstance(query, exp.Union)
-        sides = [query.this, query.expression] if both else [changed_side(query, path)]
-        results = [covered(side, path) for side in sides]
-        kept = [name for name in names if all(name in result for result in results)]
-        return {name: all(result[name] for result in results) for name in kept}
+        first, *others = [covered(side, path) for side in read_sides(query, path)]
+        kept = [name for name in first if all(name in other for other in others)]
+        return {name: first[name] and all(other[name] for other in others) for name in kept}
     assert isinstance(query, exp.Select)
     flat = settled(opened(query, path))
     reached = reached_from_change(flat) if path is not None else None
@@ -202,7 +194,7 @@ def covered(query: exp.Query, path: Path | None) -> dict[str, bool]:
 
 
 def output_names(query: exp.Query) -> list[str]:
-    """Return the names of a query's outputs."""
+    """Return the names of a query's outputs; the sides of a set operation have the same names."""
     query = syntax.unwrapped(query)
     while isinstance(query, exp.SetOperation):
         query = syntax.unwrapped(query.this)
@@ -213,6 +205,17 @@ def changed_side(query: exp.SetOperation, path: Path | None) -> exp.Query:
     """Return the side that the changed occurrence is in; the left one if neither side holds it (R6)."""
     right = path is not None and holds(query.expression, path)
     return syntax.unwrapped(query.expression if right else query.this)
+
+
+def read_sides(query: exp.SetOperation, path: Path | None) -> list[exp.Query]:
+    """Return the sides with touched values: those that hold changed occurrences. path None: those with values that the
+    operation can have, both of a UNION and the left one of the others.
+    """
+    if path is None:
+        sides = [query.this, query.expression] if isinstance(query, exp.Union) else [query.this]
+    else:
+        sides = [side for side in (query.this, query.expression) if holds(side, path)]
+    return [syntax.unwrapped(side) for side in sides]
 
 
 def aliases_of(expression: exp.Expr) -> set[str]:

@@ -18,10 +18,9 @@ from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 
-from .derivation import Query, ViewPlan
-from .restriction import TOUCHED
+from .compiled_plan import CompiledPlan, CompiledQuery
 from .table_names import CHANGED, EITHER, EMPTY, IS_NEW, NOW, OLD, SIGNED
-from .table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up, table_reads
+from .table_reads import LOOKUP_SHARE, TableRead, choose_lookup, looked_up
 
 Images = Literal["all", "old", "signed"]
 """Images of a table's changed rows: old and new ones, old ones, or old and new ones with the column IS_NEW."""
@@ -47,17 +46,17 @@ class Reads(Generic[R]):
     This process reads all rows. A subclass leaves some to the tasks of its engine.
     """
 
-    def __init__(self, ctx: RefreshContext[Any, Any, Any], plan: ViewPlan) -> None:
+    def __init__(self, ctx: RefreshContext[Any, Any, Any], plan: CompiledPlan) -> None:
         self._ctx = ctx
         self._plan = plan
         self._known: dict[str, pa.Table] = {}  # of one query, the tables that this process has
         self._whole: dict[tuple[str, ...], pa.Table] = {}  # of one query, by instant, table and columns
 
-    def of(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> dict[str, pa.Table | R]:
+    def of(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> dict[str, pa.Table | R]:
         """Return the tables of a query by name. known: those that are no upstreams."""
         self._known, self._whole = dict(known or {}), {}
         tables: dict[str, pa.Table | R] = dict(self._known)
-        pending = table_reads(query, [TOUCHED, *tables])
+        pending = dict(query.reads)
         while pending:
             name, values = self._next(pending)
             read = pending.pop(name)

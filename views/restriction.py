@@ -14,8 +14,8 @@ from sqlglot import exp
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
+from .opening import output_names
 from .stability import is_aggregated, stable_outputs, windows_of
-from .touched import output_names
 
 TOUCHED = "epochlog_touched"
 """Name of the table of touched values; its columns are those of the scope."""

@@ -19,7 +19,8 @@ from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 
 from .chunks import Merges, chunked_tables
-from .derivation import NotCovered, Query, ViewPlan
+from .compiled_plan import CompiledPlan, CompiledQuery
+from .derivation import NotCovered
 from .engine import StepEngine
 from .folding import FOLDED, MOST_GROUPS, Fold, folded, groups_of_changes
 from .reads import R
@@ -68,7 +69,7 @@ Step = AllRows | Groups | Changes | ChunkRows
 
 
 def refresh(
-    ctx: RefreshContext[Any, Any, Any], output: str, plan: ViewPlan, engine: AbstractContextManager[StepEngine[Any]]
+    ctx: RefreshContext[Any, Any, Any], output: str, plan: CompiledPlan, engine: AbstractContextManager[StepEngine[Any]]
 ) -> None:
     """Write the rows of a view that its barrier alters. engine: entered only if the barrier has changes."""
     initial = ctx.barrier.kind == "initial"
@@ -84,20 +85,20 @@ class _Driver(Generic[R]):
     """Driver of one step: it decides, computes and writes by the calls of an engine."""
 
     ctx: RefreshContext[Any, Any, Any]
-    plan: ViewPlan
+    plan: CompiledPlan
     engine: StepEngine[R]
     output: TableSchema
 
     def decide(self, changed: Sequence[str]) -> Step:
         """Return the step of a barrier in which these tables have changed; of a backfill or rebuild for none."""
         if not changed:
-            tables = chunked_tables(self.plan, self.output) if self.ctx.plan.by_chunks else {}
+            tables = chunked_tables(self.plan.derive(), self.output) if self.ctx.plan.by_chunks else {}
             table = self.ctx.take_chunk(tables)
             return AllRows("refresh") if table is None else ChunkRows(tables[table])
         changes = None if self.plan.fold is None else self._changes(self.plan.fold, changed)
         if changes is not None:
             return changes
-        scope = self.plan.scope_of(changed)
+        scope = self.plan.coverage.scope_of(changed)
         touched = self._touched(changed, scope) if scope else None
         view_rows = self.ctx.rows_of_output(self.output.name)
         if touched is None or (self.plan.by_rows and recomputes_all(touched.num_rows, view_rows)):
@@ -144,7 +145,7 @@ class _Driver(Generic[R]):
         self.ctx.take_all()
         self.write(AllRows("refresh"))
 
-    def _rows(self, query: Query, known: Mapping[str, pa.Table] | None = None) -> dict[str, R]:
+    def _rows(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> dict[str, R]:
         """Return the rows of a block by output. A view has one block and one output."""
         return {self.output.name: self.engine.conform(self.output, self.engine.run(query, known))}
 
@@ -155,7 +156,7 @@ class _Driver(Generic[R]):
         any more, are computed again, and are part of the rows.
         """
         try:
-            deltas = self.engine.collect(self.engine.run(fold.deltas(changed)), most=MOST_GROUPS + 1)
+            deltas = self.engine.collect(self.engine.run(self.plan.deltas(changed)), most=MOST_GROUPS + 1)
             groups = groups_of_changes(fold, self.output.schema, deltas)
             if groups is None:
                 return None
@@ -163,7 +164,7 @@ class _Driver(Generic[R]):
             result = folded(fold, groups, deltas, before)
             if result is None:
                 return None
-            blocks = [self._rows(fold.rows, {FOLDED: result.rows})] if result.rows.num_rows else []
+            blocks = [self._rows(self.plan.folded_rows(), {FOLDED: result.rows})] if result.rows.num_rows else []
             if result.unknown.num_rows:
                 blocks.append(self._rows(self.plan.refresh_query(list(fold.groups)), {TOUCHED: result.unknown}))
             parts = [self.engine.collect(block[self.output.name], output=self.output) for block in blocks]
@@ -178,7 +179,7 @@ class _Driver(Generic[R]):
         plan, files = self.ctx.plan.output(self.output.name).previous, self.ctx.files
         return read_groups(files, plan, ReadOptions(), groups) if groups.column_names else plan.read(files)
 
-    def _touched(self, changed: Sequence[str], scope: Sequence[str]) -> pa.Table | None:
+    def _touched(self, changed: Sequence[str], scope: tuple[str, ...]) -> pa.Table | None:
         """Return the touched values of the scope; None if they cannot be computed in this step.
 
         That is so if no condition connects them with the changed rows, or if an expression that is evaluated for more
@@ -189,7 +190,11 @@ class _Driver(Generic[R]):
         if keys is not None:
             return keys
         try:
-            return self.engine.collect(self.engine.run(self.plan.touched_query(changed, scope)))
+            rows = self.engine.run(self.plan.touched_query(changed, scope))
+            if self.engine.types_of(rows) != types.types:
+                self.plan.type_touched(scope)
+                rows = self.engine.run(self.plan.touched_query(changed, scope))
+            return self.engine.collect(rows)
         except NotCovered:
             return None
         except InvalidInput as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from epochlog.checkpoint.job.refresh_context import RefreshContext
@@ -15,11 +15,12 @@ from epochlog.store.metadata.lookups import get_table
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
+from . import syntax
 from .chunks import explain_chunks
-from .derivation import ViewPlan, derive, render
-from .duckdb_functions import as_spark_computes, require_local
-from .table_names import NOW
-from .value_kinds import ValueKinds
+from .compiled_plan import CompiledPlan, Dialect
+from .derivation import ViewPlan, derive
+from .duckdb_functions import duckdb_text, require_local
+from .table_names import table_of
 
 
 def view_plan(handle: Handle, job: JobRecord) -> ViewPlan:
@@ -57,12 +58,12 @@ def _tables(handle: Handle, job: JobRecord) -> tuple[list[TableDef], TableDef]:
     return handle.catalog.read(tables)
 
 
-def plan_of(ctx: RefreshContext[Any, Any, Any]) -> tuple[str, ViewPlan]:
+def plan_of(ctx: RefreshContext[Any, Any, Any], dialect: Dialect) -> tuple[str, CompiledPlan]:
     """Return the output of a refresh, and the plan of the definition that its barrier was recorded with."""
     job = ctx.plan.job
     upstreams = tuple(upstream.table.schema for upstream in ctx.plan.upstreams.values())
     ((output, target),) = ctx.plan.outputs.items()
-    return output, _derive(job.name, require_view(job), upstreams, target.table.schema.primary_key)
+    return output, compiled(dialect, job.name, require_view(job), upstreams, target.table.schema.primary_key)
 
 
 def check_query(plan: ViewPlan) -> str:
@@ -71,8 +72,18 @@ def check_query(plan: ViewPlan) -> str:
     Raises InvalidInput for a query on which DuckDB and Spark can differ: DuckDB is no judge of its rows.
     """
     require_local(plan.form.query, plan.form.occurrences, plan.schemas)
-    kinds = ValueKinds(plan.form.query, plan.form.occurrences, plan.schemas)
-    return render(as_spark_computes(plan.query(), kinds), "duckdb", {NOW + name: name for name in plan.tables})
+    return duckdb_text(syntax.with_names(plan.query(), table_of), plan.form.occurrences, plan.schemas)
+
+
+@lru_cache(maxsize=4096)
+def compiled(
+    dialect: Dialect,
+    name: str,
+    definition: ViewDefinition,
+    upstreams: tuple[TableSchema, ...],
+    primary_key: tuple[str, ...],
+) -> CompiledPlan:
+    return CompiledPlan(partial(_derive, name, definition, upstreams, primary_key), dialect)
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from sqlglot import ErrorLevel, exp
 from sqlglot.dialects.dialect import DialectType
@@ -117,9 +117,25 @@ def table(name: str, alias: str) -> exp.Table:
     )
 
 
+def with_names(query: exp.Expr, name_of: Callable[[str], str]) -> exp.Expr:
+    """Return a copy of a query with other names of its tables."""
+    query = query.copy()
+    for node in query.find_all(exp.Table):
+        node.set("this", exp.to_identifier(name_of(node.name), quoted=True))
+    return query
+
+
 def select(outputs: Iterable[exp.Expr]) -> exp.Select:
     """Return a SELECT of these named expressions."""
     return exp.Select(expressions=list(outputs))
+
+
+def union(queries: Sequence[exp.Query], *, distinct: bool = True) -> exp.Query:
+    """Return the UNION of queries, at least one; not distinct: UNION ALL."""
+    first, *others = queries
+    for query in others:
+        first = exp.Union(this=first, expression=query, distinct=distinct)
+    return first
 
 
 def put_from(query: exp.Select, source: exp.Expr) -> None:

@@ -26,13 +26,12 @@ from .opening import (
     Join,
     Path,
     aliases_of,
-    changed_side,
     connected,
     is_dropped,
     of_on,
     opened,
-    output_names,
     reached_from_change,
+    read_sides,
     settled,
 )
 from .table_names import CHANGED, EITHER, EMPTY
@@ -73,26 +72,29 @@ def _touched_by_side(
     query: exp.SetOperation, path: Path | None, wanted: Sequence[str], tables: Mapping[str, str]
 ) -> exp.Query:
     """Return the touched values of one side, in the types that the engine gives the whole operation."""
-    names = output_names(query)
-    both = path is None and isinstance(query, exp.Union)
-    parts: list[exp.Expr] = []
-    for side in (query.this, query.expression):
-        side_query = syntax.unwrapped(side)
-        positions = [names.index(name) for name in wanted]
-        own = [output_names(side_query)[position] for position in positions]
-        if both or side_query is changed_side(query, path):
-            inner = touched(side_query, path, own, tables)
-        else:
-            inner = with_tables(side_query, tables, EMPTY)
+    parts = list[exp.Select]()
+    for side, is_read in _sides_of(query, path):
+        inner = touched(side, path, wanted, tables) if is_read else with_tables(side, tables, EMPTY)
         alias = f"u{len(parts)}"
-        part = syntax.select(syntax.named(syntax.column(alias, o), n) for o, n in zip(own, wanted, strict=True))
-        if not wanted:
-            part = syntax.select([syntax.named(exp.Literal.number(1), NO_COLUMN)])
+        outputs = [syntax.named(syntax.column(alias, name), name) for name in wanted]
+        part = syntax.select(outputs or [syntax.named(exp.Literal.number(1), NO_COLUMN)])
         syntax.put_from(part, syntax.derived(inner, alias))
-        if not both and side_query is not changed_side(query, path):
+        if not is_read:
             part.set("where", exp.Where(this=exp.false()))
         parts.append(part)
-    return exp.Union(this=parts[0], expression=parts[1], distinct=False)
+    return syntax.union(parts[::-1], distinct=False)
+
+
+def _sides_of(query: exp.Query, path: Path | None) -> list[tuple[exp.Query, bool]]:
+    """Return the sides of a chain of set operations, the last one first, and whether they have touched values."""
+    sides: list[tuple[exp.Query, bool]] = []
+    is_read = True
+    while is_read and isinstance(query, exp.SetOperation):
+        read = read_sides(query, path)
+        left, right = syntax.unwrapped(query.this), syntax.unwrapped(query.expression)
+        sides.append((right, any(side is right for side in read)))
+        query, is_read = left, any(side is left for side in read)
+    return [*sides, (query, is_read)]
 
 
 def with_tables(query: exp.Expr, tables: Mapping[str, str], prefix: str) -> exp.Expr:
@@ -243,10 +245,7 @@ def _masked_column(
 
 def _patterns(join: Join) -> exp.Subquery:
     rows = [syntax.select([syntax.named(exp.Literal.number(number), "n")]) for number in join.patterns]
-    query: exp.Expr = rows[0]
-    for row in rows[1:]:
-        query = exp.Union(this=query, expression=row, distinct=False)
-    return syntax.derived(query, join.flag)
+    return syntax.derived(syntax.union(rows, distinct=False), join.flag)
 
 
 def _written_chain(

@@ -14,7 +14,7 @@ from sqlglot import exp
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
-from .touched import output_names
+from .opening import output_names
 
 NARROW = (
     *(exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile, exp.Length),

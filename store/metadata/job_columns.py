@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -20,12 +21,21 @@ def job_columns(job: JobRecord, table: TableDef) -> TableSchema:
     """Return the columns of an upstream as the job reads them at every epoch."""
     version = dict(job.bound).get(table.id, 0)
     schema, names = table.schema.at(version), dict(job.columns).get(table.id)
-    return schema if names is None else chosen_columns(schema, names)
+    return schema if names is None else _chosen_before(schema, schema.lineage, tuple(names))
 
 
 def read_by(job: JobRecord, table: TableDef) -> TableDef:
     """Return an upstream with the columns that the job reads."""
     return replace(table, schema=job_columns(job, table))
+
+
+@lru_cache(maxsize=4096)
+def _chosen_before(schema: TableSchema, lineage: tuple[TableSchema, ...], names: tuple[str, ...]) -> TableSchema:
+    """Return the columns that a step has chosen before: a schema of many columns takes long to check. Schemas of other
+    lineages are equal.
+    """
+    del lineage
+    return chosen_columns(schema, names)
 
 
 def chosen_columns(schema: TableSchema, names: Sequence[str]) -> TableSchema:

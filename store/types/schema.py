@@ -74,6 +74,8 @@ class TableSchema:
     """Field ids of added columns with the value (encoded) that they have in rows written without them."""
     evolved: bool = dataclass_field(default=False, compare=False)
     """True if an alter made what format 2 lacks: defaults, fields inside of structs, and types of another kind."""
+    _hash: int = dataclass_field(default=0, init=False, compare=False, repr=False)
+    """Hash of the compared fields, which takes long for many columns; 0 before its first use."""
 
     def __post_init__(self) -> None:
         check_name("table", self.name)
@@ -94,9 +96,15 @@ class TableSchema:
             raise InvalidSchema(f"table {self.name}: {len(self.schema)} columns have the field ids {ids}")
         object.__setattr__(self, "ids", ids)
 
+    def __hash__(self) -> int:
+        if not self._hash:
+            compared = (self.name, self.schema, self.primary_key, self.sequence_by, self.ids, self.version)
+            object.__setattr__(self, "_hash", hash((*compared, self.defaults)) or 1)
+        return self._hash
+
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the columns as an IPC message: pyarrow's own pickles lose the nullability of vectors' items."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
         return _unpickled, ({**values, "schema": self.schema.serialize().to_pybytes()},)
 
     def __copy__(self) -> TableSchema:
@@ -232,6 +240,7 @@ def _unpickled(values: dict[str, Any]) -> TableSchema:
 def _new_schema(values: dict[str, Any]) -> TableSchema:
     """Return a schema of these attributes, which are valid."""
     schema = object.__new__(TableSchema)
+    object.__setattr__(schema, "_hash", 0)
     for name, value in values.items():
         object.__setattr__(schema, name, value)
     return schema

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from epochlog.spark.view_engine import ViewSession
+from epochlog.views.compiled_plan import spark_text
 from epochlog.views.derivation import derive
 from epochlog.views.normal_form import normal_form
 from epochlog.views.parsing import parse
@@ -82,12 +83,12 @@ def test_spark_gives_expressions_these_values(session: SparkSession) -> None:
         for answers in (raw, EXPRESSIONS):
             listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate(answers))
             sql = f"SELECT id, {listed} FROM t"
-            frame = session.sql(sql) if answers is raw else run(derive(sql, SCHEMAS, ["id"]).query())
+            frame = session.sql(sql) if answers is raw else run(spark_text(derive(sql, SCHEMAS, ["id"]).query()))
             row = frame.where("id = 1").toArrow()
             seen = [(kind(column.type), column[0].as_py()) for column in row.columns[1:]]
             assert dict(zip(answers, seen, strict=True)) == answers
         listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate(TEXT_ANSWERS))
-        row = run(derive(f"SELECT i4, {listed} FROM d", SCHEMAS, ["i4"]).query()).limit(1).toArrow()
+        row = run(spark_text(derive(f"SELECT i4, {listed} FROM d", SCHEMAS, ["i4"]).query())).limit(1).toArrow()
         values = [column[0].as_py() for column in row.columns[1:]]
         assert dict(zip(TEXT_ANSWERS, values, strict=True)) == TEXT_ANSWERS
 
@@ -102,7 +103,7 @@ def test_spark_gives_queries_these_rows(session: SparkSession) -> None:
         for sql, answer in QUERIES.items():
             first = normal_form(parse(sql), SCHEMAS).outputs[0]
             raw = [session.sql(sql)] if is_read_alike(sql) else []
-            for frame in (*raw, run(derive(sql, SCHEMAS, [first]).query())):
+            for frame in (*raw, run(spark_text(derive(sql, SCHEMAS, [first]).query()))):
                 rows = frame.toArrow()
                 assert (columns_of(rows), in_order(rows)) == answer, sql
 
@@ -121,6 +122,9 @@ def test_frames_end_at_the_last_of_equal_rows(session: SparkSession) -> None:
     sql = f"SELECT id, {listed} FROM t"
     own = ViewSession(session)
     with own.named({NOW + "t": own.session.sql(f"SELECT * FROM {values}")}) as run:
-        for frame in (session.sql(f"SELECT id, {listed} FROM {values}"), run(derive(sql, SCHEMAS, ["id"]).query())):
+        for frame in (
+            session.sql(f"SELECT id, {listed} FROM {values}"),
+            run(spark_text(derive(sql, SCHEMAS, ["id"]).query())),
+        ):
             rows = frame.orderBy("id").toArrow()
             assert [column.to_pylist() for column in rows.columns[1:]] == list(NULLS_IGNORED.values())

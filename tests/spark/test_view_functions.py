@@ -16,6 +16,7 @@ from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import duckdb_engine
 from epochlog.views.derivation import NOW, derive
+from plan_rows import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -53,7 +54,7 @@ def test_both_engines_fail_for_a_value_that_has_no_place(utc: SparkSession, text
     with duckdb_engine._connected() as connection:
         connection.register(NOW + "x", rows)
         with pytest.raises(InvalidInput):
-            duckdb_engine._run(connection, plan, plan.query())
+            rows_of(connection, plan)
     utc.createDataFrame(rows).createOrReplaceTempView("x")
     with pytest.raises((PySparkException, Py4JJavaError)):
         utc.sql(sql).toArrow()

@@ -18,6 +18,7 @@ from sqlglot import exp
 from confirmed import are_of_this_spark, confirmed, kept
 from epochlog.errors import InvalidInput
 from epochlog.spark.view_engine import ViewSession
+from epochlog.views.compiled_plan import spark_text
 from epochlog.views.derivation import TOUCHED, ViewPlan
 from epochlog.views.table_names import IS_NEW, NOW
 from view_cases import CASES
@@ -81,17 +82,17 @@ class SparkEngine:
 
     def touched(self, query: exp.Expr) -> list[Row]:
         with spark_refusals_told(), self._queries.named(self._frames) as run:
-            values = run(query).toArrow()
+            values = run(spark_text(query)).toArrow()
         self.put(TOUCHED, values)
         return list(zip(*(column.to_pylist() for column in values.columns), strict=True))
 
     def rows(self, query: exp.Expr) -> list[Row]:
         with spark_refusals_told(), self._queries.named(self._frames) as run:
-            return [tuple(row) for row in run(query).collect()]
+            return [tuple(row) for row in run(spark_text(query)).collect()]
 
     def arrow(self, query: exp.Expr) -> pa.Table:
         with spark_refusals_told(), self._queries.named(self._frames) as run:
-            return run(query).toArrow()
+            return run(spark_text(query)).toArrow()
 
     def put(self, name: str, rows: pa.Table) -> None:
         self._frames[name] = self._queries.session.createDataFrame(rows).hint("broadcast")

@@ -21,6 +21,7 @@ from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import duckdb_engine
 from epochlog.views.derivation import NOW, derive
+from plan_rows import rows_of
 
 SCHEMA = pa.schema([
     *(pa.field("id", pa.int64(), nullable=False), ("sm", pa.int16()), ("i", pa.int32()), ("n", pa.int64())),
@@ -211,7 +212,7 @@ class Product:
         except InvalidInput:
             return "refused"
         try:
-            duckdb_engine._run(self._connection, plan, plan.query())
+            rows_of(self._connection, plan)
         except InvalidInput:
             return "failed"
         return "taken"

@@ -17,6 +17,7 @@ from sqlglot import exp
 from confirmed import RawJudge, kept
 from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
+from epochlog.views import syntax
 from epochlog.views.derivation import TOUCHED, ViewPlan, derive, render
 from epochlog.views.folding import FOLDED, Fold, folded, groups_of_changes
 from epochlog.views.normal_form import normal_form
@@ -229,6 +230,12 @@ class Answers:
     wanted: list[Row]
 
 
+def touched_query(plan: ViewPlan, changed: Collection[str], scope: Sequence[str]) -> exp.Query:
+    """Return the query of the touched values of all occurrences of the changed tables. Raises NotCovered."""
+    parts = [plan.touched_by(batch, scope) for batch in plan.coverage.changed_batches(changed)]
+    return syntax.union([*parts, plan.no_values(scope)])
+
+
 def check_step(
     world: ViewWorld, plan: ViewPlan, engine: Engine, answers: Answers, changed: set[str], outcome: Outcome
 ) -> None:
@@ -239,7 +246,7 @@ def check_step(
     engine.load(world.contents())
     touched = None
     with suppress(InvalidInput):  # as in a refresh: an engine that refuses these values recomputes all rows
-        touched = engine.touched(plan.touched_query(changed, scope)) if scope else None
+        touched = engine.touched(touched_query(plan, changed, scope)) if scope else None
     if touched is None:
         outcome.full += 1
         _require_equal(engine.rows(plan.query()), answers.wanted, plan, "all rows")
@@ -318,7 +325,7 @@ def play(
             if plan.fold is not None:
                 check_fold(tables, plan, plan.fold, engine, Answers(was, wanted), changed, outcome)
         except Differs as error:
-            raise Differs(f"seed {seed}, key {plan.primary_key}: {error}\n{plan.sql}") from error
+            raise Differs(f"seed {seed}, key {plan.coverage.primary_key}: {error}\n{plan.sql}") from error
         was = wanted
     return outcome
 
@@ -345,10 +352,10 @@ def plan_of_case(name: str) -> ViewPlan:
 
 def _some_of(chance: random.Random, plan: ViewPlan, changed: set[str]) -> tuple[str, ...]:
     """Return the plan's scope, or some other columns whose touched values all changed tables give."""
-    sets = [set(occurrence.covered) for occurrence in plan.occurrences if occurrence.table in changed]
+    sets = [set(occurrence.covered) for occurrence in plan.coverage.occurrences if occurrence.table in changed]
     common = [name for name in plan.form.outputs if all(name in names for names in sets)]
     if not common or chance.random() < 0.4:
-        return plan.scope_of(changed)
+        return plan.coverage.scope_of(changed)
     return tuple(chance.sample(common, chance.randint(1, min(3, len(common)))))
 
 

@@ -8,6 +8,7 @@ from confirmed import Reply, SparkAnswer, SparkRefusal, compare, kept
 from corner_tables import schemas_of_set, tables_of_set
 from epochlog.views import duckdb_engine
 from epochlog.views.derivation import NOW, derive
+from plan_rows import rows_of
 from view_texts import Text
 
 
@@ -20,7 +21,7 @@ def rows_of_view(text: Text, reply: Reply) -> pa.Table:
     with duckdb_engine._connected() as connection:
         for name in plan.tables:
             connection.register(NOW + name, tables[name])
-        return duckdb_engine._run(connection, plan, plan.query()).cast(schema)
+        return rows_of(connection, plan).cast(schema)
 
 
 def difference(text: Text) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import duckdb
@@ -14,15 +15,16 @@ from sqlglot import exp
 
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import changed_keys, duckdb_engine
+from epochlog.views.compiled_plan import CompiledPlan, CompiledQuery
 from epochlog.views.derivation import ViewPlan, derive
 from view_cases import OF_AN_OUTER_JOIN, OF_KEYS, OF_OTHERS
-from view_world import SCHEMAS, Differs, DuckDBEngine, ViewWorld, play
+from view_world import SCHEMAS, Differs, DuckDBEngine, ViewWorld, play, touched_query
 
 
 def reads(sql: str, table: str) -> set[str]:
     """Return the tables with rows that the touched values of a change of the table are computed of."""
     plan = derive(sql, SCHEMAS, [sql.split()[1].strip(",").split(".")[1]])
-    query = plan.touched_query({table}, plan.scope_of({table}))
+    query = touched_query(plan, {table}, plan.coverage.scope_of({table}))
     return {node.name for node in query.find_all(exp.Table) if not node.name.startswith("epochlog_empty_")}
 
 
@@ -48,7 +50,7 @@ def test_columns_of_different_types_do_not_stand_for_each_other(column: str, is_
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("x", pa.int32())])
     tables = {"t": SCHEMAS["t"], "w": TableSchema("w", schema, ("id",))}
     plan = derive(f"SELECT w.{column}, t.v FROM t JOIN w ON t.id = w.{column}", tables, [column])
-    names = {node.name for node in plan.touched_query({"t"}, (column,)).find_all(exp.Table)}
+    names = {node.name for node in touched_query(plan, {"t"}, (column,)).find_all(exp.Table)}
     assert ("epochlog_either_w" not in names) is is_alone
 
 
@@ -81,7 +83,7 @@ def test_an_equality_of_an_outer_join_would_be_found(monkeypatch: pytest.MonkeyP
         play(plan, 1, 300, engine, engine.judge)
 
 
-def image_tables(world: ViewWorld, plan: ViewPlan, queries: Mapping[str, exp.Select]) -> dict[str, pa.Table]:
+def image_tables(world: ViewWorld, plan: ViewPlan, queries: Mapping[str, CompiledQuery]) -> dict[str, pa.Table]:
     """Return the old and new images of changed rows, by occurrence."""
     images = {}
     for alias in queries:
@@ -89,6 +91,10 @@ def image_tables(world: ViewWorld, plan: ViewPlan, queries: Mapping[str, exp.Sel
         rows = world.changed_images(plan.form.occurrences[alias])
         images[alias] = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
     return images
+
+
+def _self(plan: ViewPlan) -> ViewPlan:
+    return plan
 
 
 @pytest.mark.medium
@@ -99,15 +105,15 @@ def test_keys_of_changed_rows_are_the_touched_values_on_each_engine(engine: Duck
         changed = world.change()
         for plan in plans():
             of_plan = changed & set(plan.tables)
-            scope = plan.scope_of(of_plan)
-            queries = plan.key_queries(of_plan, scope) if of_plan else None
+            scope = plan.coverage.scope_of(of_plan)
+            queries = CompiledPlan(partial(_self, plan), "spark").key_queries(of_plan, scope) if of_plan else None
             if queries is None:
                 continue
             types = pa.schema([(name, pa.int32()) for name in scope])
-            keys = duckdb_engine.touched_keys(plan, queries, image_tables(world, plan, queries), types)
+            keys = duckdb_engine.touched_keys(queries, image_tables(world, plan, queries), types)
             assert keys is not None
             engine.load(world.contents())
-            touched = engine.touched(plan.touched_query(of_plan, scope))
+            touched = engine.touched(touched_query(plan, of_plan, scope))
             assert sorted(zip(*(column.to_pylist() for column in keys.columns), strict=True)) == sorted(touched)
             compared += len(touched)
     assert compared > 10
@@ -116,7 +122,6 @@ def test_keys_of_changed_rows_are_the_touched_values_on_each_engine(engine: Duck
 def test_keys_on_which_the_engines_differ_are_left_to_spark() -> None:
     sql = "SELECT t.id, SUM(t.v) AS s FROM t JOIN u ON t.id = u.id WHERE SIGN(t.v) > 0 GROUP BY t.id"
     plan = derive(sql, SCHEMAS, ["id"])
-    queries = plan.key_queries({"t"}, ("id",))
-    assert queries is not None
-    images = {alias: SCHEMAS["t"].schema.empty_table() for alias in queries}
-    assert duckdb_engine.touched_keys(plan, queries, images, pa.schema([("id", pa.int32())])) is None
+    ((alias,),) = plan.coverage.changed_batches({"t"})
+    assert plan.keys_of(alias, ("id",)) is not None
+    assert CompiledPlan(lambda: plan, "spark").key_queries({"t"}, ("id",)) is None

@@ -18,7 +18,7 @@ from epochlog.views.table_names import IS_NEW
 from epochlog.views.table_reads import table_reads
 from epochlog.views.touched import NotCovered
 from view_queries import Queries
-from view_world import TABLES
+from view_world import TABLES, touched_query
 
 NUMBER = pa.int64()
 SCHEMAS = {
@@ -36,12 +36,12 @@ def planned(sql: str, tables: Mapping[str, TableSchema], key: tuple[str, ...]) -
 
 def columns_of_all_queries(plan: ViewPlan) -> dict[str, set[str]]:
     """Return the columns that the plan's queries read, by table: of a barrier in which all tables have changed."""
-    scope = plan.scope
+    scope, aliases = plan.scope, plan.form.occurrences
     queries = [plan.query(), *([plan.fold.deltas(plan.tables)] if plan.fold else [])]
     if scope:
-        queries += [plan.refresh_query(scope), *(plan.key_queries(plan.tables, scope) or {}).values()]
+        queries += [plan.refresh_query(scope), *filter(None, (plan.keys_of(alias, scope) for alias in aliases))]
         with suppress(NotCovered):
-            queries.append(plan.touched_query(plan.tables, scope))
+            queries.append(touched_query(plan, plan.tables, scope))
     read: dict[str, set[str]] = {}
     for query in queries:
         for part in table_reads(query).values():
@@ -66,7 +66,7 @@ def test_a_plan_over_the_columns_that_it_reads_is_the_plan_over_all(seeds: range
         if plan is None:
             continue
         few = {name: chosen_columns(SCHEMAS[name], columns) for name, columns in plan.columns.items()}
-        again = planned(query.sql, few, plan.primary_key)
+        again = planned(query.sql, few, plan.coverage.primary_key)
         assert again is not None, query.sql
         assert replace(again, schemas=plan.schemas) == plan, query.sql
         assert again.columns == plan.columns

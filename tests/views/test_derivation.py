@@ -20,13 +20,14 @@ import epochlog as el
 from confirmed import confirmed
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.views import derivation, folding, opening, reads, restriction, stability, stored, syntax, touched
-from epochlog.views.derivation import ViewPlan
+from epochlog.views.batches import Batch
+from epochlog.views.derivation import Coverage, ViewPlan
 from epochlog.views.table_names import EITHER, NOW
 from epochlog.views.table_reads import TableRead
 from judged_texts import QUERIES
 from seeds import seeds
 from view_cases import CASES
-from view_world import Differs, DuckDBEngine, Outcome, ViewWorld, plan_of_case, play, random_plan
+from view_world import Differs, DuckDBEngine, Outcome, ViewWorld, plan_of_case, play, random_plan, touched_query
 
 PAGE = Path(__file__).parents[2] / "docs" / "VIEWS.md"
 
@@ -43,8 +44,8 @@ def engine() -> Iterator[DuckDBEngine]:
 def test_a_named_case_refreshes_to_its_query(name: str, engine: DuckDBEngine) -> None:
     _, scope, full = CASES[name]
     plan = plan_of_case(name)
-    assert plan.scope_of({"t"} & set(plan.tables)) == scope or "t" not in plan.tables, plan.explain()
-    assert tuple(table for table in plan.tables if not plan.scope_of({table})) == full, plan.explain()
+    assert plan.coverage.scope_of({"t"} & set(plan.tables)) == scope or "t" not in plan.tables, plan.explain()
+    assert tuple(table for table in plan.tables if not plan.coverage.scope_of({table})) == full, plan.explain()
     play(plan, name, 6, engine, engine.judge)
 
 
@@ -102,19 +103,19 @@ def _limits_are_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def _scope_of_one_table(patch: pytest.MonkeyPatch) -> None:
-    original, original_query = ViewPlan.scope_of, ViewPlan.touched_query
-    patch.setattr(ViewPlan, "scope_of", lambda plan, changed: original(plan, sorted(changed)[:1]))
-    patch.setattr(ViewPlan, "touched_query", lambda plan, changed, s: original_query(plan, sorted(changed)[:1], s))
+    for name in ("scope_of", "changed_batches"):
+        original = getattr(Coverage, name)
+        patch.setattr(Coverage, name, lambda self, changed, original=original: original(self, sorted(changed)[:1]))
 
 
 def _one_occurrence_of_each_table(patch: pytest.MonkeyPatch) -> None:
-    original = ViewPlan.touched_query
+    original = Coverage.changed_batches
 
-    def touched_query(plan: ViewPlan, changed: Any, scope: Any) -> exp.Query:
-        first = {occurrence.table: occurrence for occurrence in reversed(plan.occurrences)}
-        return original(replace(plan, occurrences=tuple(first.values())), changed, scope)
+    def changed_batches(coverage: Coverage, changed: Any) -> tuple[Batch, ...]:
+        first = {occurrence.table: occurrence.alias for occurrence in reversed(coverage.occurrences)}
+        return original(replace(coverage, batches=tuple((alias,) for alias in first.values())), changed)
 
-    patch.setattr(ViewPlan, "touched_query", touched_query)
+    patch.setattr(Coverage, "changed_batches", changed_batches)
 
 
 def _no_patterns_of_nulls(patch: pytest.MonkeyPatch) -> None:
@@ -145,16 +146,17 @@ def _a_global_aggregate_needs_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _the_right_side_is_subtracted(patch: pytest.MonkeyPatch) -> None:
-    original = touched._touched_by_side
+    original = ViewPlan.touched_by
 
-    def by_side(query: exp.SetOperation, path: Any, wanted: list[str], tables: Mapping[str, str]) -> exp.Query:
-        result = original(query, path, wanted, tables)
-        if not isinstance(query, exp.Except) or opening.holds(query.expression, path):
+    def touched_by(plan: ViewPlan, batch: Batch, scope: Sequence[str]) -> exp.Query:
+        result, query = original(plan, batch, scope), syntax.unwrapped(plan.form.query)
+        if not isinstance(query, exp.Except) or opening.holds(query.expression, plan.paths[batch[0]]):
             return result
-        right = touched.with_tables(query.expression, tables, touched.EITHER)
+        right = touched.with_tables(query.expression, plan.form.occurrences, touched.EITHER)
+        right = derivation._outputs_of(right, scope)
         return exp.Except(this=exp.Subquery(this=result), expression=exp.Subquery(this=right), distinct=True)
 
-    patch.setattr(touched, "_touched_by_side", by_side)
+    patch.setattr(ViewPlan, "touched_by", touched_by)
 
 
 def _an_equality_is_not_null_safe(patch: pytest.MonkeyPatch) -> None:
@@ -399,7 +401,8 @@ def table_of(name: str, rows: Rows) -> pa.Table:
 
 
 def rows_of_example(root: Path, example: Example) -> Rows:
-    stored._derive.cache_clear()  # the plan of an example depends on the planted error
+    for kept in (stored._derive, stored.compiled):  # the plan of an example depends on the planted error
+        kept.cache_clear()
     with el.open(root, durability="os") as store:
         for name, rows in example.before.items():
             store.create_table(name, table_of(name, []).schema, ["id"]).upsert(table_of(name, rows))
@@ -439,5 +442,5 @@ def test_a_source_that_no_condition_connects_is_not_read(is_kept: bool, monkeypa
         monkeypatch.setattr(touched, "reached_from_change", lambda flat: {join.source.alias for join in flat.joins})
         monkeypatch.setattr(touched, "_without_unneeded", lambda flat, needed: flat)
     plan = plan_of_case("a table of one row beside")
-    query = plan.touched_query({"t"}, ("id",))
+    query = touched_query(plan, {"t"}, ("id",))
     assert (f"{touched.EITHER}cfg" in {table.name for table in query.find_all(exp.Table)}) == is_kept

@@ -9,6 +9,7 @@ from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import duckdb_engine, duckdb_functions
 from epochlog.views.derivation import NOW, derive
+from plan_rows import rows_of
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64()), ("f", pa.float64())])
 TABLE = TableSchema("x", SCHEMA, ("id",))
@@ -19,7 +20,7 @@ def answer(sql: str, rows: pa.Table) -> list[dict[str, object]]:
     wanted = duckdb_engine.output_schema(plan, {"x": TABLE})
     with duckdb_engine._connected() as connection:
         connection.register(NOW + "x", rows)
-        return duckdb_engine._run(connection, plan, plan.query()).cast(wanted).to_pylist()
+        return rows_of(connection, plan).cast(wanted).to_pylist()
 
 
 def test_an_average_of_bigint_sums_doubles() -> None:
@@ -196,4 +197,4 @@ def test_an_overflow_in_a_comparison_is_an_error(sql: str, condition: str) -> No
     with duckdb_engine._connected() as connection:
         connection.register(NOW + "x", LARGEST)
         with pytest.raises(InvalidInput, match=r"Out of Range|[Oo]verflow"):
-            duckdb_engine._run(connection, plan, plan.query())
+            rows_of(connection, plan)

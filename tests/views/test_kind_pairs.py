@@ -77,12 +77,12 @@ def test_a_check_that_is_left_out_is_found(check: str, text: str, monkeypatch: p
 def test_a_decimal_that_is_taken_for_a_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its type is that of a sum of integers in Arrow, before it is cast."""
     texts = [sql for sql in kept("pairs").replies if "\nMAX(wide) AS c" in sql]
-    run = duckdb_engine._run
+    answer = duckdb_engine._answer
 
     def plant(*arguments: Any) -> pa.Table:
-        rows = run(*arguments)
+        rows = answer(*arguments)
         wide, bigint = pa.decimal128(38, 0), pa.int64()
         return rows.cast(pa.schema([each.with_type(bigint) if each.type == wide else each for each in rows.schema]))
 
-    monkeypatch.setattr(duckdb_engine, "_run", plant)
+    monkeypatch.setattr(duckdb_engine, "_answer", plant)
     assert any(difference(Text(sql, ("k",), "pairs")) for sql in texts)

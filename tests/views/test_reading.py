@@ -18,6 +18,7 @@ from epochlog.views import duckdb_engine, normal_form, scope, syntax, tie_breaks
 from epochlog.views.derivation import ViewPlan, derive
 from epochlog.views.parsing import parse
 from epochlog.views.table_names import NOW
+from plan_rows import rows_of
 from spark_readings import (
     COMMENT_ANSWERS,
     COMMENTS,
@@ -56,7 +57,7 @@ def answer(tables: DuckDB, sql: str) -> pa.Table:
     """Return the rows of a text as a view has them, in the columns of the view's table."""
     plan = plan_of(sql)
     schema = duckdb_engine.output_schema(plan, SCHEMAS)
-    return duckdb_engine._run(tables, plan, plan.query()).cast(schema)
+    return rows_of(tables, plan).cast(schema)
 
 
 # literals, comments, numbers
@@ -78,7 +79,7 @@ def test_literals_have_the_values_that_spark_gives_them() -> None:
 def test_literals_keep_their_values_on_duckdb(tables: DuckDB) -> None:
     listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate(TEXT_ANSWERS))
     plan = plan_of(f"SELECT id, {listed} FROM a")
-    rows = duckdb_engine._run(tables, plan, plan.query())
+    rows = rows_of(tables, plan)
     values = [column[0].as_py() for column in rows.columns[1:]]
     assert dict(zip(TEXT_ANSWERS, values, strict=True)) == TEXT_ANSWERS
 
@@ -242,7 +243,7 @@ def check_ties(seed: int, connection: DuckDB) -> None:
     plan = plan_of(f"SELECT id, {function} OVER (ORDER BY g{frame}) AS x FROM t")
     columns = [pa.array([row[place] for row in rows], pa.int64()) for place in range(3)]
     connection.register(NOW + "t", pa.table(columns, ["id", "g", "v"]))
-    values = duckdb_engine._run(connection, plan, plan.query()).to_pylist()
+    values = rows_of(connection, plan).to_pylist()
     ours = tuple(sorted((row["id"], row["x"]) for row in values))
     assert ours in possible_answers(rows, function), f"seed {seed}: {function}{frame} of {rows}: {ours}"
 
@@ -260,7 +261,7 @@ def test_the_last_and_the_nth_of_equal_rows(tables: DuckDB) -> None:
         connection.register(NOW + "t", rows)
         for function, wanted in (("LAST_VALUE(v)", [20, 20, 30]), ("NTH_VALUE(v, 2)", [20, 20, 20])):
             plan = plan_of(f"SELECT id, {function} OVER (ORDER BY g) AS x FROM t")
-            assert duckdb_engine._run(connection, plan, plan.query()).sort_by("id").column("x").to_pylist() == wanted
+            assert rows_of(connection, plan).sort_by("id").column("x").to_pylist() == wanted
 
 
 # planted errors

@@ -20,6 +20,7 @@ from epochlog.views import duckdb_engine, renamed_columns
 from epochlog.views.derivation import ViewPlan, derive
 from epochlog.views.renamed_columns import text_now
 from epochlog.views.table_names import NOW
+from plan_rows import rows_of
 from raw_check import raw_check
 from view_queries import random_query
 from view_world import SCHEMAS, ViewWorld
@@ -185,7 +186,7 @@ def rows(plan: ViewPlan, world: ViewWorld, tables: Mapping[str, TableSchema]) ->
     with duckdb_engine._connected() as connection:
         for name in plan.tables:
             connection.register(NOW + name, table_of(world, tables[name]))
-        return duckdb_engine._run(connection, plan, plan.query())
+        return rows_of(connection, plan)
 
 
 def texts_of(rows: pa.Table) -> list[str]:

@@ -13,7 +13,7 @@ from epochlog.checkpoint.job import runner
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.store.types.epoch import to_unix_ms
 from epochlog.views import duckdb_engine
-from epochlog.views.derivation import ViewPlan
+from epochlog.views.compiled_plan import CompiledPlan
 from lab import KEY, Lab
 from raw_check import raw_check
 
@@ -100,8 +100,8 @@ def overtake(monkeypatch: pytest.MonkeyPatch, *events: Callable[[], object]) -> 
     """Let each refresh of a view be followed by the next event. Return the queries of the refreshes, filled later."""
     refresh, pending, refreshed = duckdb_engine.refresh, list(events), []
 
-    def followed(ctx: LocalRefreshContext, output: str, plan: ViewPlan) -> None:
-        refreshed.append(plan.sql)
+    def followed(ctx: LocalRefreshContext, output: str, plan: CompiledPlan) -> None:
+        refreshed.append(plan.derive().sql)
         try:
             refresh(ctx, output, plan)
         finally:

@@ -15,7 +15,7 @@ import pytest
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.commit import table_ddl
 from epochlog.views import reads
-from epochlog.views.derivation import ViewPlan
+from epochlog.views.derivation import Coverage, ViewPlan
 from seeds import seeds
 from stored_views import Differs, StoredViews
 
@@ -69,8 +69,8 @@ def _old_images_are_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def _one_side_of_a_join_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    original = ViewPlan.touched_query
-    patch.setattr(ViewPlan, "touched_query", lambda plan, changed, scope: original(plan, sorted(changed)[:1], scope))
+    original = Coverage.changed_batches
+    patch.setattr(Coverage, "changed_batches", lambda self, changed: original(self, sorted(changed)[:1]))
 
 
 @pytest.mark.planted

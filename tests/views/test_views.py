@@ -50,7 +50,7 @@ def test_views_equal_their_queries_after_every_step(shop: Shop, caplog: pytest.L
 @pytest.mark.medium
 def test_touched_values_that_cannot_be_computed_recompute_all_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.step()
-    monkeypatch.setattr(ViewPlan, "touched_query", lambda *_: sqlglot.parse_one("SELECT CAST('no number' AS INT) AS n"))
+    monkeypatch.setattr(ViewPlan, "touched_by", lambda *_: sqlglot.parse_one("SELECT CAST('no number' AS INT) AS n"))
     shop.change()
     shop.step()
     shop.check()

@@ -1,0 +1,186 @@
+"""Plan of a view as its steps run it: each query as a text of one engine, with the tables that it reads.
+
+Checking, translating and rendering a query takes longer than a small step. A text is made when a step first needs it,
+for the scope of that step, and kept. The queries' trees, which are twenty times as large as their texts, are not kept:
+a plan that needs another text is derived again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from sqlglot import exp
+
+from epochlog.errors import InvalidInput
+from epochlog.store.types.schema import TableSchema
+
+from . import syntax
+from .batches import Batch
+from .derivation import Coverage, NotCovered, ViewPlan, render
+from .duckdb_functions import duckdb_text, require_local
+from .folding import FOLDED, Fold
+from .restriction import TOUCHED
+from .table_reads import TableRead, table_reads
+
+Dialect = Literal["duckdb", "spark"]
+NUMBER = f"_{uuid.uuid4().hex}"
+"""End of each table's name in a text for Spark, which a step replaces by a number: its temporary views are visible to
+all steps of a session. No text of a user has it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledQuery:
+    """Query of a plan for an engine."""
+
+    text: str
+    reads: Mapping[str, TableRead]
+    """Reads of the store's tables, by the name of the table in the query."""
+    joins: bool
+    """True if the query joins tables."""
+
+
+class CompiledPlan:
+    """Plan of a view with the texts of its queries for one engine. Threads may share it.
+
+    derive: returns the plan. The methods that return queries raise InvalidInput for what the engine's SQL cannot say;
+    those for DuckDB, for a view on which it could give another answer than Spark.
+    """
+
+    def __init__(self, derive: Callable[[], ViewPlan], dialect: Dialect) -> None:
+        plan = derive()
+        self.derive = derive
+        self.tables: tuple[str, ...] = plan.tables
+        self.schemas: Mapping[str, TableSchema] = plan.schemas
+        self.coverage: Coverage = plan.coverage
+        self.fold: Fold | None = plan.fold
+        self.by_rows: bool = plan.by_rows
+        self._dialect: Dialect = dialect
+        self._queries: dict[tuple[str, ...], CompiledQuery | None] = {}
+        self._typed: set[tuple[str, ...]] = set()
+        self._is_local = False
+
+    def query(self) -> CompiledQuery:
+        """Return the view's query over the tables NOW."""
+        return self._required(("query",), ViewPlan.query)
+
+    def refresh_query(self, scope: Sequence[str]) -> CompiledQuery:
+        """Return the query of the rows whose values of the scope are in the table TOUCHED, over the tables NOW."""
+        return self._required(("refresh", *scope), lambda plan: plan.refresh_query(scope))
+
+    def touched_query(self, changed: Collection[str], scope: tuple[str, ...]) -> CompiledQuery:
+        """Return the query of the scope's touched values. It reads tables CHANGED, EITHER and EMPTY. Raises NotCovered.
+
+        Its types are those of the changed rows; after `type_touched`, also those of the view's query.
+        """
+        parts: list[CompiledQuery] = []
+        for batch in self.coverage.changed_batches(changed):
+            part = self._compiled(("touched", batch[0], *scope), partial(_touched_by, batch, scope))
+            if part is None:
+                raise NotCovered(f"no condition connects the changed rows of {batch[0]!r} with the view's rows")
+            parts.append(part)
+        if scope in self._typed:
+            parts.append(self._required(("types", *scope), lambda plan: plan.no_values(scope)))
+        return _union(parts)
+
+    def type_touched(self, scope: tuple[str, ...]) -> None:
+        """Let the engine plan the view's query once more in each query of the scope's touched values, so that these
+        have the types of the view's columns where the changed rows have others.
+        """
+        self._typed.add(scope)
+
+    def key_queries(self, changed: Collection[str], scope: Sequence[str]) -> dict[str, CompiledQuery] | None:
+        """Return by changed occurrence the query, for DuckDB, of its touched values, if each of them reads the table
+        CHANGED alone and DuckDB gives Spark's answer; else None. Together they have the values of `touched_query`.
+        """
+        queries: dict[str, CompiledQuery] = {}
+        for batch in self.coverage.changed_batches(changed):
+            for alias in batch:
+                query = self._kept(("keys", alias, *scope), partial(_keys_of, alias, scope))
+                if query is None:
+                    return None
+                queries[alias] = query
+        return queries
+
+    def deltas(self, changed: Collection[str]) -> CompiledQuery:
+        """Return the query of the changes of sums and counts. The plan has a fold."""
+        return self._required(("deltas", *sorted(changed)), lambda plan: _fold_of(plan).deltas(changed))
+
+    def folded_rows(self) -> CompiledQuery:
+        """Return the query of the rows whose sums and counts are in the table FOLDED. The plan has a fold."""
+        return self._required(("folded",), lambda plan: _fold_of(plan).rows)
+
+    def _required(self, name: tuple[str, ...], query_of: Callable[[ViewPlan], exp.Expr]) -> CompiledQuery:
+        query = self._compiled(name, query_of)
+        assert query is not None
+        return query
+
+    def _compiled(self, name: tuple[str, ...], query_of: Callable[[ViewPlan], exp.Expr | None]) -> CompiledQuery | None:
+        """Return the query of this name for the engine; None if there is none."""
+
+        def compiled(plan: ViewPlan) -> CompiledQuery | None:
+            query = query_of(plan)
+            return None if query is None else self._compile(query, plan)
+
+        return self._kept(name, compiled)
+
+    def _compile(self, query: exp.Expr, plan: ViewPlan) -> CompiledQuery:
+        if self._dialect == "duckdb" and not self._is_local:
+            require_local(plan.form.query, plan.form.occurrences, plan.schemas)
+            self._is_local = True
+        is_spark = self._dialect == "spark"
+        text = spark_text(query) if is_spark else duckdb_text(query, plan.form.occurrences, plan.schemas)
+        return CompiledQuery(text, table_reads(query, (TOUCHED, FOLDED)), syntax.has_join(query))
+
+    def _kept(
+        self, name: tuple[str, ...], compiled: Callable[[ViewPlan], CompiledQuery | None]
+    ) -> CompiledQuery | None:
+        """Return the query of this name, from the texts that are kept if it is there."""
+        if name not in self._queries:
+            self._queries[name] = compiled(self.derive())
+        return self._queries[name]
+
+
+def spark_text(query: exp.Expr) -> str:
+    """Return the text of a query of a plan for Spark, in which NUMBER ends each table's name. Raises InvalidInput."""
+    return render(syntax.with_names(query, lambda name: name + NUMBER), "spark")
+
+
+def _touched_by(batch: Batch, scope: Sequence[str], plan: ViewPlan) -> exp.Expr | None:
+    try:
+        return plan.touched_by(batch, scope)
+    except NotCovered:
+        return None
+
+
+def _keys_of(alias: str, scope: Sequence[str], plan: ViewPlan) -> CompiledQuery | None:
+    query = plan.keys_of(alias, scope)
+    if query is None:
+        return None
+    try:
+        require_local(query, {alias: plan.form.occurrences[alias]}, plan.schemas)
+        text = duckdb_text(query, plan.form.occurrences, plan.schemas)
+    except InvalidInput:
+        return None
+    return CompiledQuery(text, table_reads(query, (TOUCHED, FOLDED)), syntax.has_join(query))
+
+
+def _fold_of(plan: ViewPlan) -> Fold:
+    assert plan.fold is not None
+    return plan.fold
+
+
+def _union(queries: Sequence[CompiledQuery]) -> CompiledQuery:
+    """Return the distinct rows of all queries. A table that several of them read is looked up by none."""
+    reads: dict[str, TableRead] = {}
+    for name in dict.fromkeys(name for query in queries for name in query.reads):
+        own = [query.reads[name] for query in queries if name in query.reads]
+        columns = frozenset[str]().union(*(read.columns for read in own))
+        reads[name] = own[0] if len(own) == 1 else TableRead(name, columns, ())
+    texts = [query.text for query in queries]
+    text = " UNION ".join(texts) if len(texts) > 1 else f"SELECT DISTINCT * FROM ({texts[0]}) AS t"
+    return CompiledQuery(text, reads, any(query.joins for query in queries))
