@@ -61,7 +61,7 @@ _CONF = {
     "spark.sql.variable.substitute": "false",  # else values of the environment, with their quotes, go into the text
 }
 LOCAL_ROWS = 50_000
-"""Largest number of changes that the driver reads without a Spark job."""
+"""Largest number of changes that the driver reads without a Spark job, and of rows that it computes of them alone."""
 LOCAL_BYTES = 1 << 20
 """Largest size, in memory, of a table that the driver reads whole: a job that reads it takes longer."""
 _BEFORE = "__before_"
@@ -187,6 +187,10 @@ class ViewEngine:
         self.reads = SparkReads(ctx, plan)
         self._ctx = ctx
         self._queries = queries
+
+    @property
+    def most_rows(self) -> int | None:
+        return LOCAL_ROWS
 
     def run(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> DataFrame:
         with self._ctx.broadcasting(query.joins):

@@ -41,7 +41,7 @@ def changed_keys(
     alias = changed[0].alias
     schema = schemas[tables[alias]]
     conditions = [condition.expression for condition in flat.all_conditions()]
-    equals = _equal_columns(alias, conditions, tables, schemas)
+    equals = equal_columns(alias, conditions, tables, schemas)
 
     def own(column: exp.Column) -> exp.Expr | None:
         name = equals.get((column.table, column.name))
@@ -61,7 +61,7 @@ def changed_keys(
     return keys
 
 
-def _equal_columns(
+def equal_columns(
     alias: str, conditions: Sequence[exp.Expr], tables: Mapping[str, str], schemas: Mapping[str, TableSchema]
 ) -> dict[tuple[str, str], str]:
     """Return by another table's column the column of `alias` that it equals in each row, in one exact type."""

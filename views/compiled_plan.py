@@ -24,6 +24,7 @@ from .derivation import Coverage, NotCovered, ViewPlan, render
 from .duckdb_functions import duckdb_text, require_local
 from .folding import FOLDED, Fold
 from .restriction import TOUCHED
+from .row_changes import RowChanges
 from .table_reads import TableRead, table_reads
 
 Dialect = Literal["duckdb", "spark"]
@@ -59,6 +60,7 @@ class CompiledPlan:
         self.coverage: Coverage = plan.coverage
         self.fold: Fold | None = plan.fold
         self.by_rows: bool = plan.by_rows
+        self.has_row_changes: bool = plan.row_changes is not None
         self._dialect: Dialect = dialect
         self._queries: dict[tuple[str, ...], CompiledQuery | None] = {}
         self._typed: set[tuple[str, ...]] = set()
@@ -113,6 +115,10 @@ class CompiledPlan:
     def folded_rows(self) -> CompiledQuery:
         """Return the query of the rows whose sums and counts are in the table FOLDED. The plan has a fold."""
         return self._required(("folded",), lambda plan: _fold_of(plan).rows)
+
+    def row_changes(self, changed: Collection[str]) -> CompiledQuery:
+        """Return the query of the rows that the view gains and loses. The plan has row changes."""
+        return self._required(("rows", *sorted(changed)), lambda plan: _row_changes_of(plan).deltas(changed))
 
     def _required(self, name: tuple[str, ...], query_of: Callable[[ViewPlan], exp.Expr]) -> CompiledQuery:
         query = self._compiled(name, query_of)
@@ -172,6 +178,11 @@ def _keys_of(alias: str, scope: Sequence[str], plan: ViewPlan) -> CompiledQuery 
 def _fold_of(plan: ViewPlan) -> Fold:
     assert plan.fold is not None
     return plan.fold
+
+
+def _row_changes_of(plan: ViewPlan) -> RowChanges:
+    assert plan.row_changes is not None
+    return plan.row_changes
 
 
 def _union(queries: Sequence[CompiledQuery]) -> CompiledQuery:

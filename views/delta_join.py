@@ -21,6 +21,9 @@ from . import syntax
 from .opening import aliases_of
 from .table_names import IS_NEW, NOW, OLD, SIGNED, numbered
 
+TERM = "epochlog_term"
+"""Column with the number of a row's term. Terms are in the order of their changes."""
+
 
 def is_inner_join(block: exp.Select) -> bool:
     """Return True if the block's FROM is one table, or an inner join of tables."""
@@ -35,7 +38,7 @@ def is_inner_join(block: exp.Select) -> bool:
 def delta_join(
     block: exp.Select, outputs: Mapping[str, exp.Expr], tables: Mapping[str, str], changed: Collection[str]
 ) -> exp.Query:
-    """Return the query of the rows that a block's join gains and loses: outputs of them by name, and IS_NEW.
+    """Return the query of the rows that a block's join gains and loses: outputs of them by name, IS_NEW and TERM.
 
     tables: by alias of an occurrence. changed: the tables with changes, at least one of them.
     """
@@ -47,7 +50,7 @@ def delta_join(
             prefix = OLD if number > place and tables[alias] in changed else NOW
             kind = SIGNED if number == place else prefix
             names[alias] = numbered(kind, len(queries) * len(aliases) + number, tables[alias])
-        queries.append(_term(block, outputs, aliases[place], names))
+        queries.append(_term(block, outputs, aliases[place], names, len(queries)))
     return syntax.union(queries, distinct=False)
 
 
@@ -56,13 +59,16 @@ def _changed_places(aliases: Sequence[str], tables: Mapping[str, str], changed: 
     return [place for place, alias in enumerate(aliases) if tables[alias] in changed]
 
 
-def _term(block: exp.Select, outputs: Mapping[str, exp.Expr], changed: str, names: Mapping[str, str]) -> exp.Select:
+def _term(
+    block: exp.Select, outputs: Mapping[str, exp.Expr], changed: str, names: Mapping[str, str], number: int
+) -> exp.Select:
     """Return the join of an occurrence's changes with the rows of the others. names: of the tables, by alias."""
     conditions = syntax.conjuncts(syntax.condition_of(block, "where"))
     for join in syntax.joins_of(block):
         conditions += syntax.conjuncts(join.args.get("on"))
     named = [syntax.named(expression, name) for name, expression in outputs.items()]
-    query = syntax.select([*named, syntax.named(syntax.column(changed, IS_NEW), IS_NEW)])
+    term = syntax.named(exp.Literal.number(number), TERM)
+    query = syntax.select([*named, syntax.named(syntax.column(changed, IS_NEW), IS_NEW), term])
     first, *others = _in_order(changed, list(names), conditions)
     syntax.put_from(query, syntax.table(names[first], first))
     query.set("joins", [exp.Join(this=syntax.table(names[alias], alias), kind="CROSS") for alias in others])

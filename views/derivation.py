@@ -8,7 +8,7 @@ columns outside of the key; if there are none either, the refresh recomputes all
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlglot import exp
 
@@ -26,6 +26,7 @@ from .opening import Path, changed_side, covered, holds, path_of
 from .parsing import parse
 from .refresh_choice import LEAST_ROWS, SHARE_PERCENT
 from .restriction import TOUCHED, restricted
+from .row_changes import RowChanges, row_changes_of
 from .stability import has_grouping_sets, is_global, windows_of
 from .table_names import CHANGED, EITHER, EMPTY, NOW
 from .touched import NotCovered, touched, with_tables
@@ -93,10 +94,12 @@ class ViewPlan:
     form: NormalForm
     schemas: Mapping[str, TableSchema]
     coverage: Coverage
-    paths: Mapping[str, Path]
+    paths: Mapping[str, Path] = field(compare=False)
     """Path to each occurrence in the query, by alias."""
     fold: Fold | None = None
     """Plan that adds changes to sums where it can; None for a query of another kind."""
+    row_changes: RowChanges | None = None
+    """Plan that computes rows of the changes alone where it can; None for a query of another kind."""
     by_rows: bool = False
     """True if a step whose changes touch most of the view's rows recomputes all of them."""
 
@@ -189,6 +192,8 @@ class ViewPlan:
                 lines.append(f"  {occurrence.table}: a change recomputes all rows, because {occurrence.reason}")
         if self.fold is not None:
             lines.append("  changes are added to the sums and counts; if a sum becomes 0, the groups are recomputed")
+        if self.row_changes is not None:
+            lines.append("  rows are computed of the changed rows and those that they join with")
         if self.by_rows:
             lines.append(f"  a step that touches {SHARE_PERCENT} % of {LEAST_ROWS:,} rows or more recomputes all rows")
         return "\n".join(lines)
@@ -248,7 +253,9 @@ def derive(
     fold = None if refresh == "full" else fold_of(form.query, form.occurrences, primary_key)
     batches = batches_of(form.query, form.occurrences)
     coverage = Coverage(tuple(form.outputs), tuple(primary_key), occurrences, reason, batches)
-    return ViewPlan(sql, form, dict(tables), coverage, paths, fold, by_rows=refresh == "auto" and reason is None)
+    rows = None if refresh == "full" else row_changes_of(form.query, form.occurrences, tables, primary_key)
+    by_rows = refresh == "auto" and reason is None
+    return ViewPlan(sql, form, dict(tables), coverage, paths, fold, rows, by_rows)
 
 
 def _occurrences(form: NormalForm, paths: Mapping[str, Path]) -> Iterator[Occurrence]:

@@ -88,6 +88,10 @@ class LocalEngine:
         self._ctx = ctx
         self._connection = connection
 
+    @property
+    def most_rows(self) -> int | None:
+        return None
+
     def run(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
         for name, rows in self.reads.of(query, known).items():
             self._connection.register(name, _plain(rows))

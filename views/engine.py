@@ -21,6 +21,11 @@ class StepEngine(Protocol[R]):
     @property
     def reads(self) -> Reads[R]: ...
 
+    @property
+    def most_rows(self) -> int | None:
+        """Most rows that a step computes of its changes alone, in this process; None without a bound."""
+        ...
+
     def run(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> R:
         """Return the rows of a query of the plan. known: tables that are no upstreams. Raises InvalidInput."""
         ...

@@ -26,6 +26,7 @@ from .folding import FOLDED, MOST_GROUPS, Fold, folded, groups_of_changes
 from .reads import R
 from .refresh_choice import recomputes_all
 from .restriction import TOUCHED
+from .row_changes import gained_and_lost, with_marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,23 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedRows:
+    """Step that writes the rows of the primary keys that the changes touch (R11)."""
+
+    gained: pa.Table
+    """Rows that the view has then, of some of these keys."""
+    lost: pa.Table
+    """The other keys."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkRows:
     """Step that adds the rows of a backfill chunk to those of earlier chunks (R10)."""
 
     merges: Merges
 
 
-Step = AllRows | Groups | Changes | ChunkRows
+Step = AllRows | Groups | Changes | ChangedRows | ChunkRows
 
 
 def refresh(
@@ -95,7 +106,9 @@ class _Driver(Generic[R]):
             tables = chunked_tables(self.plan.derive(), self.output) if self.ctx.plan.by_chunks else {}
             table = self.ctx.take_chunk(tables)
             return AllRows("refresh") if table is None else ChunkRows(tables[table])
-        changes = None if self.plan.fold is None else self._changes(self.plan.fold, changed)
+        changes: Step | None = None if self.plan.fold is None else self._changes(self.plan.fold, changed)
+        if changes is None and self.plan.has_row_changes:
+            changes = self._row_changes(changed)
         if changes is not None:
             return changes
         scope = self.plan.coverage.scope_of(changed)
@@ -113,6 +126,11 @@ class _Driver(Generic[R]):
                 self.ctx.recompute(output, by=[], from_=rows)
         elif isinstance(step, ChunkRows):
             self._write_chunk(step.merges)
+        elif isinstance(step, ChangedRows):
+            if step.gained.num_rows:
+                self.ctx.upsert(self.output.name, step.gained)
+            if step.lost.num_rows:
+                self.ctx.delete(self.output.name, step.lost)
         elif isinstance(step, Changes):
             if step.groups.num_rows or any(rows.num_rows for rows in step.rows.values()):
                 for output, rows in step.rows.items():
@@ -173,6 +191,23 @@ class _Driver(Generic[R]):
         schema = self.output.schema
         rows = pa.concat_tables([schema.empty_table(), *(as_schema(part, schema) for part in parts)])
         return Changes({self.output.name: rows}, result.groups, before)
+
+    def _row_changes(self, changed: Sequence[str]) -> ChangedRows | None:
+        """Return the step that writes the rows of the changes; None if they are too many, or cannot be computed."""
+        most = self.engine.most_rows
+        if most is not None and sum(self.ctx.plan.upstream(name).changes.rows for name in changed) > most:
+            return None
+        marked = with_marks(self.output)
+        try:
+            deltas = self.engine.conform(marked, self.engine.run(self.plan.row_changes(changed)))
+            rows = self.engine.collect(deltas, most=None if most is None else most + 1, output=marked)
+        except (InvalidInput, pa.ArrowInvalid):
+            return None  # The query itself may not fail: these expressions are evaluated of rows of other joins.
+        if most is not None and rows.num_rows > most:
+            return None
+        if any(rows.column(name).null_count for name in self.output.primary_key):
+            return None  # The view's own refresh refuses a key that is NULL.
+        return ChangedRows(*gained_and_lost(self.output, as_schema(rows, marked.schema)))
 
     def _rows_before(self, groups: pa.Table) -> pa.Table:
         """Return the view's rows with these primary keys; all rows for no columns."""

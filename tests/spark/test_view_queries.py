@@ -19,10 +19,22 @@ from confirmed import are_of_this_spark, confirmed, kept
 from epochlog.errors import InvalidInput
 from epochlog.spark.view_engine import ViewSession
 from epochlog.views.compiled_plan import spark_text
-from epochlog.views.derivation import TOUCHED, ViewPlan
+from epochlog.views.derivation import TOUCHED, ViewPlan, derive
 from epochlog.views.table_names import IS_NEW, NOW
-from view_cases import CASES
-from view_world import DuckDBEngine, Outcome, Row, Rows, columns_of, plan_of_case, play, random_plan, random_sums
+from seeds import seeds
+from view_cases import CASES, OF_ROWS
+from view_world import (
+    SCHEMAS,
+    DuckDBEngine,
+    Outcome,
+    Row,
+    Rows,
+    columns_of,
+    plan_of_case,
+    play,
+    random_plan,
+    random_sums,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -171,6 +183,13 @@ def play_random_queries(
 def test_random_queries_refresh_to_their_rows(spark: SparkSession, judge: DuckDBEngine) -> None:
     outcome, _ = play_random_queries(0, 4, 1, spark, judge)
     assert outcome.incremental, outcome
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", seeds(["two dimensions", "one table", *OF_ROWS], 2))
+def test_changes_give_the_rows_of_the_query(name: str, spark: SparkSession, judge: DuckDBEngine) -> None:
+    outcome = play_on_spark(derive(OF_ROWS[name][0], SCHEMAS, OF_ROWS[name][1]), name, 4, SparkEngine(spark), judge)
+    assert outcome.by_changes, outcome
 
 
 def play_random_sums(seeds: Sequence[int], steps: int, spark: SparkSession, duck: DuckDBEngine) -> Outcome:

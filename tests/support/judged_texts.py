@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import view_worlds
 from confirmed import kept
-from view_cases import COUNTED, OF_AN_OUTER_JOIN, OF_KEYS, OF_OTHERS
+from view_cases import COUNTED, OF_AN_OUTER_JOIN, OF_KEYS, OF_OTHERS, OF_ROWS
 from view_queries import random_query, random_sums
 from view_texts import TEXTS
 from view_ties import TIES, certain_part
@@ -28,6 +28,7 @@ def texts_of_sets() -> dict[str, list[str]]:
 
 def _of_integers() -> Iterator[str]:
     yield from (*OF_KEYS.values(), *OF_OTHERS.values(), OF_AN_OUTER_JOIN, COUNTED)
+    yield from (sql for sql, _ in OF_ROWS.values())
     yield from (certain_part(*case) for case in TIES.values() if case[1])
     yield from random_texts()
 

@@ -382,3 +382,38 @@ OF_OTHERS = {
 OF_AN_OUTER_JOIN = "SELECT r.a, COUNT(*) AS n FROM t LEFT JOIN r ON r.a = t.id GROUP BY r.a"
 COUNTED = "SELECT r.a, COUNT(*) AS n FROM r LEFT JOIN t ON t.b = r.a GROUP BY r.a"
 """Counts over outer joins."""
+
+OF_ROWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "one table": ("SELECT id, a, v + 1 AS w FROM t WHERE v > 0 OR a IS NULL", ("id",)),
+    "a key of two columns": ("SELECT a, b, v FROM e WHERE v <> 1", ("a", "b")),
+    "a key with another column": ("SELECT id, v, a FROM t WHERE v IS NOT NULL", ("id", "v")),
+    "a dimension": ("SELECT t.id, r.c, t.v FROM t JOIN r ON r.a = t.a", ("id",)),
+    "two dimensions": (
+        "SELECT t.id, r.c, u.v FROM t JOIN r ON r.a = t.a JOIN u ON u.id = t.b WHERE u.v > 0",
+        ("id",),
+    ),
+    "a chain": ("SELECT t.id, u.v, r.c FROM t JOIN u ON u.id = t.a JOIN r ON r.a = u.a", ("id",)),
+    "a table joined with itself": ("SELECT x.id, x.v + y.v AS s FROM t x JOIN t y ON y.id = x.a", ("id",)),
+    "values compared": ("SELECT x.id, y.v FROM t x JOIN t y ON y.id = x.a AND x.v < y.v", ("id",)),
+    "a dimension of two columns": ("SELECT t.id, e.v FROM t JOIN e ON e.a = t.a AND e.b = t.b", ("id",)),
+    "keys of both tables": ("SELECT t.id, u.id AS other, t.v FROM t JOIN u ON u.a = t.a", ("id", "other")),
+    "a condition in WHERE": ("SELECT t.id, cfg.v FROM t, cfg WHERE cfg.id = t.a", ("id",)),
+    "a key by an equality": ("SELECT u.id AS k, t.v FROM t JOIN u ON u.id = t.id", ("k",)),
+}
+"""Queries, with a key of each view, whose rows follow from the changes alone (R11)."""
+
+OF_OTHER_ROWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "a join without a key": ("SELECT t.id, u.v FROM t JOIN u ON u.a = t.a", ("id",)),
+    "an outer join": ("SELECT t.id, r.c FROM t LEFT JOIN r ON r.a = t.a", ("id",)),
+    "a key that is computed": ("SELECT id + 0 AS k, v FROM t", ("k",)),
+    "a null-safe equality": ("SELECT t.id, u.v FROM t JOIN u ON u.id <=> t.a", ("id",)),
+    "a group": ("SELECT id, COUNT(*) AS n FROM t GROUP BY id", ("id",)),
+    "DISTINCT": ("SELECT DISTINCT id, v FROM t", ("id",)),
+    "a window": ("SELECT id, ROW_NUMBER() OVER (PARTITION BY a ORDER BY id) AS n FROM t", ("id",)),
+    "a subquery": ("SELECT id, v FROM t WHERE a IN (SELECT a FROM u)", ("id",)),
+    "a table of a subquery": ("SELECT id, v FROM (SELECT * FROM t WHERE a > 1) AS x", ("id",)),
+    "another column's key": ("SELECT id, v, b FROM t", ("b",)),
+    "LIMIT": ("SELECT id, v FROM t ORDER BY id LIMIT 3", ("id",)),
+    "a set operation": ("SELECT id, v FROM t UNION ALL SELECT id, v FROM u", ("id",)),
+}
+"""Queries, with a key, of which that does not follow."""

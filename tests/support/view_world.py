@@ -22,6 +22,7 @@ from epochlog.views.derivation import TOUCHED, ViewPlan, derive, render
 from epochlog.views.folding import FOLDED, Fold, folded, groups_of_changes
 from epochlog.views.normal_form import normal_form
 from epochlog.views.parsing import parse
+from epochlog.views.row_changes import gained_and_lost
 from epochlog.views.table_names import CHANGED, EITHER, EMPTY, IS_NEW, NOW, OLD, SIGNED, prefix_of, table_of
 from view_cases import CASES
 from view_queries import TABLES, seeded_query, seeded_sums
@@ -206,7 +207,7 @@ class Outcome:
     """Counts of steps: incremental and full ones, touched groups and those of them that differ.
 
     folded, unfolded: steps whose changes were added to sums, and those where that gives no rows. computed: groups of
-    the former that were computed again.
+    the former that were computed again. by_changes: steps whose rows were computed of the changes alone.
     """
 
     incremental: int = 0
@@ -216,6 +217,7 @@ class Outcome:
     folded: int = 0
     unfolded: int = 0
     computed: int = 0
+    by_changes: int = 0
 
     def plus(self, other: Outcome) -> Outcome:
         pairs = zip(astuple(self), astuple(other), strict=True)
@@ -304,6 +306,29 @@ def check_fold(
     _require_equal(rows, answers.wanted, plan, "sums with the changes added")
 
 
+def check_row_changes(
+    world: ViewWorld, plan: ViewPlan, engine: Engine, answers: Answers, changed: set[str], outcome: Outcome
+) -> None:
+    """Compare the view before, with the rows of the changes in place, with the query after. Raises Differs."""
+    if not changed or plan.row_changes is None:
+        return
+    query = plan.row_changes.deltas(changed)
+    engine.load(world.contents(query))
+    rows, key = engine.arrow(query), plan.coverage.primary_key
+    fields = [rows.schema.field(name).with_nullable(name not in key) for name in plan.form.outputs]
+    output = TableSchema("v", pa.schema(fields), key)
+    if any(rows.column(name).null_count for name in key):
+        return
+    gained, lost = gained_and_lost(output, rows)
+    places = [plan.form.outputs.index(name) for name in key]
+    keys = [tuple(row.values()) for part in (gained, lost) for row in part.select(list(key)).to_pylist()]
+    kept = [row for row in answers.was if tuple(row[place] for place in places) not in set(keys)]
+    after = [*kept, *(tuple(row.values()) for row in gained.to_pylist())]
+    _require_equal(after, answers.wanted, plan, "rows of the changes")
+    assert len(set(keys)) == len(keys)
+    outcome.by_changes += 1
+
+
 def in_64_bits(rows: pa.Table) -> pa.Table:
     """Return the rows with integers of 64 bits in place of wider ones."""
     kinds = [pa.int64() if pa.types.is_decimal(field.type) else field.type for field in rows.schema]
@@ -322,6 +347,7 @@ def play(
         wanted = judge(plan.sql, tables.now)
         try:
             check_step(tables, plan, engine, Answers(was, wanted), changed, outcome)
+            check_row_changes(tables, plan, engine, Answers(was, wanted), changed, outcome)
             if plan.fold is not None:
                 check_fold(tables, plan, plan.fold, engine, Answers(was, wanted), changed, outcome)
         except Differs as error:

@@ -19,7 +19,18 @@ from sqlglot import exp
 import epochlog as el
 from confirmed import confirmed
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
-from epochlog.views import derivation, folding, opening, reads, restriction, stability, stored, syntax, touched
+from epochlog.views import (
+    derivation,
+    folding,
+    opening,
+    reads,
+    restriction,
+    row_changes,
+    stability,
+    stored,
+    syntax,
+    touched,
+)
 from epochlog.views.batches import Batch
 from epochlog.views.derivation import Coverage, ViewPlan
 from epochlog.views.table_names import EITHER, NOW
@@ -263,6 +274,10 @@ def _outer_joins_are_folded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(folding, "is_inner_join", lambda block: True)
 
 
+def _any_join_has_one_row_of_a_key(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(row_changes, "_gives_all_keys", lambda *_: True)
+
+
 Rows = Sequence[tuple[Any, ...]]
 
 
@@ -391,6 +406,16 @@ EXAMPLES = {
         [(1, 1)],
         [(1, 2)],
     ),
+    "R11": Example(
+        _any_join_has_one_row_of_a_key,
+        "SELECT a.id, b.v FROM a JOIN b ON b.k = a.k",
+        ["id"],
+        {"a": [(1, 1, 0)], "b": [(1, 1, 10), (2, 2, 20), (3, 2, 30)]},
+        {"a": [(1, 2, 0)]},
+        [(1, 30)],
+        [],
+        {"b": 2},
+    ),
 }
 
 
@@ -420,7 +445,7 @@ def rows_of_example(root: Path, example: Example) -> Rows:
 
 @pytest.mark.planted
 @pytest.mark.medium
-@pytest.mark.rule("R0", "R1", "R2", "R3", "R4", "R5", "R6", "R7", "R8", "R9")
+@pytest.mark.rule("R0", "R1", "R2", "R3", "R4", "R5", "R6", "R7", "R8", "R9", "R11")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_page_gives_the_right_and_the_wrong_rows(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
