@@ -95,7 +95,7 @@ class LevelReader:
                 levels.append(run.parts)
             else:
                 levels += self.levels(columns, None, [within], of_run=run)
-        levels += ([segment] for segment in self.segments if within.overlaps(segment.key_min, segment.key_max))
+        levels += reader.segment_levels(self.segments, within, len(keys))
         rows = reader.find(levels, keys)
         return rows or self.no_rows(columns)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -14,11 +14,12 @@ from epochlog.store.env.files import Files
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.sst.data_file import block_groups
 from epochlog.store.sst.file_columns import signature
-from epochlog.store.sst.merge import Rows, joined, lookup
+from epochlog.store.sst.merge import Rows, joined, lookup, newest_wins
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_blocks
 from epochlog.store.types.arrays import from_numpy, to_numpy
 from epochlog.store.types.key_codec import Key, KeyCodec, search
+from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.key_sieve import Sieve, hashed
 from epochlog.store.types.schema import TableSchema
 
@@ -34,6 +35,10 @@ TOGETHER_ROWS = 1 << 19
 WIDE_ROWS, WIDE_TOUCHED = 1 << 18, 8
 """Rows of neighbouring blocks that are decoded, cached and searched as one, if the needles lie in at least so many
 blocks of a file, and in most of them.
+"""
+BUNDLED, BUNDLED_ROWS, BUNDLED_COLUMNS = 8, 1 << 14, 64
+"""Neighbouring segments of few rows that are merged once and looked up as one level, the most rows of all of them, and
+the most columns. Each segment takes longer to ask than so few rows take to search.
 """
 SIEVED_NEEDLES = 1 << 10
 """Needles, at least, for which a segment's sieve is made and asked before its rows are searched."""
@@ -95,6 +100,44 @@ class PointReader:
             if not len(missing):
                 break
         return _in_order(hits, needles)
+
+    def segment_levels(self, segments: Sequence[Segment], within: KeyRange, needles: int) -> Iterator[Level]:
+        """Yield levels of the segments of L0 that may have keys of a range, oldest first. needles: number of keys.
+
+        Segments are bundled by their places in L0, so that the bundles of one lookup are those of the next one.
+        """
+        bundles = len(self.columns) <= DIRECT_COLUMNS or (
+            needles >= DIRECT_KEYS and len(self.columns) <= BUNDLED_COLUMNS
+        )
+        for place in range(0, len(segments), BUNDLED):
+            group = segments[place : place + BUNDLED]
+            chosen = [segment for segment in group if within.overlaps(segment.key_min, segment.key_max)]
+            is_small = len(chosen) == BUNDLED and sum(segment.rows for segment in chosen) <= BUNDLED_ROWS
+            bundle = self._bundle(chosen) if bundles and is_small else None
+            if bundle is not None:
+                yield bundle
+            else:
+                yield from ([segment] for segment in chosen)
+
+    def _bundle(self, segments: Sequence[Segment]) -> Rows | None:
+        """Return the newest row or tombstone of each key of some segments, merged now or earlier; None if not all of
+        their blocks are decoded: a lookup that ends at the newest segment reads no others.
+        """
+        contents = tuple(segment.content for segment in segments)
+        name = self.files.place, contents, signature(self.table, self.columns), self.columns
+        rows = _blocks.get(name)
+        if rows is None:
+            parts = [
+                _blocks.get((*self._name(segment, self.columns, 1), block, self.columns))
+                for segment in segments
+                for block in range(len(segment.blocks))
+            ]
+            decoded = [part for part in parts if part is not None]
+            if len(decoded) < len(parts):
+                return None
+            rows = _contiguous(newest_wins(decoded))
+            _blocks.put(name, rows)
+        return rows
 
     def _find_one(self, levels: Sequence[Level], key: Key) -> Rows | None:
         """Return the live row of one key, like `find`. It bisects in Python: each call of an Arrow kernel takes longer
@@ -204,14 +247,19 @@ class PointReader:
         self, file: Segment | RunFile, blocks: Collection[int], columns: tuple[str, ...], wide: int = 1
     ) -> dict[int, Rows]:
         """Return the rows of these blocks, decoded now or earlier."""
-        # the verified content, and the columns that it was decoded for
-        name = self.files.place, *file.content, signature(self.table, columns), wide
+        name = self._name(file, columns, wide)
         rows = {block: cached for block in blocks if (cached := _blocks.get((*name, block, columns))) is not None}
         missing = [block for block in blocks if block not in rows]
         for block, decoded in zip(missing, self._read(file, missing, columns, wide) if missing else (), strict=True):
             _blocks.put((*name, block, columns), decoded)
             rows[block] = decoded
         return rows
+
+    def _name(self, file: Segment | RunFile, columns: tuple[str, ...], wide: int) -> tuple[object, ...]:
+        """Return the first part of the names of a file's decoded blocks: the verified content, and what it was decoded
+        for.
+        """
+        return self.files.place, *file.content, signature(self.table, columns), wide
 
     def _read(self, file: Segment | RunFile, blocks: Sequence[int], columns: Sequence[str], wide: int) -> list[Rows]:
         if wide > 1:

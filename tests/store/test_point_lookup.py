@@ -50,6 +50,7 @@ def test_get_finds_what_a_whole_read_holds(
     monkeypatch.setattr(point_lookup, "TOGETHER_ROWS", together)
     monkeypatch.setattr(point_lookup, "WIDE_ROWS", 16 if kept_bytes else 1 << 18)
     monkeypatch.setattr(point_lookup, "SIEVED_NEEDLES", 2 if kept_bytes else 1 << 10)
+    monkeypatch.setattr(point_lookup, "BUNDLED", 2)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 8)
     monkeypatch.setattr("epochlog.store.sst.sorted_run.ROW_GROUP_ROWS", 8)
     cache: LRUCache[Rows] = LRUCache(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
@@ -106,6 +107,65 @@ def test_a_lookup_in_a_large_table_decodes_little(tmp_path: Path, monkeypatch: p
             assert table.get(keys(schema, primary, asked))["v"].to_pylist() == asked.tolist()
             assert len(decoded) == 10 and sum(decoded) <= 10 * 8192
             decoded.clear()
+
+
+def small_commits(store: el.Store, chance: np.random.Generator, commits: int) -> list[int]:
+    """Upsert and delete some of 60 rows in so many commits; return their epochs."""
+    schema, primary = SCHEMAS["int"]
+    table = store.table("t")
+    epochs: list[int] = []
+    for commit in range(commits):
+        ids = np.sort(chance.choice(60, 12, replace=False))
+        if commit % 4 == 3:
+            epochs.append(table.delete(keys(schema, primary, ids)))
+        else:
+            epochs.append(table.upsert(rows(schema, ids, 1000 * commit)))
+    return epochs
+
+
+def check_small_commits(root: Path, seed: int) -> None:
+    schema, primary = SCHEMAS["int"]
+    with el.open(root, durability="os") as store:
+        table = store.create_table("t", schema, primary_key=primary)
+        epochs = small_commits(store, np.random.default_rng(seed), 20)
+        asked = keys(schema, primary, np.arange(60))
+        for _ in range(3):  # the blocks are decoded, then bundled, then looked up in bundles
+            for epoch in (None, *epochs):
+                assert table.get(asked, epoch=epoch).equals(table.to_arrow(epoch=epoch))
+        store.compact("t", full=True)
+        assert table.get(asked).equals(table.to_arrow())
+        small_commits(store, np.random.default_rng(seed + 1), 9)
+        assert table.get(asked).equals(table.to_arrow())
+
+
+def test_segments_of_few_rows_are_looked_up_in_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[object] = []
+    real = point_lookup.PointReader._in_level
+    monkeypatch.setattr(
+        point_lookup.PointReader,
+        "_in_level",
+        lambda reader, level, part: levels.append(level) or real(reader, level, part),
+    )
+    schema, primary = SCHEMAS["int"]
+    with el.open(tmp_path, durability="os") as store:
+        table = store.create_table("t", schema, primary_key=primary)
+        small_commits(store, np.random.default_rng(1), 20)
+        asked = [keys(schema, primary, np.arange(60))] * 3
+        counts = []
+        for needles in asked:
+            levels.clear()
+            table.get(needles)
+            counts.append(len(levels))
+        assert counts == [20, 6, 6]
+    check_small_commits(tmp_path / "checked", 7)
+
+
+@pytest.mark.planted
+def test_bundles_in_which_the_oldest_row_wins_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = point_lookup.newest_wins
+    monkeypatch.setattr(point_lookup, "newest_wins", lambda parts: real(parts[::-1]))
+    with pytest.raises(AssertionError):
+        check_small_commits(tmp_path, 7)
 
 
 @pytest.mark.parametrize(
