@@ -46,6 +46,7 @@ from .column_names import column_named, column_of, columns_named
 from .errors import find_epochlog_error
 from .frames import read_frame
 from .live_session import is_session_lost, require_live
+from .local_steps import step_in_driver
 from .partitions import ReadPartition
 from .refresh_context import BROADCAST_BYTES, SparkRefreshContext
 from .types import arrow_schema, from_spark, spark_schema, to_spark
@@ -96,8 +97,9 @@ def answer(session: SparkSession, handle: Handle, plan: ViewPlan, ctx: CheckCont
 
 
 def refresh(ctx: SparkRefreshContext, output: str, plan: CompiledPlan) -> None:
-    """Write the rows of the view that the barrier of a refresh alters."""
-    step.refresh(ctx, output, plan, _engine(ctx, plan))
+    """Write the rows of the view that the barrier of a refresh alters; few of them without Spark's tasks."""
+    if not step_in_driver(ctx):
+        step.refresh(ctx, output, plan, _engine(ctx, plan))
 
 
 @contextmanager

@@ -188,6 +188,15 @@ def plans_are_derived() -> None:
 
 
 @pytest.fixture(autouse=True)
+def spark_steps_views(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of views on Spark have few rows, which the driver would step by itself, so they leave it no budget. A
+    module with STEPS_IN_DRIVER does not.
+    """
+    if request.node.get_closest_marker("spark") and not getattr(request.module, "STEPS_IN_DRIVER", False):
+        monkeypatch.setattr("epochlog.spark.local_steps.BUDGET_ROWS", 0)
+
+
+@pytest.fixture(autouse=True)
 def stores_are_whole(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every store that a test opened is verified at its end. Tests that damage theirs are marked `damages_store`."""
     watch.forget()

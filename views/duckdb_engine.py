@@ -50,15 +50,17 @@ def output_schema(plan: ViewPlan, tables: Mapping[str, TableSchema]) -> pa.Schem
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def refresh(ctx: LocalRefreshContext, output: str, plan: CompiledPlan) -> None:
-    """Write the rows of the view that the barrier of a refresh alters."""
-    step.refresh(ctx, output, plan, _engine(ctx, plan))
+def refresh(
+    ctx: LocalRefreshContext, output: str, plan: CompiledPlan, reads: type[Reads[pa.Table]] = Reads[pa.Table]
+) -> None:
+    """Write the rows of the view that the barrier of a refresh alters. reads: reads its tables."""
+    step.refresh(ctx, output, plan, _engine(ctx, plan, reads))
 
 
 @contextmanager
-def _engine(ctx: LocalRefreshContext, plan: CompiledPlan) -> Iterator[LocalEngine]:
+def _engine(ctx: LocalRefreshContext, plan: CompiledPlan, reads: type[Reads[pa.Table]]) -> Iterator[LocalEngine]:
     with _connected() as connection:
-        yield LocalEngine(ctx, plan, connection)
+        yield LocalEngine(ctx, connection, reads(ctx, plan))
 
 
 def touched_keys(
@@ -83,8 +85,13 @@ def touched_keys(
 class LocalEngine:
     """Engine of a refresh in this process. It is a `StepEngine` of Arrow tables."""
 
-    def __init__(self, ctx: LocalRefreshContext, plan: CompiledPlan, connection: duckdb.DuckDBPyConnection) -> None:
-        self.reads: Reads[pa.Table] = Reads(ctx, plan)
+    def __init__(
+        self,
+        ctx: LocalRefreshContext,
+        connection: duckdb.DuckDBPyConnection,
+        reads: Reads[pa.Table],
+    ) -> None:
+        self.reads = reads
         self._ctx = ctx
         self._connection = connection
 

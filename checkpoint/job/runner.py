@@ -353,8 +353,8 @@ class JobRunner(JobClaims):
                 try:
                     segments = self.run_refresh(plan, context, refresh, adapter)
                     times.append(monotonic_s())
-                    operation = context.operation
-                    run.epoch = epoch = self.commit(context.plan, segments, operation=operation)
+                    plan, operation = context.plan, context.operation
+                    run.epoch = epoch = self.commit(plan, segments, operation=operation)
                 finally:
                     context._end()
         if epoch:

@@ -209,6 +209,13 @@ VIEW_RECOMPUTED = LogEvent(
     "view error",
     "All rows of a view are recomputed, because its touched values cannot be computed.",
 )
+STEP_LEFT_DRIVER = LogEvent(
+    "step_left_driver",
+    "view",
+    INFO,
+    "store view error",
+    "A step of a view runs on Spark: the driver cannot compute it, or not within its budget. The next 20 begin there.",
+)
 ENGINE_RESET = LogEvent(
     "engine_reset", "view", WARNING, "error", "An internal error of DuckDB has ended its database, which is made again."
 )
