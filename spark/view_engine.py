@@ -200,9 +200,6 @@ class ViewEngine:
         with self._queries.named(frames) as run:
             return run(query.text)
 
-    def types_of(self, rows: DataFrame) -> list[pa.DataType]:
-        return arrow_schema(rows.schema).types
-
     @property
     def late_overflows(self) -> tuple[type[Exception], ...]:
         from pyspark.errors import ArithmeticException

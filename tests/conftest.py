@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -193,7 +194,7 @@ def spark_steps_views(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     module with STEPS_IN_DRIVER does not.
     """
     if request.node.get_closest_marker("spark") and not getattr(request.module, "STEPS_IN_DRIVER", False):
-        monkeypatch.setattr("epochlog.spark.local_steps.BUDGET_ROWS", 0)
+        monkeypatch.setattr(import_module("epochlog.spark.local_steps"), "BUDGET_ROWS", 0)
 
 
 @pytest.fixture(autouse=True)

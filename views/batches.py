@@ -19,16 +19,8 @@ Batch = tuple[str, ...]
 
 
 def batches_of(query: exp.Query, tables: Mapping[str, str]) -> tuple[Batch, ...]:
-    """Return each occurrence of a query in one batch. tables: by alias of an occurrence.
-
-    The sides of the query's own set operations are apart: the touched values of each are a query anyway.
-    """
-    query, sides = syntax.unwrapped(query), list[exp.Query]()
-    while isinstance(query, exp.SetOperation):
-        sides.append(syntax.unwrapped(query.expression))
-        query = syntax.unwrapped(query.this)
-    by_side = (_batches(side, tables) for side in [query, *reversed(sides)])
-    return tuple(batch for by_table in by_side for batches in by_table.values() for batch in batches)
+    """Return each occurrence of a query in one batch. tables: by alias of an occurrence."""
+    return tuple(batch for of_table in _batches(query, tables).values() for batch in of_table)
 
 
 def _batches(query: exp.Expr, tables: Mapping[str, str]) -> dict[str, list[Batch]]:

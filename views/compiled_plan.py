@@ -63,7 +63,6 @@ class CompiledPlan:
         self.has_row_changes: bool = plan.row_changes is not None
         self._dialect: Dialect = dialect
         self._queries: dict[tuple[str, ...], CompiledQuery | None] = {}
-        self._typed: set[tuple[str, ...]] = set()
         self._is_local = False
 
     def query(self) -> CompiledQuery:
@@ -75,9 +74,8 @@ class CompiledPlan:
         return self._required(("refresh", *scope), lambda plan: plan.refresh_query(scope))
 
     def touched_query(self, changed: Collection[str], scope: tuple[str, ...]) -> CompiledQuery:
-        """Return the query of the scope's touched values. It reads tables CHANGED, EITHER and EMPTY. Raises NotCovered.
-
-        Its types are those of the changed rows; after `type_touched`, also those of the view's query.
+        """Return the query of the scope's touched values, in the types of the view's query. It reads tables CHANGED,
+        EITHER and EMPTY. Raises NotCovered.
         """
         parts: list[CompiledQuery] = []
         for batch in self.coverage.changed_batches(changed):
@@ -85,15 +83,7 @@ class CompiledPlan:
             if part is None:
                 raise NotCovered(f"no condition connects the changed rows of {batch[0]!r} with the view's rows")
             parts.append(part)
-        if scope in self._typed:
-            parts.append(self._required(("types", *scope), lambda plan: plan.no_values(scope)))
         return _union(parts)
-
-    def type_touched(self, scope: tuple[str, ...]) -> None:
-        """Let the engine plan the view's query once more in each query of the scope's touched values, so that these
-        have the types of the view's columns where the changed rows have others.
-        """
-        self._typed.add(scope)
 
     def key_queries(self, changed: Collection[str], scope: Sequence[str]) -> dict[str, CompiledQuery] | None:
         """Return by changed occurrence the query, for DuckDB, of its touched values, if each of them reads the table

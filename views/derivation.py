@@ -22,7 +22,7 @@ from .clock_texts import require_no_clock
 from .folding import Fold, fold_of
 from .key_advice import KeyAdvice, key_advice
 from .normal_form import NormalForm, normal_form
-from .opening import Path, changed_side, covered, holds, path_of
+from .opening import Path, covered, holds, path_of
 from .parsing import parse
 from .refresh_choice import LEAST_ROWS, SHARE_PERCENT
 from .restriction import TOUCHED, restricted
@@ -129,39 +129,26 @@ class ViewPlan:
         return self.coverage.scope_of(self.tables)
 
     def touched_by(self, batch: Batch, scope: Sequence[str]) -> exp.Query:
-        """Return the query of the scope's values that changes of a batch touch. It reads tables CHANGED, EITHER and
-        EMPTY. Raises NotCovered.
+        """Return the query of the scope's values that changes of a batch touch, in the types of the view's query. It
+        reads tables CHANGED, EITHER and EMPTY. Raises NotCovered.
         """
         values = self.keys_of(batch[0], scope) if len(batch) == 1 else None
         try:
             path = Path().union(*(self.paths[alias] for alias in batch))
-            values = values or touched(self._side_of(batch[0]), path, scope, self.form.occurrences)
+            values = values or touched(self.form.query, path, scope, self.form.occurrences)
         except NotCovered:
             if len(batch) == 1:
                 raise
             return syntax.union([self.touched_by((alias,), scope) for alias in batch])
-        return _outputs_of(values, scope)
-
-    def no_values(self, scope: Sequence[str]) -> exp.Select:
-        """Return a query without rows that has the scope's columns in the types of the view's query, over EMPTY."""
-        query = _outputs_of(with_tables(self.form.query, self.form.occurrences, EMPTY), scope)
-        query.set("where", exp.Where(this=exp.false()))
+        query = syntax.select(syntax.named(syntax.column("t", name), name) for name in scope)
+        syntax.put_from(query, syntax.derived(values, "t"))
         return query
 
     def keys_of(self, alias: str, scope: Sequence[str]) -> exp.Select | None:
         """Return the query of the values that a change of an occurrence touches, over the table CHANGED alone; None if
         it takes other tables.
         """
-        return changed_keys(self._side_of(alias), self.paths[alias], scope, self.form.occurrences, self.schemas)
-
-    def _side_of(self, alias: str) -> exp.Query:
-        """Return the side of the view's set operations that holds an occurrence; the query if it has none. A change of
-        the occurrence touches values of this side, whatever the others are (R6).
-        """
-        query = syntax.unwrapped(self.form.query)
-        while isinstance(query, exp.SetOperation):
-            query = changed_side(query, self.paths[alias])
-        return query
+        return changed_keys(self.form.query, self.paths[alias], scope, self.form.occurrences, self.schemas)
 
     def query(self) -> exp.Expr:
         """Return the view's query over the tables NOW."""
@@ -197,13 +184,6 @@ class ViewPlan:
         if self.by_rows:
             lines.append(f"  a step that touches {SHARE_PERCENT} % of {LEAST_ROWS:,} rows or more recomputes all rows")
         return "\n".join(lines)
-
-
-def _outputs_of(query: exp.Expr, names: Sequence[str]) -> exp.Select:
-    """Return the query of some outputs of another one."""
-    outer = syntax.select(syntax.named(syntax.column("t", name), name) for name in names)
-    syntax.put_from(outer, syntax.derived(query, "t"))
-    return outer
 
 
 def render(query: exp.Expr, dialect: str) -> str:

@@ -104,9 +104,6 @@ class LocalEngine:
             self._connection.register(name, _plain(rows))
         return _answer(self._connection, query.text)
 
-    def types_of(self, rows: pa.Table) -> list[pa.DataType]:
-        return rows.schema.types
-
     @property
     def late_overflows(self) -> tuple[type[Exception], ...]:
         return ()  # `run` raises them

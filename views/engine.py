@@ -30,10 +30,6 @@ class StepEngine(Protocol[R]):
         """Return the rows of a query of the plan. known: tables that are no upstreams. Raises InvalidInput."""
         ...
 
-    def types_of(self, rows: R) -> list[pa.DataType]:
-        """Return the types of the rows' columns."""
-        ...
-
     @property
     def late_overflows(self) -> tuple[type[Exception], ...]:
         """Errors with which rows that `run` has returned fail when they are written, for a value that does not fit."""

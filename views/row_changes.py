@@ -7,7 +7,7 @@ also if some of the tables have their old rows and others their new ones. Each t
 leads from one such join to the next, so the last term that has rows of a primary key tells the row that is there at the
 end: the one that it gains, or none if it only loses one.
 
-No row of the tables is read but the changed ones and those that they join with, and no row of the view.
+No row of the view is read for it, nor touched values.
 """
 
 from __future__ import annotations

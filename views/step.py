@@ -225,11 +225,7 @@ class _Driver(Generic[R]):
         if keys is not None:
             return keys
         try:
-            rows = self.engine.run(self.plan.touched_query(changed, scope))
-            if self.engine.types_of(rows) != types.types:
-                self.plan.type_touched(scope)
-                rows = self.engine.run(self.plan.touched_query(changed, scope))
-            return self.engine.collect(rows)
+            return self.engine.collect(self.engine.run(self.plan.touched_query(changed, scope)))
         except NotCovered:
             return None
         except InvalidInput as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -243,3 +245,57 @@ def test_a_change_of_most_rows_recomputes_all(tmp_path: Path, spark: SparkSessio
         assert views["auto"].step(spark)
         assert store.table("auto").history()["operation"].to_pylist()[0] == "recompute"
         assert raw_check(views["auto"]).ok
+
+
+SIDES: dict[str, tuple[pa.DataType, list[object]]] = {
+    "texts": (pa.string(), ["2020-01-01 05:00:00", "2020-01-02 06:00:00"]),
+    "dates": (pa.date32(), [dt.date(2020, 5, 5)]),
+    "moments": (pa.timestamp("us", "UTC"), [dt.datetime(2020, 1, 1, 3, tzinfo=dt.UTC)]),
+    "fine": (pa.decimal128(38, 10), [Decimal("1.25"), Decimal("7.75")]),
+    "whole": (pa.decimal128(38, 0), [Decimal(5)]),
+    "cents": (pa.decimal128(10, 2), [Decimal("96.85"), Decimal("158.45")]),
+    "doubles": (pa.float64(), [2.5]),
+}
+"""Type and values of each side of the set operations below."""
+OF_SIDES = [("texts", "dates", "moments"), ("fine", "whole", "doubles"), ("cents", "doubles")]
+"""Sides whose values become others on the way to the type of the view."""
+
+
+def test_sides_of_other_types_touch_the_values_of_the_view(tmp_path: Path, spark: SparkSession) -> None:
+    """Neither the side alone has them, nor a cast of its values to the view's type."""
+    with el.open(tmp_path / "store", durability="os", checkpoint_interval_ms=10) as store:
+        schemas = {
+            name: pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", kind), ("w", pa.int64())])
+            for name, (kind, _) in SIDES.items()
+        }
+        for name, schema in schemas.items():
+            store.create_table(name, schema, ["id"])
+        views = [
+            store.create_view(
+                f"of_{sides[0]}",
+                " UNION ALL ".join(f"SELECT '{name}' AS k, v, w FROM {name}" for name in sides),
+                ["k", "v"],
+                spark=spark,
+            )
+            for sides in OF_SIDES
+        ]
+
+        def put(names: Iterable[str], place: int, w: int) -> None:
+            for name in names:
+                store.table(name).upsert(pa.table([[place], [SIDES[name][1][place]], [w]], schema=schemas[name]))
+
+        def step() -> None:
+            store.checkpoint()
+            for view in views:
+                view.step(spark)
+                assert view.check(spark).ok, view.name
+
+        put(SIDES, 0, 0)
+        step()
+        first = [sides[0] for sides in OF_SIDES]
+        put(first, 0, 1)
+        put(first, 1, 2)
+        step()
+        for name in first:
+            store.table(name).delete(pa.table({"id": [0]}))
+        step()

@@ -188,7 +188,8 @@ def batches_in(sql: str) -> list[tuple[str, ...]]:
 
 BATCHES = {
     "SELECT k, v FROM t": [("t",)],
-    "SELECT k, v FROM t UNION ALL SELECT k, v FROM t": [("t",), ("t",)],
+    "SELECT k, v FROM t UNION ALL SELECT k, v FROM t": [("t", "t")],
+    "SELECT k, v FROM t UNION SELECT k, v FROM u": [("t",), ("u",)],
     "SELECT k, COUNT(*) AS n FROM (SELECT k FROM t UNION ALL SELECT v FROM t) GROUP BY k": [("t", "t")],
     "SELECT k, COUNT(*) AS n FROM (SELECT k FROM t UNION ALL SELECT k FROM u UNION SELECT v FROM t) GROUP BY k": [
         ("t", "t"), ("u",),

@@ -32,7 +32,7 @@ from epochlog.views import (
     touched,
 )
 from epochlog.views.batches import Batch
-from epochlog.views.derivation import Coverage, ViewPlan
+from epochlog.views.derivation import Coverage
 from epochlog.views.table_names import EITHER, NOW
 from epochlog.views.table_reads import TableRead
 from judged_texts import QUERIES
@@ -157,17 +157,16 @@ def _a_global_aggregate_needs_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _the_right_side_is_subtracted(patch: pytest.MonkeyPatch) -> None:
-    original = ViewPlan.touched_by
+    original = touched._touched_by_side
 
-    def touched_by(plan: ViewPlan, batch: Batch, scope: Sequence[str]) -> exp.Query:
-        result, query = original(plan, batch, scope), syntax.unwrapped(plan.form.query)
-        if not isinstance(query, exp.Except) or opening.holds(query.expression, plan.paths[batch[0]]):
+    def by_side(query: exp.SetOperation, path: Any, wanted: list[str], tables: Mapping[str, str]) -> exp.Query:
+        result = original(query, path, wanted, tables)
+        if not isinstance(query, exp.Except) or opening.holds(query.expression, path):
             return result
-        right = touched.with_tables(query.expression, plan.form.occurrences, touched.EITHER)
-        right = derivation._outputs_of(right, scope)
+        right = touched.with_tables(query.expression, tables, touched.EITHER)
         return exp.Except(this=exp.Subquery(this=result), expression=exp.Subquery(this=right), distinct=True)
 
-    patch.setattr(ViewPlan, "touched_by", touched_by)
+    patch.setattr(touched, "_touched_by_side", by_side)
 
 
 def _an_equality_is_not_null_safe(patch: pytest.MonkeyPatch) -> None:
