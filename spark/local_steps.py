@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.checkpoint.job.row_groups import pruning
 from epochlog.errors import DependencyMissing, InvalidInput, LimitExceeded
 from epochlog.store.changelog.plan_ranges import bytes_to_read
@@ -70,20 +69,20 @@ def step_in_driver(ctx: SparkRefreshContext) -> bool:
     name = ctx.files.place, plan.job.id, plan.job.incarnation
     if not BUDGET_ROWS or ctx.barrier.kind == "initial" or _is_left(name):
         return False
-    local = LocalRefreshContext(ctx.handle, plan)
+    local = ctx._without_spark()
     try:
         duckdb_engine.refresh(local, *plan_of(local, "duckdb"), BudgetReads)
     except (OverBudget, InvalidInput, LimitExceeded, DependencyMissing) as error:
         local._discard()
         _leave(name)
-        ctx.handle.log(STEP_LEFT_DRIVER, view=plan.job.name, error=error)
+        STEP_LEFT_DRIVER.log(view=plan.job.name, error=error)
         return False
     except BaseException:
         local._discard()
         raise
     finally:
         local._ended = True
-    ctx.adopt(local)
+    ctx._adopt(local)
     return True
 
 

@@ -61,7 +61,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
     def __init__(self, session: SparkSession, handle: Handle, plan: RefreshPlan) -> None:
         super().__init__(handle.files, plan, self._frame_writer)
         self._session = session
-        self.handle = handle
+        self._handle = handle
         self._intent: str | None = None
         self._local_groups: list[tuple[DataFrame, pa.Table]] = []  # groups that the driver has read
         self.broadcasts = True
@@ -72,16 +72,20 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         intent would protect from vacuum until this process ends.
         """
         if self._intent is None:
-            self._intent = self.handle.intents.register("spark")
+            self._intent = self._handle.intents.register("spark")
         return FrameWriter(replace(target, intent=self._intent))
 
     def _end(self) -> None:
         """Release the intent after the commit or failure of the refresh. If it cannot be released now, it expires."""
         if self._intent is not None:
             with suppress(EpochlogError):
-                self.handle.intents.release(self._intent)
+                self._handle.intents.release(self._intent)
 
-    def adopt(self, local: LocalRefreshContext) -> None:
+    def _without_spark(self) -> LocalRefreshContext:
+        """Return a context of the same plan that needs no Spark. `_adopt` takes over its writes."""
+        return LocalRefreshContext(self._handle, self.plan)
+
+    def _adopt(self, local: LocalRefreshContext) -> None:
         """Take over the writes of a refresh of the same plan that has run without Spark."""
         self._writers.update(cast("dict[str, FrameWriter]", local._writers))
         self.operation, self.plan = local.operation, replace(local.plan, engine=LocalRefreshAdapter.engine)

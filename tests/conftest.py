@@ -189,12 +189,16 @@ def plans_are_derived() -> None:
 
 
 @pytest.fixture(autouse=True)
-def spark_steps_views(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def spark_steps_views(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of views on Spark have few rows, which the driver would step by itself, so they leave it no budget. A
     module with STEPS_IN_DRIVER does not.
     """
-    if request.node.get_closest_marker("spark") and not getattr(request.module, "STEPS_IN_DRIVER", False):
-        monkeypatch.setattr(import_module("epochlog.spark.local_steps"), "BUDGET_ROWS", 0)
+    if not request.node.get_closest_marker("spark") or getattr(request.module, "STEPS_IN_DRIVER", False):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(import_module("epochlog.spark.local_steps"), "BUDGET_ROWS", 0)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -213,7 +213,7 @@ STEP_LEFT_DRIVER = LogEvent(
     "step_left_driver",
     "view",
     INFO,
-    "store view error",
+    "view error",
     "A step of a view runs on Spark: the driver cannot compute it, or not within its budget. The next 20 begin there.",
 )
 ENGINE_RESET = LogEvent(

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import epochlog as el
+from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.errors import InvalidInput
 from epochlog.spark import local_steps, view_engine
 from epochlog.views import duckdb_engine
@@ -173,7 +174,7 @@ def test_rows_that_a_left_step_has_written_are_found(
     """They would be files that nothing refers to, until the store's process ends."""
     shop.change()
     shop.step(spark)
-    monkeypatch.setattr(local_steps.LocalRefreshContext, "_discard", lambda ctx: None)
+    monkeypatch.setattr(LocalRefreshContext, "_discard", lambda ctx: None)
     real = duckdb_engine.refresh
 
     def fails_at_the_end(*arguments: Any) -> None:
