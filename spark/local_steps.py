@@ -30,7 +30,7 @@ _left: dict[tuple[object, ...], int] = {}
 
 
 class OverBudget(Exception):
-    """A step in the driver would read more than its budget."""
+    """Error of a step in the driver that would read more than its budget."""
 
 
 class BudgetReads(Reads[pa.Table]):

@@ -120,17 +120,16 @@ class CompiledPlan:
 
         def compiled(plan: ViewPlan) -> CompiledQuery | None:
             query = query_of(plan)
-            return None if query is None else self._compile(query, plan)
+            return None if query is None else self._compile_own(query, plan)
 
         return self._kept(name, compiled)
 
-    def _compile(self, query: exp.Expr, plan: ViewPlan) -> CompiledQuery:
+    def _compile_own(self, query: exp.Expr, plan: ViewPlan) -> CompiledQuery:
+        """Compile a query of the plan for its engine."""
         if self._dialect == "duckdb" and not self._is_local:
             require_local(plan.form.query, plan.form.occurrences, plan.schemas)
             self._is_local = True
-        is_spark = self._dialect == "spark"
-        text = spark_text(query) if is_spark else duckdb_text(query, plan.form.occurrences, plan.schemas)
-        return CompiledQuery(text, table_reads(query, (TOUCHED, FOLDED)), syntax.has_join(query))
+        return _compile(query, plan, self._dialect)
 
     def _kept(
         self, name: tuple[str, ...], compiled: Callable[[ViewPlan], CompiledQuery | None]
@@ -139,6 +138,12 @@ class CompiledPlan:
         if name not in self._queries:
             self._queries[name] = compiled(self.derive())
         return self._queries[name]
+
+
+def _compile(query: exp.Expr, plan: ViewPlan, dialect: Dialect) -> CompiledQuery:
+    is_spark = dialect == "spark"
+    text = spark_text(query) if is_spark else duckdb_text(query, plan.form.occurrences, plan.schemas)
+    return CompiledQuery(text, table_reads(query, (TOUCHED, FOLDED)), syntax.has_join(query))
 
 
 def spark_text(query: exp.Expr) -> str:
@@ -159,10 +164,9 @@ def _keys_of(alias: str, scope: Sequence[str], plan: ViewPlan) -> CompiledQuery 
         return None
     try:
         require_local(query, {alias: plan.form.occurrences[alias]}, plan.schemas)
-        text = duckdb_text(query, plan.form.occurrences, plan.schemas)
+        return _compile(query, plan, "duckdb")
     except InvalidInput:
         return None
-    return CompiledQuery(text, table_reads(query, (TOUCHED, FOLDED)), syntax.has_join(query))
 
 
 def _fold_of(plan: ViewPlan) -> Fold:
@@ -176,12 +180,13 @@ def _row_changes_of(plan: ViewPlan) -> RowChanges:
 
 
 def _union(queries: Sequence[CompiledQuery]) -> CompiledQuery:
-    """Return the distinct rows of all queries. A table that several of them read is looked up by none."""
+    """Return the distinct rows of all queries, each of distinct rows. A table that several of them read is looked up by
+    none.
+    """
     reads: dict[str, TableRead] = {}
     for name in dict.fromkeys(name for query in queries for name in query.reads):
         own = [query.reads[name] for query in queries if name in query.reads]
         columns = frozenset[str]().union(*(read.columns for read in own))
         reads[name] = own[0] if len(own) == 1 else TableRead(name, columns, ())
-    texts = [query.text for query in queries]
-    text = " UNION ".join(texts) if len(texts) > 1 else f"SELECT DISTINCT * FROM ({texts[0]}) AS t"
+    text = " UNION ".join(query.text for query in queries)
     return CompiledQuery(text, reads, any(query.joins for query in queries))

@@ -129,8 +129,8 @@ class ViewPlan:
         return self.coverage.scope_of(self.tables)
 
     def touched_by(self, batch: Batch, scope: Sequence[str]) -> exp.Query:
-        """Return the query of the scope's values that changes of a batch touch, in the types of the view's query. It
-        reads tables CHANGED, EITHER and EMPTY. Raises NotCovered.
+        """Return the query of the scope's values that changes of a batch touch, each once, in the types of the view's
+        query. It reads tables CHANGED, EITHER and EMPTY. Raises NotCovered.
         """
         values = self.keys_of(batch[0], scope) if len(batch) == 1 else None
         try:
@@ -140,7 +140,10 @@ class ViewPlan:
             if len(batch) == 1:
                 raise
             return syntax.union([self.touched_by((alias,), scope) for alias in batch])
+        if isinstance(values, exp.Select):  # of distinct values
+            return values
         query = syntax.select(syntax.named(syntax.column("t", name), name) for name in scope)
+        query.set("distinct", exp.Distinct())
         syntax.put_from(query, syntax.derived(values, "t"))
         return query
 

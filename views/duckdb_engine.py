@@ -85,12 +85,7 @@ def touched_keys(
 class LocalEngine:
     """Engine of a refresh in this process. It is a `StepEngine` of Arrow tables."""
 
-    def __init__(
-        self,
-        ctx: LocalRefreshContext,
-        connection: duckdb.DuckDBPyConnection,
-        reads: Reads[pa.Table],
-    ) -> None:
+    def __init__(self, ctx: LocalRefreshContext, connection: duckdb.DuckDBPyConnection, reads: Reads[pa.Table]) -> None:
         self.reads = reads
         self._ctx = ctx
         self._connection = connection

@@ -201,15 +201,9 @@ def output_names(query: exp.Query) -> list[str]:
     return [output.alias for output in query.expressions]
 
 
-def changed_side(query: exp.SetOperation, path: Path | None) -> exp.Query:
-    """Return the side that the changed occurrence is in; the left one if neither side holds it (R6)."""
-    right = path is not None and holds(query.expression, path)
-    return syntax.unwrapped(query.expression if right else query.this)
-
-
 def read_sides(query: exp.SetOperation, path: Path | None) -> list[exp.Query]:
-    """Return the sides with touched values: those that hold changed occurrences. path None: those with values that the
-    operation can have, both of a UNION and the left one of the others.
+    """Return the sides with touched values: those that hold changed occurrences (R6). path None: those with values that
+    the operation can have, both of a UNION and the left one of the others.
     """
     if path is None:
         sides = [query.this, query.expression] if isinstance(query, exp.Union) else [query.this]
@@ -307,7 +301,7 @@ def _open_subquery(flat: Flat, block: exp.Select, place: _Place, path: Path | No
     """Join the changed rows of a subquery to the block's, by the conditions that correlate them."""
     query = syntax.unwrapped(place.query)
     while isinstance(query, exp.SetOperation):
-        query = changed_side(query, path)
+        (query,) = read_sides(query, path)
     assert isinstance(query, exp.Select)
     inner = opened(query, path)
     conditions = [*inner.conditions, *_membership(place, query, inner)]

@@ -66,7 +66,7 @@ class ChangedRows:
     gained: pa.Table
     """Rows that the view has then, of some of these keys."""
     lost: pa.Table
-    """The other keys."""
+    """Keys of which the view has no row then."""
 
 
 @dataclass(frozen=True, slots=True)

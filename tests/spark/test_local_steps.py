@@ -18,7 +18,7 @@ from epochlog.spark import local_steps, view_engine
 from epochlog.views import duckdb_engine
 from logged_events import logged
 from raw_check import raw_check
-from view_shop import ORDERS, VIEWS, Shop
+from view_shop import ORDERS, VIEWS, Shop, random_shop
 
 pytestmark = pytest.mark.spark
 STEPS_IN_DRIVER = True
@@ -27,11 +27,8 @@ STEPS_IN_DRIVER = True
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    shop = Shop(tmp_path / "store", seed)
-    yield shop
-    shop.store.close()
+    with random_shop(tmp_path) as shop:
+        yield shop
 
 
 @pytest.fixture

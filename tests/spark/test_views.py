@@ -25,7 +25,7 @@ from epochlog.views.folding import Folded, folded
 from raw_check import raw_check
 from view_lookups import VIEWS as LARGE_VIEWS
 from view_lookups import LargeShop
-from view_shop import CUSTOMERS, ORDERS, VIEWS, Shop, change_orders, many_orders
+from view_shop import CUSTOMERS, ORDERS, VIEWS, Shop, change_orders, many_orders, random_shop
 from view_sums import play as play_changes
 from wait_until import wait_until
 
@@ -36,11 +36,8 @@ FEW = 6
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    made = Shop(tmp_path / "store", seed)
-    yield made
-    made.store.close()
+    with random_shop(tmp_path) as shop:
+        yield shop
 
 
 def test_views_equal_their_queries_after_every_step(shop: Shop, spark: SparkSession) -> None:

@@ -138,6 +138,7 @@ def check_small_commits(root: Path, seed: int) -> None:
         assert table.get(asked).equals(table.to_arrow())
 
 
+@pytest.mark.medium
 def test_segments_of_few_rows_are_looked_up_in_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     levels: list[object] = []
     real = point_lookup.PointReader._in_level

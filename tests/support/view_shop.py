@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -81,6 +83,16 @@ class Shop:
                 kept("shop", of_any_spark=True).reply(sql)
                 wanted = RawJudge().rows(sql, tables).cast(tables[name].schema)
                 assert answer_of(wanted, sql) == answer_of(tables[name], sql), name
+
+
+@contextmanager
+def random_shop(folder: Path) -> Iterator[Shop]:
+    """Enter a shop in the folder `store`, whose changes follow a seed that is printed."""
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    shop = Shop(folder / "store", seed)
+    yield shop
+    shop.store.close()
 
 
 def many_orders(store: el.Store) -> tuple[dict[str, el.View], el.Table]:

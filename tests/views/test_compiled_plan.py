@@ -146,6 +146,7 @@ def visited(monkeypatch: pytest.MonkeyPatch, text: tuple[str, str, int]) -> int:
 LINEAR = [(columns, 100), (unions, 12), (unions_below, 12), (terms, 60), (sums, 60), (cases, 60), (members, 60)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("text", "size"), LINEAR)
 def test_the_work_on_a_text_follows_its_length(
     text: Callable[[int], tuple[str, str, int]], size: int, monkeypatch: pytest.MonkeyPatch

@@ -163,6 +163,7 @@ def test_both_tables_change_in_one_step(steps_of: Callable[[str, list[str]], Ste
     assert steps.store.table("v").history()["rows_upserted"].to_pylist() == [0, 3, 2]
 
 
+@pytest.mark.medium
 def test_an_expression_that_fails_on_rows_of_no_join_is_no_error(steps_of: Callable[[str, list[str]], Steps]) -> None:
     """New rows of `t` meet old rows of `u` in the query of the changes, and their difference fits no SMALLINT."""
     sql = "SELECT t.id, CAST(t.v - u.v AS SMALLINT) AS x FROM t JOIN u ON u.id = t.a"
@@ -173,6 +174,7 @@ def test_an_expression_that_fails_on_rows_of_no_join_is_no_error(steps_of: Calla
     assert steps.step() == "Groups"
 
 
+@pytest.mark.medium
 def test_many_changes_go_by_touched_groups(
     steps_of: Callable[[str, list[str]], Steps], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 import threading
@@ -21,17 +20,14 @@ from epochlog.views.derivation import ViewPlan
 from epochlog.views.refresh_choice import recomputes_all
 from logged_events import logged
 from raw_check import raw_check
-from view_shop import CUSTOMERS, ORDERS, REVENUE, VIEWS, Shop, change_orders, many_orders
+from view_shop import CUSTOMERS, ORDERS, REVENUE, VIEWS, Shop, change_orders, many_orders, random_shop
 from wait_until import wait_until
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
-    made = Shop(tmp_path / "store", seed)
-    yield made
-    made.store.close()
+    with random_shop(tmp_path) as shop:
+        yield shop
 
 
 @pytest.mark.medium
