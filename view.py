@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -132,9 +133,19 @@ class View(OneProcess):
             coordinator=coordinator,
         )
 
-    def check(self, spark: SparkSession | None = None, *, tolerance: float = 0.0, sample: int = 20) -> CheckReport:
+    def check(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        tolerance: float = 0.0,
+        sample: int = 20,
+        state: bool = False,
+    ) -> CheckReport:
         """Compare the view with its query over its upstreams at its newest commit, run by DuckDB, or by `spark`; see
         `Job.check`.
+
+        state: also compare each state table of the view, which the report has as outputs `state groups` and
+        `state values_<n>`, with the rows that the upstreams' rows give it, by DuckDB.
 
         Raises InvalidInput without `spark` for a query on which DuckDB can differ from Spark, and after
         `store.replace_views` or `rebuild` until the next commit, because the rows may be those of the query before.
@@ -142,6 +153,12 @@ class View(OneProcess):
         while True:
             record = self._runner.record()
             report = self._check(record, spark, tolerance, sample)
+            if state:
+                from epochlog.views.state_check import check_state
+                from epochlog.views.stored import plan_to_check
+
+                tables = check_state(self._handle, record, plan_to_check(self._handle, record), sample)
+                report = replace(report, outputs={**report.outputs, **tables})
             if self._runner.record().view == record.view:  # else the rows may be those of a newer query
                 return report
 

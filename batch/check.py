@@ -53,7 +53,7 @@ def check_job(
         raise InvalidInput(f"job {name!r}: tolerance must be a number from 0 to below 1, not {tolerance!r}")
     if not isinstance(sample, int) or isinstance(sample, bool) or sample < 1:
         raise InvalidInput(f"job {name!r}: sample must be a number of rows >= 1, not {sample!r}")
-    epoch, upstreams, outputs = _pin_newest_commit(handle, job_id, name)
+    epoch, upstreams, outputs = pin_newest_commit(handle, job_id, name)
     with upstreams, outputs:
         answers = _run_query(name, query, upstreams, epoch, list(outputs))
         checks = {}
@@ -64,7 +64,7 @@ def check_job(
     return CheckReport(name, epoch, checks)
 
 
-def _pin_newest_commit(handle: Handle, job_id: int, name: str) -> tuple[int, PinnedSnapshot, PinnedSnapshot]:
+def pin_newest_commit(handle: Handle, job_id: int, name: str) -> tuple[int, PinnedSnapshot, PinnedSnapshot]:
     """Return the job's position, and snapshots of its upstreams and of its outputs at that epoch."""
 
     def read_job(view: ReadTxn) -> tuple[int, dict[str, TableSchema], list[str]]:

@@ -12,6 +12,7 @@ from epochlog.store.changelog.plan_ranges import bytes_to_read
 from epochlog.store.env.log_events import STEP_LEFT_DRIVER
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.views import duckdb_engine
+from epochlog.views.compiled_plan import CompiledQuery
 from epochlog.views.reads import Images, Reads
 from epochlog.views.stored import plan_of
 from epochlog.views.table_names import EMPTY
@@ -53,6 +54,10 @@ class BudgetReads(Reads[pa.Table]):
             else:
                 self._spend(0, bytes_to_read(plan, ReadOptions(columns, None if values is None else pruning(values))))
         return super().at(read, values, instant)
+
+    def fits(self, query: CompiledQuery) -> bool:
+        scans = ((self.scan(read), self.columns(read)) for read in query.reads.values())
+        return sum(bytes_to_read(scan, ReadOptions(columns)) for scan, columns in scans) <= self._bytes
 
     def _spend(self, rows: int, size: float) -> None:
         self._rows -= rows

@@ -83,12 +83,15 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
 
     def _without_spark(self) -> LocalRefreshContext:
         """Return a context of the same plan that needs no Spark. `_adopt` takes over its writes."""
-        return LocalRefreshContext(self._handle, self.plan)
+        local = LocalRefreshContext(self._handle, self.plan)
+        local.keeps_state = self.keeps_state
+        return local
 
     def _adopt(self, local: LocalRefreshContext) -> None:
         """Take over the writes of a refresh of the same plan that has run without Spark."""
         self._writers.update(cast("dict[str, FrameWriter]", local._writers))
         self.operation, self.plan = local.operation, replace(local.plan, engine=LocalRefreshAdapter.engine)
+        self.state = local.state
 
     @property
     def spark(self) -> SparkSession:

@@ -191,6 +191,10 @@ class ViewEngine:
         self._queries = queries
 
     @property
+    def sql(self) -> None:
+        return None
+
+    @property
     def most_rows(self) -> int | None:
         return LOCAL_ROWS
 

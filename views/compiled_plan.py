@@ -13,18 +13,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import pyarrow as pa
 from sqlglot import exp
 
 from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
+from .aggregate_state import Aggregates, StatePlan
 from .batches import Batch
 from .derivation import Coverage, NotCovered, ViewPlan, render
 from .duckdb_functions import duckdb_text, require_local
 from .folding import FOLDED, Fold
 from .restriction import TOUCHED
 from .row_changes import RowChanges
+from .state_tables import Layout, layout_of
 from .table_reads import TableRead, table_reads
 
 Dialect = Literal["duckdb", "spark"]
@@ -59,10 +62,12 @@ class CompiledPlan:
         self.schemas: Mapping[str, TableSchema] = plan.schemas
         self.coverage: Coverage = plan.coverage
         self.fold: Fold | None = plan.fold
+        self.state: Aggregates | None = None if plan.state is None else plan.state.kept
         self.by_rows: bool = plan.by_rows
         self.has_row_changes: bool = plan.row_changes is not None
         self._dialect: Dialect = dialect
         self._queries: dict[tuple[str, ...], CompiledQuery | None] = {}
+        self._layouts: tuple[Layout | None, ...] = ()
         self._is_local = False
 
     def query(self) -> CompiledQuery:
@@ -105,6 +110,29 @@ class CompiledPlan:
     def folded_rows(self) -> CompiledQuery:
         """Return the query of the rows whose sums and counts are in the table FOLDED. The plan has a fold."""
         return self._required(("folded",), lambda plan: _fold_of(plan).rows)
+
+    def state_changes(self, changed: Collection[str]) -> CompiledQuery:
+        """Return the query of the rows that the join of a plan with a state gains and loses."""
+        return self._required(("state", *sorted(changed)), lambda plan: _state_of(plan).changes(changed))
+
+    def state_rows(self, scope: Sequence[str] = ()) -> CompiledQuery:
+        """Return the query of all rows of the join of a plan with a state, or of those of groups in the table TOUCHED.
+        scope: outputs that are its groups.
+        """
+        return self._required(("state rows", *scope), lambda plan: plan.state_rows(scope))
+
+    def layout(self, inputs: Callable[[], pa.Schema]) -> Layout | None:
+        """Return the layout of the state; None if the values of its types cannot be a part of one. inputs: returns the
+        columns of `state_rows`. The plan has a state.
+        """
+        if not self._layouts:
+            assert self.state is not None
+            self._layouts = (layout_of(self.state, inputs()),)
+        return self._layouts[0]
+
+    def state_outputs(self) -> CompiledQuery:
+        """Return the query of the view's rows whose aggregates are in the table FOLDED. The plan has a state."""
+        return self._required(("state outputs",), lambda plan: _state_of(plan).rows)
 
     def row_changes(self, changed: Collection[str]) -> CompiledQuery:
         """Return the query of the rows that the view gains and loses. The plan has row changes."""
@@ -172,6 +200,11 @@ def _keys_of(alias: str, scope: Sequence[str], plan: ViewPlan) -> CompiledQuery 
 def _fold_of(plan: ViewPlan) -> Fold:
     assert plan.fold is not None
     return plan.fold
+
+
+def _state_of(plan: ViewPlan) -> StatePlan:
+    assert plan.state is not None
+    return plan.state
 
 
 def _row_changes_of(plan: ViewPlan) -> RowChanges:

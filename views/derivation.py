@@ -16,6 +16,7 @@ from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
+from .aggregate_state import StatePlan, state_of
 from .batches import Batch, batches_of
 from .changed_keys import changed_keys
 from .clock_texts import require_no_clock
@@ -98,6 +99,8 @@ class ViewPlan:
     """Path to each occurrence in the query, by alias."""
     fold: Fold | None = None
     """Plan that adds changes to sums where it can; None for a query of another kind."""
+    state: StatePlan | None = None
+    """Plan that keeps a state of the groups where it can, and sums do not do; None for a query of another kind."""
     row_changes: RowChanges | None = None
     """Plan that computes rows of the changes alone where it can; None for a query of another kind."""
     by_rows: bool = False
@@ -162,6 +165,16 @@ class ViewPlan:
         query = restricted(self.form.query, scope, self.form.occurrences, self.schemas)
         return with_tables(query, self.form.occurrences, NOW)
 
+    def state_rows(self, scope: Sequence[str]) -> exp.Expr:
+        """Return the query of all rows of the join, or of those whose groups are in the table TOUCHED, over the tables
+        NOW. The plan has a state. scope: its groups, or none.
+        """
+        assert self.state is not None
+        query: exp.Query = self.state.all_rows()
+        if scope:
+            query = restricted(query, scope, self.form.occurrences, self.schemas)
+        return with_tables(query, self.form.occurrences, NOW)
+
     def key_advice(self) -> KeyAdvice:
         """Return the reasons why steps may fail for the view's key, each with what to write."""
         return key_advice(self.form, self.coverage.primary_key, self.schemas)
@@ -170,6 +183,8 @@ class ViewPlan:
         """Describe what the refresh recomputes when each of the tables changes."""
         if self.coverage.full_reason is not None and self.fold is not None:
             return "incremental: changes are added to the sums and counts; if a sum becomes 0, all rows are recomputed"
+        if self.coverage.full_reason is not None and self.state is not None:
+            return "incremental with DuckDB: changes are added to a state of the groups, which the view keeps"
         if self.coverage.full_reason is not None:
             return f"full: each refresh recomputes all rows, because {self.coverage.full_reason}"
         scope = self.scope
@@ -182,10 +197,14 @@ class ViewPlan:
                 lines.append(f"  {occurrence.table}: a change recomputes all rows, because {occurrence.reason}")
         if self.fold is not None:
             lines.append("  changes are added to the sums and counts; if a sum becomes 0, the groups are recomputed")
+        if self.state is not None:
+            lines.append("  with DuckDB, changes are added to a state of the groups, which the view keeps")
         if self.row_changes is not None:
             lines.append("  rows are computed of the changed rows and those that they join with")
         if self.by_rows:
-            lines.append(f"  a step that touches {SHARE_PERCENT} % of {LEAST_ROWS:,} rows or more recomputes all rows")
+            engine = "" if self.state is None else "on Spark, "
+            share = f"{SHARE_PERCENT} % of {LEAST_ROWS:,} rows"
+            lines.append(f"  {engine}a step that touches {share} or more recomputes all rows")
         return "\n".join(lines)
 
 
@@ -236,9 +255,12 @@ def derive(
     fold = None if refresh == "full" else fold_of(form.query, form.occurrences, primary_key)
     batches = batches_of(form.query, form.occurrences)
     coverage = Coverage(tuple(form.outputs), tuple(primary_key), occurrences, reason, batches)
+    state = (
+        None if refresh == "full" or fold is not None else state_of(form.query, form.occurrences, tables, primary_key)
+    )
     rows = None if refresh == "full" else row_changes_of(form.query, form.occurrences, tables, primary_key)
     by_rows = refresh == "auto" and reason is None
-    return ViewPlan(sql, form, dict(tables), coverage, paths, fold, rows, by_rows)
+    return ViewPlan(sql, form, dict(tables), coverage, paths, fold, state, rows, by_rows)
 
 
 def _occurrences(form: NormalForm, paths: Mapping[str, Path]) -> Iterator[Occurrence]:

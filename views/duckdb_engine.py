@@ -82,6 +82,14 @@ def touched_keys(
     return distinct(pa.concat_tables(values), types.names)
 
 
+def rows_of(query: CompiledQuery, tables: Mapping[str, pa.Table]) -> pa.Table:
+    """Return the rows of a query of a plan over these tables. Raises InvalidInput, DependencyMissing."""
+    with _connected() as connection:
+        for name, rows in tables.items():
+            connection.register(name, _plain(rows))
+        return _answer(connection, query.text)
+
+
 class LocalEngine:
     """Engine of a refresh in this process. It is a `StepEngine` of Arrow tables."""
 
@@ -91,13 +99,29 @@ class LocalEngine:
         self._connection = connection
 
     @property
+    def sql(self) -> LocalEngine:
+        return self
+
+    @property
     def most_rows(self) -> int | None:
         return None
 
-    def run(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
+    def run(
+        self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None, *, most: int | None = None
+    ) -> pa.Table:
         for name, rows in self.reads.of(query, known).items():
             self._connection.register(name, _plain(rows))
-        return _answer(self._connection, query.text)
+        if most is None:
+            return _answer(self._connection, query.text)
+        rows = _answer(self._connection, f"SELECT * FROM ({query.text}) LIMIT {most + 1}")
+        if rows.num_rows > most:
+            raise LimitExceeded(f"a join of the view has more than {most:,} rows")
+        return rows
+
+    def schema_of(self, query: CompiledQuery) -> pa.Schema:
+        reads = self.reads
+        empty = {name: reads.schema(read).schema.empty_table() for name, read in query.reads.items()}
+        return rows_of(query, empty).schema
 
     @property
     def late_overflows(self) -> tuple[type[Exception], ...]:

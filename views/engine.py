@@ -11,6 +11,7 @@ from epochlog.store.types.schema import TableSchema
 
 from .compiled_plan import CompiledQuery
 from .reads import R, Reads
+from .state_step import LocalSQL
 
 Row = Mapping[str, Any]
 
@@ -20,6 +21,11 @@ class StepEngine(Protocol[R]):
 
     @property
     def reads(self) -> Reads[R]: ...
+
+    @property
+    def sql(self) -> LocalSQL | None:
+        """Return the engine of queries in this process; None if they run elsewhere."""
+        ...
 
     @property
     def most_rows(self) -> int | None:

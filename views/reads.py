@@ -72,6 +72,11 @@ class Reads(Generic[R]):
         """Return the touched values that are keys of few changed rows, if that is shorter than a query; else None."""
         del changed, scope, types
 
+    def fits(self, query: CompiledQuery) -> bool:
+        """Return True if this step may read all rows of the query's tables."""
+        del query
+        return True
+
     def changes(self, read: TableRead, images: Images) -> pa.Table | R:
         columns = self.columns(read)
         rows = read_changes(self._ctx.files, self._ctx.plan.upstream(read.table), columns)

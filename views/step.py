@@ -14,6 +14,7 @@ from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.row_groups import several_rows
 from epochlog.errors import InvalidInput, LimitExceeded
 from epochlog.store.env.log_events import VIEW_RECOMPUTED
+from epochlog.store.metadata.state_tables import StateWrites
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
@@ -27,6 +28,8 @@ from .reads import R
 from .refresh_choice import recomputes_all
 from .restriction import TOUCHED
 from .row_changes import gained_and_lost, with_marks
+from .state_changes import Disagreement
+from .state_step import StateStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Changes:
     """Groups that get these rows, or none; of no columns for an aggregate of all rows."""
     before: pa.Table
     """Rows of the view of these groups, perhaps with those of other groups of the changes."""
+    of_all: bool = False
+    """True if the rows are all that the view has, also if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,14 @@ def refresh(
     changed = [] if initial else [name for name in plan.tables if ctx.plan.upstream(name).changes.rows]
     if initial or changed:
         with engine as entered:
-            driver = _Driver(ctx, plan, entered, ctx.plan.output(output).table.schema)
+            schema = ctx.plan.output(output).table.schema
+            state = None
+            if plan.state is not None and ctx.keeps_state and (sql := entered.sql) is not None:
+                state = StateStep(ctx, plan, sql, schema)
+            driver = _Driver(ctx, plan, entered, schema, state)
             driver.write(driver.decide(changed))
+    elif plan.state is not None:
+        ctx.state = StateWrites(ctx.plan.output(output).state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,8 @@ class _Driver(Generic[R]):
     plan: CompiledPlan
     engine: StepEngine[R]
     output: TableSchema
+    state: StateStep | None
+    """Step by the view's state; None if the view keeps none."""
 
     def decide(self, changed: Sequence[str]) -> Step:
         """Return the step of a barrier in which these tables have changed; of a backfill or rebuild for none."""
@@ -107,6 +120,11 @@ class _Driver(Generic[R]):
             table = self.ctx.take_chunk(tables)
             return AllRows("refresh") if table is None else ChunkRows(tables[table])
         changes: Step | None = None if self.plan.fold is None else self._changes(self.plan.fold, changed)
+        if self.state is not None and not self._changes_most_rows(changed):
+            try:
+                changes = self._by_state(self.state, changed)
+            except Disagreement:
+                return AllRows("recompute")
         if changes is None and self.plan.has_row_changes:
             changes = self._row_changes(changed)
         if changes is not None:
@@ -119,7 +137,12 @@ class _Driver(Generic[R]):
         return Groups(scope, touched)
 
     def write(self, step: Step) -> None:
-        """Compute and write the rows of a step."""
+        """Compute and write the rows of a step. The state of a step that does not come of the state is made anew."""
+        self._write(step)
+        if self.state is not None and self.ctx.state.kept is None and not isinstance(step, ChunkRows):
+            self.state.make_anew()
+
+    def _write(self, step: Step) -> None:
         if isinstance(step, AllRows):
             self.ctx.operation = step.operation
             for output, rows in self._rows(self.plan.query()).items():
@@ -132,12 +155,12 @@ class _Driver(Generic[R]):
             if step.lost.num_rows:
                 self.ctx.delete(self.output.name, step.lost)
         elif isinstance(step, Changes):
-            if step.groups.num_rows or any(rows.num_rows for rows in step.rows.values()):
+            if step.of_all or step.groups.num_rows or any(rows.num_rows for rows in step.rows.values()):
                 for output, rows in step.rows.items():
                     self.engine.replace(output, rows, step.groups, step.before)
         elif step.touched.num_rows:
             for output, rows in self._rows(self.plan.refresh_query(step.scope), {TOUCHED: step.touched}).items():
-                self._require_own_keys(rows, step)
+                self._require_own_keys(rows, step.scope, step.touched)
                 self.ctx.recompute(output, by=list(step.scope), from_=rows, touched=step.touched)
 
     def _write_chunk(self, merges: Merges) -> None:
@@ -209,6 +232,20 @@ class _Driver(Generic[R]):
             return None  # The view's own refresh refuses a key that is NULL.
         return ChangedRows(*gained_and_lost(self.output, as_schema(rows, marked.schema)))
 
+    def _by_state(self, state: StateStep, changed: Sequence[str]) -> Changes | None:
+        """Return the step that adds the changes to the view's state; None if they do not give the view's rows."""
+        rows = state.by_changes(changed)
+        if rows is None:
+            return None
+        self._require_own_keys(rows.rows, rows.groups.column_names, rows.groups)
+        return Changes({self.output.name: rows.rows}, rows.groups, rows.groups, not rows.groups.column_names)
+
+    def _changes_most_rows(self, changed: Sequence[str]) -> bool:
+        """Return True if the changes are most rows of the tables, so that all rows are computed sooner."""
+        upstreams = self.ctx.plan.upstreams.values()
+        changes = sum(self.ctx.plan.upstream(name).changes.rows for name in changed)
+        return recomputes_all(changes, sum(upstream.current.rows_at_most for upstream in upstreams))
+
     def _rows_before(self, groups: pa.Table) -> pa.Table:
         """Return the view's rows with these primary keys; all rows for no columns."""
         plan, files = self.ctx.plan.output(self.output.name).previous, self.ctx.files
@@ -232,12 +269,12 @@ class _Driver(Generic[R]):
             VIEW_RECOMPUTED.log(view=self.ctx.plan.job.name, error=error)
             return None
 
-    def _require_own_keys(self, rows: R, step: Groups) -> None:
+    def _require_own_keys(self, rows: Any, scope: Sequence[str], touched: pa.Table) -> None:
         """Raise InvalidInput if a row has the key of a row of the view whose group is not recomputed.
 
         That can be only if the scope has columns outside of the key.
         """
-        if not set(step.scope) <= set(self.output.primary_key):
-            key = self.engine.key_outside(self.output, rows, step.scope, step.touched)
+        if not set(scope) <= set(self.output.primary_key):
+            key = self.engine.key_outside(self.output, rows, scope, touched)
             if key is not None:
                 raise several_rows(self.output.name, key, of_view=True)

@@ -12,6 +12,7 @@ from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.metadata.definitions import DERIVATION, JobRecord, TableDef, ViewDefinition
 from epochlog.store.metadata.job_columns import job_columns
 from epochlog.store.metadata.lookups import get_table
+from epochlog.store.metadata.state_tables import ViewState, read_state
 from epochlog.store.session.handle import Handle
 from epochlog.store.types.schema import TableSchema
 
@@ -35,7 +36,21 @@ def view_plan(handle: Handle, job: JobRecord) -> ViewPlan:
 def explain(handle: Handle, job: JobRecord) -> str:
     """Describe the refresh of a view, and its backfill. Raises InvalidInput for a job that is no view."""
     plan, (_, output) = view_plan(handle, job), _tables(handle, job)
-    return f"{plan.explain()}\n{explain_chunks(plan, output.schema)}"
+    parts = [plan.explain(), explain_chunks(plan, output.schema)]
+    if plan.state is not None:
+        state = handle.catalog.read(lambda view: read_state(view, output.id))
+        parts.append(_describe_state(state if state is not None and state.epoch == job.position else None))
+    return "\n".join(parts)
+
+
+def _describe_state(state: ViewState | None) -> str:
+    """Describe the state of a view's newest commit; None: it has none."""
+    if state is None:
+        return "state: none at the newest commit; a step with DuckDB makes it of all rows"
+    if state.without:
+        return f"state: none until the view is rebuilt, because {state.without}"
+    tables = ", ".join(f"{table.schema.name} at most {table.rows_at_most:,} rows" for table in state.tables)
+    return f"state: {tables}; {sum(table.bytes for table in state.tables):,} bytes"
 
 
 def plan_to_check(handle: Handle, job: JobRecord) -> ViewPlan:

@@ -18,6 +18,7 @@ from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord, TableDef
 from epochlog.store.metadata.lookups import all_jobs, find_job, find_table, get_job, get_table, get_version
 from epochlog.store.metadata.staged_segments import discard_staged
+from epochlog.store.metadata.state_tables import replace_state
 from epochlog.store.session.handle import Handle
 
 
@@ -65,6 +66,7 @@ def drop_job_alone(handle: Handle, name: str) -> None:
         _delete_job(tx, job)
         for table_id in job.outputs:
             _make_root_table(tx, get_table(tx, table_id, f"output of {name}"), epoch)
+            replace_state(tx, table_id, None, handle.catalog.now_ms())
         discard_staged(tx, job.outputs, handle.catalog.now_ms())
 
     handle.catalog.transact(body)

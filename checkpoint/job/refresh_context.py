@@ -12,6 +12,7 @@ from epochlog.errors import InvalidInput, SchemaMismatch
 from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.env.files import Files
 from epochlog.store.env.process_local import OneProcess
+from epochlog.store.metadata.state_tables import NO_STATE, StateWrites
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import WriteTarget, remove_segments
@@ -55,6 +56,10 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         self._finished: dict[str, list[Segment]] = {}
         self._ended = False
         self.operation = "refresh"  # of the commit in the outputs' histories
+        self.keeps_state = False
+        """True if the commit of this refresh records the state of a view."""
+        self.state: StateWrites = NO_STATE
+        """State of a view after this refresh, which its commit records."""
 
     @property
     def barrier(self) -> Barrier:
@@ -288,3 +293,4 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         for writer in self._writers.values():
             writer.discard()
         remove_segments(self.files, (segment for segments in self._finished.values() for segment in segments))
+        remove_segments(self.files, self.state.segments)

@@ -14,6 +14,7 @@ from epochlog.store.metadata.definitions import Cursor, JobRecord, TableDef
 from epochlog.store.metadata.job_columns import read_by
 from epochlog.store.metadata.lookups import get_table
 from epochlog.store.metadata.staged_segments import list_staged
+from epochlog.store.metadata.state_tables import ViewState, read_state
 from epochlog.store.metadata.step_times import StepTime
 from epochlog.store.scan.scan_plan import ScanPlan, plan_scan, read_files
 from epochlog.store.session.handle import Handle
@@ -43,13 +44,15 @@ class Upstream:
 class PlannedOutput:
     """Output of a barrier: its rows so far, and the target of its new segments.
 
-    replaced: the old rows that a rebuild replaces, else None.
+    replaced: the old rows that a rebuild replaces, else None. state: of a view, the one of its newest commit, if it
+    has one.
     """
 
     table: TableDef
     previous: ScanPlan
     target: WriteTarget
     replaced: ScanPlan | None = None
+    state: ViewState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,9 @@ def plan_barrier(view: ReadTxn, handle: Handle, job: JobRecord) -> RefreshPlan:
             rebuilt = ScanPlan(table.schema, curr, (), list_staged(view, table_id))
             outputs[table.name] = PlannedOutput(table, rebuilt, target, previous_rows if job.replacing else None)
         else:
-            outputs[table.name] = PlannedOutput(table, previous_rows, target)
+            state = read_state(view, table_id) if job.view is not None else None
+            state = state if state is not None and (state.without or state.epoch == job.position) else None
+            outputs[table.name] = PlannedOutput(table, previous_rows, target, state=state)
     return RefreshPlan(job, barrier, upstreams, outputs)
 
 

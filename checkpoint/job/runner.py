@@ -43,6 +43,7 @@ from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, Cursor, JobRecord
 from epochlog.store.metadata.lookups import get_job
 from epochlog.store.metadata.staged_segments import discard_staged
+from epochlog.store.metadata.state_tables import NO_STATE, StateWrites
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.job_runners import new_runner, require_free
 from epochlog.store.sst.segment import Segment
@@ -171,11 +172,11 @@ class JobRunner(JobClaims):
         *,
         keep: bool = False,
         operation: str = "refresh",
+        state: StateWrites = NO_STATE,
     ) -> int:
         """Commit all outputs at the barrier and return the epoch. Outputs without segments get empty log entries.
 
-        For a backfill chunk, record its segments and return 0. A refused commit deletes its files. keep: leave the
-        files, because the caller commits them again. operation: of the commit in the outputs' histories.
+        For a backfill chunk, record its segments and return 0. A refused commit deletes its files; keep: it does not.
         """
         refreshed = [
             TableChange(output.table, tuple(outputs.get(name, ())), operation) for name, output in plan.outputs.items()
@@ -191,19 +192,20 @@ class JobRunner(JobClaims):
                 return self._record_chunk(plan, plan.next_cursor, changes)
             if job.replacing:
                 changes = self._differences(plan, refreshed)
-            target = JobCommit(
-                self.job_id, self.name, job.incarnation, job.position, plan.barrier.curr, end_of, plan.step_time()
-            )
-            committed = commit_changes(self.handle, changes, target)
+            fence = (self.job_id, self.name, job.incarnation, job.position, plan.barrier.curr)
+            committed = commit_changes(self.handle, changes, JobCommit(*fence, end_of, plan.step_time(), state.kept))
         except EpochlogError as error:
             if changes is not refreshed:
                 discard_refused(self.handle, error, changes)
             if not keep:
-                discard_refused(self.handle, error, refreshed)
+                discard_refused(self.handle, error, refreshed, state.segments)
             self._log_failure(error, plan)
             raise
         self._forget_runner(plan)
-        self._log_commit(plan, committed, is_last=committed.is_new and ends[-1].state == "finished")
+        is_last = committed.is_new and ends[-1].state == "finished"
+        self._log_commit(plan, committed, is_last=is_last)
+        if committed.is_new:
+            remove_segments(self.handle.files, state.unrecorded(is_last=is_last))
         if changes is not refreshed:
             hit("rebuild:after-commit")
             remove_segments(self.handle.files, (segment for change in refreshed for segment in change.segments))
@@ -350,11 +352,12 @@ class JobRunner(JobClaims):
                 run.epoch = epoch = self.commit(plan, {})
             else:
                 context = adapter.context(plan)
+                context.keeps_state = True
                 try:
                     segments = self.run_refresh(plan, context, refresh, adapter)
                     times.append(monotonic_s())
                     plan, operation = context.plan, context.operation
-                    run.epoch = epoch = self.commit(plan, segments, operation=operation)
+                    run.epoch = epoch = self.commit(plan, segments, operation=operation, state=context.state)
                 finally:
                     context._end()
         if epoch:

@@ -14,6 +14,7 @@
     load/<load>, load/<load>/<n>            a load: its tables, incarnation and checkpoint; the state of its n-th part
     kept/<id>/<epoch>                       the deletes that are kept from this commit on, of a table with a sequence
     made/<id>/<n>                           staged segments of an output from the n-th chunk of a backfill
+    state/<id>, state/<id>/<n>              the state of the view with this output; the n-th of its state tables
     bound/<epoch>                           forced boundaries
     hold/<id>/<holder>                      a hold: the epochs of a table that are kept for a holder
     lease/<lease>                           the expiry of one open store's lease, by which its holds live
@@ -53,6 +54,7 @@ STAGED_PREFIX = b"made/"
 RUNS_PREFIX = b"runs/"
 SCHEMA_PREFIX = b"schema/"
 SHARE_PREFIX = b"share/"
+STATE_PREFIX = b"state/"
 TABLE_PREFIX = b"table/"
 TRACE_PREFIX = b"trace/"
 TROUBLE_PREFIX = b"trouble/"
@@ -120,6 +122,14 @@ def kept_key(table_id: int, epoch: int) -> bytes:
 
 def staged_key(table_id: int, number: int) -> bytes:
     return b"made/%08x/%08x" % (table_id, number)
+
+
+def state_key(table_id: int) -> bytes:
+    return b"state/%08x" % table_id
+
+
+def state_table_key(table_id: int, number: int) -> bytes:
+    return b"state/%08x/%08x" % (table_id, number)
 
 
 def bound_key(epoch: int) -> bytes:

@@ -100,8 +100,12 @@ def discard_chunks(handle: Handle, job: JobRecord, incarnation: int) -> JobRecor
     return handle.catalog.transact(body)
 
 
-def discard_refused(handle: Handle, error: EpochlogError, changes: Sequence[TableChange]) -> None:
-    """Delete the files of a failed commit or backfill chunk, except files that the catalog knows."""
+def discard_refused(
+    handle: Handle, error: EpochlogError, changes: Sequence[TableChange], state: Sequence[Segment] = ()
+) -> None:
+    """Delete the files of a failed commit or backfill chunk, except files that the catalog knows. state: segments of
+    a view's state.
+    """
     if not isinstance(error, DEFINITE_JOB_FAILURES):
         return
 
@@ -109,11 +113,11 @@ def discard_refused(handle: Handle, error: EpochlogError, changes: Sequence[Tabl
         known = files_of(view, change.table_id)
         return [
             segment
-            for segment in change.segments
+            for segment in (*change.segments, *state)
             if segment.path not in known and view.get(unreachable_key(change.table_id, segment.path)) is None
         ]
 
     with suppress(CatalogUnavailable, StoreClosed):
         for change in changes:
-            if change.segments:
+            if change.segments or state:
                 remove_segments(handle.files, handle.catalog.read(lambda view, change=change: unknown(view, change)))

@@ -17,6 +17,7 @@ from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord
 from epochlog.store.metadata.lookups import get_job, get_table
 from epochlog.store.metadata.staged_segments import discard_staged, forget_staged, list_staged
+from epochlog.store.metadata.state_tables import ViewState, replace_state
 from epochlog.store.metadata.step_times import StepTime, read_step_times
 from epochlog.store.types.epoch import show_epoch
 
@@ -56,6 +57,8 @@ class JobCommit:
     """Returns the state of the job after the commit; raises UpstreamIncomplete."""
     step_time: StepTime | None = None
     """Time of a step of a view that counts for its stride."""
+    state: ViewState | None = None
+    """State of a view, which gets the epoch `curr`; None if it keeps none."""
 
     failures: ClassVar[tuple[type[BaseException], ...]] = DEFINITE_JOB_FAILURES
 
@@ -123,6 +126,9 @@ class JobCommit:
         tx.put(job_key(job.id), after.to_record())
         if self.step_time is not None:
             tx.put(step_times_key(job.id), self.step_time.after(read_step_times(tx, job.id)).to_record())
+        if job.view is not None:
+            state = None if self.state is None or end else replace(self.state, epoch=self.curr)
+            replace_state(tx, job.outputs[0], state, now_ms)
         move_counters(tx, Counters.read(tx), self.curr)
         return self.curr, written
 

@@ -17,6 +17,7 @@ from epochlog.store.catalog.keys import (
     name_key,
     runs_key,
     schema_key,
+    state_key,
     table_key,
     trouble_key,
 )
@@ -331,7 +332,7 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     _forget_former_reads(tx, table_id)
     mark_unreachable(tx, table_id, files_of(tx, table_id).items(), now_ms)
     move_counters(tx, Counters.read(tx))
-    for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made", b"kept", b"schema"):
+    for kind in (b"log", b"hist", b"hold", b"used", b"compact", b"trace", b"made", b"kept", b"schema", b"state"):
         prefix = kind + b"/%08x/" % table_id
         for key, child in list(scan_prefix(tx, prefix)):
             if kind != b"hold" or child["expires_ms"] is None:
@@ -341,6 +342,7 @@ def remove_table(tx: Txn, table_id: int, now_ms: int) -> None:
     tx.delete(compact_key(table_id))
     tx.delete(trouble_key(table_id))
     tx.delete(kept_history_key(table_id))
+    tx.delete(state_key(table_id))
     tx.delete(table_key(table_id))
     tx.delete(name_key(TableDef.from_record(record).name))
 

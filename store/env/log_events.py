@@ -209,6 +209,21 @@ VIEW_RECOMPUTED = LogEvent(
     "view error",
     "All rows of a view are recomputed, because its touched values cannot be computed.",
 )
+VIEW_STATE_DISAGREES = LogEvent(
+    "view_state_disagrees",
+    "view",
+    ERROR,
+    "view reason",
+    "The changes of a step do not fit the view's state: all its rows are recomputed, and its state is made anew.",
+)
+VIEW_STATE_LOST = LogEvent(
+    "view_state_lost",
+    "view",
+    WARNING,
+    "view error",
+    "A file of a view's state is missing or damaged, and the state is made anew; or a state cannot be made, or takes "
+    "no changes, and the view goes on without one until it is rebuilt.",
+)
 STEP_LEFT_DRIVER = LogEvent(
     "step_left_driver",
     "view",

@@ -33,6 +33,7 @@ from epochlog.store.metadata.lookups import all_jobs, all_tables, get_runs, get_
 from epochlog.store.metadata.reachable_files import files_of
 from epochlog.store.metadata.shared_files import SharedFile, list_shared, owner_of
 from epochlog.store.metadata.staged_segments import list_staged
+from epochlog.store.metadata.state_tables import StateTable, read_state
 from epochlog.store.metadata.version import (
     Commit,
     LogEntry,
@@ -70,11 +71,11 @@ KINDS = (
         "used",
     ),
     *("intent", "gone", "compact", "trace", "trouble", "txn", "txnapp", "made", "kept", "consumer", "lease"),
-    *("share", "pace", "past"),
+    *("share", "pace", "past", "state"),
     *("xq", "xu", "xc", "xp", "xd", "xk"),
 )
 OF_TABLES = (
-    *("schema", "head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made", "kept"),
+    *("schema", "head", "runs", "log", "hist", "hold", "used", "compact", "trace", "trouble", "made", "kept", "state"),
     "past",
 )
 """Kinds of records that are deleted with their table. (Those in gone/ stay until vacuum has deleted the files, leases
@@ -261,6 +262,7 @@ class TableFiles:
     runs: Runs
     problems: tuple[Finding, ...] = ()
     kept: tuple[Segment, ...] = ()
+    state: tuple[StateTable, ...] = ()
     packs: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
     """Rows of each log epoch of the packs among the segments, by path."""
     contents: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -270,7 +272,8 @@ class TableFiles:
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each file, by path."""
         parts = [part for run in self.runs for part in (*run.parts, *run.history)]
-        return {file.path: file.bytes for file in (*self.segments, *self.kept, *parts)}
+        state = [segment for table in self.state for segment in table.segments]
+        return {file.path: file.bytes for file in (*self.segments, *self.kept, *state, *parts)}
 
 
 def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
@@ -309,12 +312,16 @@ def check_table(view: ReadTxn, table: TableDef, folder: str) -> TableFiles:
         for group in entry.groups
         for file in (*group.segments, *group.images)
     }
-    files = TableFiles(segments, runs, kept=tuple(kept.values()), packs=packs, contents=contents)
+    state = read_state(view, table.id)
+    if state is not None and (table.job_id is None or state.epoch > version.max_committed_epoch):
+        problems.append(f"has a state of {show_epoch(state.epoch)}, which is of none of its commits")
+    tables = () if state is None else state.tables
+    files = TableFiles(segments, runs, kept=tuple(kept.values()), state=tables, packs=packs, contents=contents)
     foreign = {path for path in files.sizes if not path.startswith(folder + "/")}
     problems += [f"reaches {path} of another folder" for path in foreign if not _shares(view, table.id, path)]
     problems += [
         f"reaches {s.path} of table {s.table_id}"
-        for s in (*files.segments, *files.kept)
+        for s in (*files.segments, *files.kept, *(segment for kept in files.state for segment in kept.segments))
         if s.table_id != (owner_of(s.path, table.id) if s.path in foreign else table.id)
     ]
     problems += _check_columns(table, version, files)

@@ -64,6 +64,9 @@ class VerifyReport:
         return not self.problems and not self.unread
 
 
+_OF_STATE = "it is of the view's state, which a step that cannot read it makes anew"
+
+
 def verify_store(handle: Handle, progress: Progress | None = None) -> VerifyReport:
     """Check the whole store; return damage as problems. Raises CatalogUnavailable or ReadFailed if nothing could be
     checked.
@@ -150,6 +153,12 @@ def _each_file(handle: Handle, table: TableDef, files: TableFiles) -> Iterator[P
         deletes = kept_schema(schema)
         for file in files.kept:
             yield from _problems(file.path, check_segment(handle.files, deletes, file)) or [None]
+    for kept in files.state:
+        for segment in kept.segments:
+            if not handle.files.exists(segment.path):
+                continue  # a step that needs it makes the state anew
+            problems = _problems(segment.path, check_segment(handle.files, kept.schema, segment))
+            yield from [replace(problem, what=f"{problem.what}; {_OF_STATE}") for problem in problems] or [None]
     for run in files.runs:
         intact = True
         for part in (*run.parts, *run.history):

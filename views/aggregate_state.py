@@ -1,0 +1,267 @@
+"""Aggregates of a view whose groups a state keeps, so that a step computes of its changes alone (rule R12, pure).
+
+Theorem: let a query be one block over an inner join of tables, or over one table, whose outputs are functions of its
+GROUP BY expressions and aggregates. The rows that the join gains and loses (`delta_join.py`) are a change of signed
+rows. Of each group, the numbers of rows that pass a condition, and sums of exact numbers over them, are linear in the
+rows. Of each group and value, so is the number of rows with the value. It is above 0 if the group has the value, so a
+COUNT(DISTINCT) changes by those of its values whose number passes 0. The least value follows if the group did not lose
+it, or gained one that is not above it; else it is computed of all rows of the group.
+
+The state has a row of each group, with these numbers and sums, and one of each group and value of a DISTINCT aggregate.
+A group whose number of rows is 0 has no row, but for an aggregate without GROUP BY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlglot import exp
+
+from epochlog.store.types.schema import TableSchema
+
+from . import syntax
+from .delta_join import delta_join, is_inner_join
+from .folding import FOLDED
+from .stability import grouped_by, has_grouping_sets, is_aggregated, windows_of
+from .table_names import IS_NEW
+from .value_kinds import ValueKinds
+
+INPUT = "epochlog_input_"
+"""Prefix of the columns with the arguments and conditions of aggregates."""
+VALUE = "epochlog_value_"
+"""Prefix of the columns with the values of aggregates."""
+_ALIAS = "epochlog_folded_row"
+
+Kind = Literal["rows", "count", "true", "all_true", "any_true", "sum", "average", "least", "greatest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Aggregate of a block."""
+
+    name: str
+    """Column of its value in the table FOLDED."""
+    kind: Kind
+    inputs: tuple[str, ...]
+    """Columns with its arguments: none for COUNT(*), several for COUNT(DISTINCT …) alone. They are NULL in rows that
+    the FILTER of an aggregate without DISTINCT does not pass.
+    """
+    condition: str | None = None
+    """Column with the condition of the FILTER of one with DISTINCT; None without."""
+    distinct: bool = False
+    """True if it takes each value of a group once."""
+
+    @property
+    def is_extreme(self) -> bool:
+        """Return True for MIN and MAX."""
+        return self.kind in ("least", "greatest")
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregates:
+    """Groups and aggregates of a block."""
+
+    tables: tuple[str, ...]
+    """Table of each occurrence."""
+    groups: tuple[str, ...]
+    """Outputs that are the GROUP BY expressions; none for an aggregate of all rows."""
+    aggregates: tuple[Aggregate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """Plan of a refresh that keeps a state."""
+
+    block: exp.Select
+    kept: Aggregates
+    tables: Mapping[str, str]
+    """Table of each occurrence, by alias."""
+    groups: Mapping[str, exp.Expr]
+    """Expressions of GROUP BY, by output."""
+    inputs: Mapping[str, exp.Expr]
+    """Arguments and conditions of the aggregates, by column."""
+    rows: exp.Select
+    """Query of the view's rows, over the table FOLDED."""
+
+    @property
+    def outputs(self) -> dict[str, exp.Expr]:
+        """Return what a row of the join is taken for, by column."""
+        return {**self.groups, **self.inputs}
+
+    def changes(self, changed: Collection[str]) -> exp.Query:
+        """Return the query of the rows that the join gains and loses in a barrier in which these tables have changed:
+        the columns `outputs`, and IS_NEW. It reads tables SIGNED, NOW and OLD.
+        """
+        return delta_join(self.block, self.outputs, self.tables, changed)
+
+    def all_rows(self) -> exp.Select:
+        """Return the query of all rows of the join: the columns `outputs`, and IS_NEW, over the block's own tables."""
+        marks = syntax.named(exp.true(), IS_NEW)
+        query = syntax.select([*(syntax.named(value, name) for name, value in self.outputs.items()), marks])
+        for clause in ("from_", "joins", "where"):
+            if self.block.args.get(clause) is not None:
+                part = self.block.args[clause]
+                query.set(clause, [child.copy() for child in part] if isinstance(part, list) else part.copy())
+        return query
+
+
+def state_of(
+    query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema], primary_key: Sequence[str]
+) -> StatePlan | None:
+    """Return the plan that keeps a state for a query in normal form; None if the query is of another kind, or each
+    group has one row of the tables.
+
+    tables: by alias of an occurrence.
+    """
+    block = syntax.unwrapped(query)
+    if not isinstance(block, exp.Select) or not _is_plain(block):
+        return None
+    keys = list(dict.fromkeys(grouped_by(block)))
+    groups = _group_outputs(block, keys, primary_key)
+    nodes = list(dict.fromkeys(_aggregates(block)))
+    if groups is None or not nodes or (keys and not set(primary_key) <= set(groups)):
+        return None
+    own_keys = [syntax.column(alias, name) for alias, table in tables.items() for name in schemas[table].primary_key]
+    if keys and all(column in keys for column in own_keys):
+        return None
+    inputs: dict[exp.Expr, str] = {}
+    aggregates: list[Aggregate] = []
+    for number, node in enumerate(nodes):
+        aggregate = _aggregate(node, f"{VALUE}{number}", inputs)
+        if aggregate is None:
+            return None
+        aggregates.append(aggregate)
+    rows = _rows(block, {value: name for name, value in groups.items()}, dict(zip(nodes, aggregates, strict=True)))
+    by_column = {name: value for value, name in inputs.items()}
+    if not _are_exact(ValueKinds(query, tables, schemas), groups.values(), aggregates, by_column):
+        return None
+    kept = Aggregates(tuple(tables.values()), tuple(groups), tuple(aggregates))
+    return None if rows is None else StatePlan(block, kept, dict(tables), groups, by_column, rows)
+
+
+def _is_plain(block: exp.Select) -> bool:
+    """Return True for an aggregated block over an inner join of tables, without clauses whose rows depend on others."""
+    return (
+        is_inner_join(block)
+        and is_aggregated(block)
+        and not block.args.get("distinct")
+        and not block.args.get("qualify")
+        and not block.args.get("laterals")
+        and not syntax.is_limited(block)
+        and not windows_of(block)
+        and not has_grouping_sets(block)
+        and len(list(block.find_all(exp.Query))) == 1
+    )
+
+
+def _group_outputs(
+    block: exp.Select, keys: Sequence[exp.Expr], primary_key: Sequence[str]
+) -> dict[str, exp.Expr] | None:
+    """Return the GROUP BY expressions by output, one of the primary key if there is one; None if one is no output."""
+    names: dict[exp.Expr, str] = {}
+    for output in sorted(block.expressions, key=lambda output: output.alias not in primary_key):
+        if output.this in keys:
+            names.setdefault(output.this, output.alias)
+    return {names[key]: key for key in keys} if len(names) == len(keys) else None
+
+
+def _aggregates(block: exp.Select) -> Iterator[exp.Expr]:
+    """Yield the aggregates of the outputs and of HAVING, with their FILTER."""
+    having = syntax.condition_of(block, "having")
+    for place in (*(output.this for output in block.expressions), *([] if having is None else [having])):
+        for node in place.find_all(exp.AggFunc):
+            yield node.parent if isinstance(node.parent, exp.Filter) and node is not place else node
+
+
+def _aggregate(node: exp.Expr, name: str, inputs: dict[exp.Expr, str]) -> Aggregate | None:
+    """Return an aggregate, and note its arguments among the inputs; None if no state keeps it."""
+
+    def column(value: exp.Expr) -> str:
+        return inputs.setdefault(value, f"{INPUT}{len(inputs)}")
+
+    condition = None
+    if isinstance(node, exp.Filter):
+        condition, node = node.expression.this, node.this
+    if isinstance(node.parent, exp.IgnoreNulls | exp.RespectNulls | exp.Window):
+        return None
+    kind: Kind | None = next((kind for kind, types in _KINDS.items() if type(node) in types), None)
+    argument = node.this
+    if kind is None or node.expressions or not isinstance(argument, exp.Expr):
+        return None
+    distinct = isinstance(argument, exp.Distinct)
+    values = argument.expressions if isinstance(argument, exp.Distinct) else [argument]
+    if kind == "count" and isinstance(argument, exp.Star):
+        kind, values = "rows", []
+    if kind in ("least", "greatest", "all_true", "any_true"):
+        distinct = False  # each value counts as one of them does
+    if distinct and (kind not in ("count", "sum") or argument.args.get("on")):
+        return None
+    if len(values) > 1 and kind != "count":
+        return None
+    if any(syntax.has_aggregate(value) for value in (*values, *([] if condition is None else [condition]))):
+        return None
+    if condition is not None and not distinct:
+        if kind == "rows":
+            return Aggregate(name, "true", (column(condition),))
+        values = [exp.Case(ifs=[exp.If(this=condition.copy(), true=value.copy())]) for value in values]
+        condition = None
+    columns = tuple(column(value) for value in values)
+    return Aggregate(name, kind, columns, None if condition is None else column(condition), distinct)
+
+
+_KINDS: dict[Kind, tuple[type[exp.Expr], ...]] = {
+    "count": (exp.Count,),
+    "true": (exp.CountIf,),
+    "all_true": (exp.LogicalAnd,),
+    "any_true": (exp.LogicalOr,),
+    "sum": (exp.Sum,),
+    "average": (exp.Avg,),
+    "least": (exp.Min,),
+    "greatest": (exp.Max,),
+}
+
+
+def _are_exact(
+    kinds: ValueKinds,
+    groups: Iterable[exp.Expr],
+    aggregates: Sequence[Aggregate],
+    inputs: Mapping[str, exp.Expr],
+) -> bool:
+    """Return False if a value is of a kind that no state keeps. Others have types that decide (`layout_of`)."""
+    if not all(kinds.of(group) in _KEPT for group in groups):
+        return False
+    for aggregate in aggregates:
+        own = {kinds.of(inputs[name]) for name in aggregate.inputs}
+        if not own <= set(_KEPT) or (aggregate.kind == "average" and "decimal" in own):
+            return False
+    return True
+
+
+_KEPT = ("integer", "decimal", "text", "date", "timestamp", "boolean", "null", None)
+
+
+def _rows(
+    block: exp.Select, groups: Mapping[exp.Expr, str], aggregates: Mapping[exp.Expr, Aggregate]
+) -> exp.Select | None:
+    """Return the query of the view's rows over the table FOLDED; None if an output has another column."""
+
+    def visit(node: exp.Expr) -> exp.Expr:
+        if node in groups:
+            return syntax.column(_ALIAS, groups[node])
+        return syntax.column(_ALIAS, aggregates[node].name) if node in aggregates else node
+
+    outputs = [output.this.copy().transform(visit, copy=False) for output in block.expressions]
+    having = syntax.condition_of(block, "having")
+    conditions = [] if having is None else [having.copy().transform(visit, copy=False)]
+    if any(column.table != _ALIAS for part in (*outputs, *conditions) for column in part.find_all(exp.Column)):
+        return None
+    rows = syntax.select(syntax.named(o, own.alias) for o, own in zip(outputs, block.expressions, strict=True))
+    syntax.put_from(rows, syntax.table(FOLDED, _ALIAS))
+    if conditions:
+        rows.set("where", exp.Where(this=conditions[0]))
+    return rows
+
+
+__all__ = ["FOLDED", "VALUE", "Aggregate", "StatePlan", "state_of"]

@@ -1,0 +1,249 @@
+"""Step of a view by its state, in this process: it adds the changes of a barrier, or makes the state anew (R12)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochlog.checkpoint.job.refresh_context import RefreshContext
+from epochlog.checkpoint.job.state_rows import StateRows
+from epochlog.errors import Corrupt, InvalidInput, LimitExceeded
+from epochlog.store.env.log_events import VIEW_STATE_DISAGREES, VIEW_STATE_LOST
+from epochlog.store.metadata.definitions import JobRecord
+from epochlog.store.metadata.state_tables import StateTable, StateWrites, ViewState
+from epochlog.store.types.arrays import from_numpy, to_numpy
+from epochlog.store.types.retyping import as_schema
+from epochlog.store.types.schema import TableSchema
+
+from .compiled_plan import CompiledPlan, CompiledQuery
+from .folding import FOLDED
+from .reads import Reads
+from .restriction import TOUCHED
+from .state_changes import (
+    ChangedGroups,
+    Disagreement,
+    StateChange,
+    aggregate_values,
+    coded,
+    extremes_of_rows,
+    key_columns,
+    named_groups,
+    state_change,
+)
+from .state_tables import Layout
+
+STATE = 1
+"""Version of the state's tables and of what they have. A state of another version is made anew."""
+LEAST_BYTES = 64 << 20
+"""Bytes that a state may have; one of more may have as many as the files of the tables that its view reads."""
+PART_ROWS = 1 << 20
+"""About the most rows of a table that are taken at once into a state that is made anew."""
+MOST_ROWS = 4 << 20
+"""Most rows of a join that a step takes into this process at once."""
+MOST_DISAGREEMENTS = 2
+"""Disagreements with the changes after which a view keeps no state until it is rebuilt."""
+
+
+class LocalSQL(Protocol):
+    """Engine of queries in this process."""
+
+    def run(
+        self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None, *, most: int | None = None
+    ) -> pa.Table:
+        """Return the rows of a query of the plan. Raises InvalidInput; LimitExceeded if they are more than `most`."""
+        ...
+
+    @property
+    def reads(self) -> Reads[pa.Table]: ...
+
+    def schema_of(self, query: CompiledQuery) -> pa.Schema:
+        """Return the columns of a query of the plan, without reading a row."""
+        ...
+
+    def conform(self, output: TableSchema, rows: pa.Table) -> pa.Table:
+        """Return the rows with exactly the columns and types of an output. Raises InvalidInput."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRows:
+    """Rows of the groups that a barrier changes."""
+
+    rows: pa.Table
+    groups: pa.Table
+    """Groups that get these rows, or none; of no columns for an aggregate of all rows."""
+
+
+class StateStep:
+    """Step of a view whose plan keeps a state."""
+
+    def __init__(
+        self, ctx: RefreshContext[Any, Any, Any], plan: CompiledPlan, sql: LocalSQL, output: TableSchema
+    ) -> None:
+        assert plan.state is not None
+        self._ctx, self._plan, self._sql, self._output = ctx, plan, sql, output
+        self._kept = plan.state
+        self._planned = ctx.plan.output(output.name)
+        self._layout = plan.layout(lambda: sql.schema_of(plan.state_rows()))
+        self._stamp = stamp_of(ctx.plan.job, plan, self._layout)
+        state = self._planned.state
+        self._before = state if state is not None and state.stamp == self._stamp else None
+        self._rows: list[StateRows] = []
+
+    def by_changes(self, changed: Sequence[str]) -> GroupRows | None:
+        """Add the changes to the state; return the rows of their groups. None if the view has no state, or the changes
+        cannot be computed.
+        """
+        before, layout = self._before, self._layout
+        if before is None or before.without or layout is None:
+            return None
+        try:
+            inputs = self._sql.run(self._plan.state_changes(changed), most=MOST_ROWS)
+            result = self._added(layout, inputs, before.tables)
+        except Disagreement as error:
+            count = before.disagreements + 1
+            without = "its rows disagreed with the changes twice" if count >= MOST_DISAGREEMENTS else ""
+            tables = () if without else before.tables
+            self._before = replace(before, tables=tables, disagreements=count, without=without)
+            VIEW_STATE_DISAGREES.log(view=self._ctx.plan.job.name, reason=error)
+            raise
+        except Corrupt as error:
+            VIEW_STATE_LOST.log(view=self._ctx.plan.job.name, error=error)
+            return None
+        except (InvalidInput, LimitExceeded) as error:
+            # The query itself may not fail: these expressions are evaluated of other rows.
+            self._before = ViewState(0, self._stamp, (), f"a step could not add its changes: {error}")
+            return None
+        if result is not None:
+            self._keep(tuple(rows.table for rows in self._rows))
+        return result
+
+    def make_anew(self) -> None:
+        """Make the state of all rows, if the view can have one."""
+        before, layout = self._before, self._layout
+        if layout is None or not self._sql.reads.fits(self._plan.state_rows()):
+            return
+        if before is not None and before.without:
+            if before != self._planned.state:
+                VIEW_STATE_LOST.log(view=self._ctx.plan.job.name, error=before.without)
+            self._ctx.state = StateWrites(before)
+            return
+        tables = tuple(map(StateTable, layout.schemas))
+        try:
+            for _ in self._parts():
+                inputs = self._sql.run(self._plan.state_rows(), most=MOST_ROWS)
+                self._write(layout, self._computed(layout, inputs, tables))
+                tables = tuple(rows.table for rows in self._rows)
+        except (LimitExceeded, InvalidInput) as error:
+            VIEW_STATE_LOST.log(view=self._ctx.plan.job.name, error=error)
+            kept = ViewState(0, self._stamp, (), f"it cannot be made: {error}")
+            self._ctx.state = replace(self._ctx.state, kept=kept)
+            return
+        self._keep(tables)
+
+    def _parts(self) -> Iterator[None]:
+        """Yield for each part of the rows, while the context's plan has that part of its largest table: the rows of a
+        join are those over the parts of a table that it has once.
+        """
+        whole = self._ctx.plan
+        names = self._kept.tables
+        name = max(whole.upstreams, key=lambda name: whole.upstreams[name].current.rows_at_most)
+        upstream = whole.upstreams[name]
+        count = -(-upstream.current.rows_at_most // PART_ROWS) if names.count(name) == 1 else 1
+        try:
+            for keys in upstream.current.splits(count) if count > 1 else [upstream.keys]:
+                self._ctx.plan = replace(whole, upstreams={**whole.upstreams, name: replace(upstream, keys=keys)})
+                yield
+        finally:
+            self._ctx.plan = whole
+
+    def _keep(self, tables: tuple[StateTable, ...]) -> None:
+        """Let the commit record the state, if it is not larger than what the view reads."""
+        known = self._before.disagreements if self._before is not None else 0
+        most = max(
+            LEAST_BYTES, sum(file.bytes for up in self._ctx.plan.upstreams.values() for file in up.current.files)
+        )
+        without = f"it would take more than {most:,} bytes" if sum(table.bytes for table in tables) > most else ""
+        state = ViewState(0, self._stamp, () if without else tables, without, known)
+        self._ctx.state = replace(self._ctx.state, kept=state)
+
+    # ---- computation -------------------------------------------------------------------------------------------------
+
+    def _added(self, layout: Layout, inputs: pa.Table, tables: Sequence[StateTable]) -> GroupRows | None:
+        change = self._computed(layout, inputs, tables)
+        if pc.any(change.groups.redone).as_py():
+            change = replace(change, groups=self._redone(layout, change))
+        result = self._outputs(layout, change)
+        if result is not None and inputs.num_rows:
+            self._write(layout, change)
+        return result
+
+    def _computed(self, layout: Layout, inputs: pa.Table, tables: Sequence[StateTable]) -> StateChange:
+        """Return what the inputs change of the state. Raises Disagreement."""
+        self._rows = [StateRows(self._ctx.files, self._planned.target, table) for table in tables]
+        return state_change(layout, inputs, [rows.find for rows in self._rows])
+
+    def _redone(self, layout: Layout, change: StateChange) -> ChangedGroups:
+        """Return the groups with the least and greatest values that do not follow from the state."""
+        schema = layout.schemas[0]
+        touched = named_groups(layout, change.keys.columns.filter(change.groups.redone))
+        scope = tuple(layout.kept.groups)
+        rows = self._sql.run(self._plan.state_rows(scope), {TOUCHED: touched} if scope else None)
+        by_group = coded(schema, key_columns(layout, rows))
+        places = from_numpy(change.keys.places(schema, by_group.columns))
+        columns = dict(change.groups.columns)
+        for name, values in extremes_of_rows(layout, rows, by_group).items():
+            mask = pc.is_in(from_numpy(np.arange(len(change.keys))), places)
+            order = np.argsort(to_numpy(places))
+            columns[name] = pc.replace_with_mask(columns[name], mask, values.take(from_numpy(order)))
+        return replace(change.groups, columns=columns)
+
+    def _outputs(self, layout: Layout, change: StateChange) -> GroupRows | None:
+        """Return the view's rows of the groups; None if they have a NULL in its key."""
+        names, groups = list(layout.kept.groups), change.groups
+        try:
+            values = aggregate_values(layout, groups.columns)
+        except pa.ArrowInvalid:
+            return None  # The query itself says what does not fit.
+        known = named_groups(layout, change.keys.columns)
+        folded = pa.table([*known.columns, *values.values()], names=[*names, *values])
+        has_rows = pc.greater(groups.columns["n"], 0)
+        if not names:
+            query = self._plan.query() if pc.any(groups.inexact).as_py() else self._plan.state_outputs()
+            return GroupRows(self._sql.conform(self._output, self._sql.run(query, {FOLDED: folded})), known)
+        exact = folded.filter(pc.and_(has_rows, pc.invert(groups.inexact)))
+        parts = [self._sql.run(self._plan.state_outputs(), {FOLDED: exact})]
+        if pc.any(groups.inexact).as_py():
+            touched = known.filter(groups.inexact)
+            parts.append(self._sql.run(self._plan.refresh_query(names), {TOUCHED: touched}))
+        rows = pa.concat_tables([self._sql.conform(self._output, part) for part in parts])
+        if any(rows.column(name).null_count for name in self._output.primary_key):
+            return None  # The view's own refresh refuses a key that is NULL.
+        schema = pa.schema([self._output.schema.field(name).with_nullable(True) for name in names])
+        touched = as_schema(known, schema)
+        for name in self._output.primary_key:
+            touched = touched.filter(pc.is_valid(touched.column(name)))
+        return GroupRows(rows, touched)
+
+    def _write(self, layout: Layout, change: StateChange) -> None:
+        """Write the rows of the state that have changed."""
+        try:
+            for rows, (changed, leaves) in zip(self._rows, change.rows(layout), strict=True):
+                rows.write(changed, leaves)
+        finally:
+            written = [segment for rows in self._rows for segment in rows.written]
+            self._ctx.state = replace(self._ctx.state, segments=(*self._ctx.state.segments, *written))
+
+
+def stamp_of(job: JobRecord, plan: CompiledPlan, layout: Layout | None) -> str:
+    """Return what a state must have been made by and of, to be used."""
+    texts = (plan.state_rows().text, plan.state_outputs().text)
+    read = (job.upstreams, job.bound, job.columns)
+    types = () if layout is None else tuple((name, str(kind)) for name, kind in layout.types.items())
+    return hashlib.sha256(repr((STATE, texts, read, types)).encode()).hexdigest()[:32]
