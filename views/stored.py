@@ -39,7 +39,8 @@ def explain(handle: Handle, job: JobRecord) -> str:
     parts = [plan.explain(), explain_chunks(plan, output.schema)]
     if plan.state is not None:
         state = handle.catalog.read(lambda view: read_state(view, output.id))
-        parts.append(_describe_state(state if state is not None and state.epoch == job.position else None))
+        is_known = state is not None and (state.without or state.epoch == job.position)
+        parts.append(_describe_state(state if is_known else None))
     return "\n".join(parts)
 
 
