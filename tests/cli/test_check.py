@@ -172,7 +172,7 @@ def test_a_view_that_gets_a_new_query_during_its_check_is_checked_by_it(
     """The query is read before the rows: those of the next query are not compared with it."""
     from epochlog.batch import check
 
-    real, calls = check._pin_newest_commit, []
+    real, calls = check.pin_newest_commit, []
 
     def replaced_meanwhile(*args: Any) -> Any:
         if not calls:
@@ -181,5 +181,5 @@ def test_a_view_that_gets_a_new_query_during_its_check_is_checked_by_it(
         calls.append(args)
         return real(*args)
 
-    monkeypatch.setattr(check, "_pin_newest_commit", replaced_meanwhile)
+    monkeypatch.setattr(check, "pin_newest_commit", replaced_meanwhile)
     assert views.view("twice").check().ok and len(calls) == 2

@@ -378,6 +378,7 @@ def test_a_state_that_is_too_large_is_not_kept(world: StateWorld, monkeypatch: p
 
 
 @pytest.mark.medium
+@pytest.mark.logs("view_state_disagrees")
 def test_a_view_whose_state_disagrees_twice_keeps_none(world: StateWorld, caplog: pytest.LogCaptureFixture) -> None:
     for times in (1, 2):
         state = state_of(world)
