@@ -15,6 +15,7 @@ import pytest
 import epochlog as el
 from epochlog.checkpoint.job import refresh_plan, state_rows
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
+from epochlog.checkpoint.job.refresh_adapter import LocalRefreshAdapter
 from epochlog.store.catalog.keys import STATE_PREFIX
 from epochlog.store.catalog.protocol import scan_prefix
 from epochlog.store.commit import job_commit
@@ -459,3 +460,34 @@ def test_a_failed_step_leaves_no_files(world: StateWorld, monkeypatch: pytest.Mo
     assert files_on_disk(world.store) == before and state_of(world) == state
     step_to(world, "Changes")
     world.check_state()
+
+
+@pytest.mark.medium
+@pytest.mark.logs("view_state_lost")
+def test_a_join_of_too_many_rows_has_no_state(
+    world: StateWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(state_step, "MOST_ROWS", 1)
+    for value in (5, 6):
+        world.put("items", *({"id": n, "g": n % 3, "e": value} for n in range(12)))
+        step_to(world, "Groups")
+    assert "because a step could not add its changes: a join of the view has more than 1 rows" in world.view.explain()
+    assert len(logged(caplog, "view_state_lost")) == 1, "the second step does not try"
+    world.check_rows()
+
+
+@pytest.mark.medium
+def test_a_context_whose_commit_records_no_state_makes_none(world: StateWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator commits what workers have refreshed without their states."""
+    runner = world.view._runner
+    change(world)
+    world.store.checkpoint()
+    plan = runner.begin()
+    assert plan is not None
+    monkeypatch.setattr(StateStep, "__init__", None)
+    context = LocalRefreshContext(runner.handle, plan)
+    segments = runner.run_refresh(plan, context, world.view.refresh, LocalRefreshAdapter(runner.handle))
+    runner.commit(plan, segments)
+    monkeypatch.undo()
+    assert "state: none at the newest commit" in world.view.explain()
+    world.check_rows()
