@@ -22,9 +22,9 @@ from sqlglot import exp
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
-from .delta_join import delta_join, is_inner_join
-from .folding import FOLDED
-from .stability import grouped_by, has_grouping_sets, is_aggregated, windows_of
+from .delta_join import delta_join
+from .folding import FOLDED, is_plain
+from .stability import grouped_by, is_aggregated
 from .table_names import IS_NEW
 from .value_kinds import ValueKinds
 
@@ -116,7 +116,7 @@ def state_of(
     tables: by alias of an occurrence.
     """
     block = syntax.unwrapped(query)
-    if not isinstance(block, exp.Select) or not _is_plain(block):
+    if not isinstance(block, exp.Select) or not is_plain(block) or not is_aggregated(block):
         return None
     keys = list(dict.fromkeys(grouped_by(block)))
     groups = _group_outputs(block, keys, primary_key)
@@ -139,21 +139,6 @@ def state_of(
         return None
     kept = Aggregates(tuple(tables.values()), tuple(groups), tuple(aggregates))
     return None if rows is None else StatePlan(block, kept, dict(tables), groups, by_column, rows)
-
-
-def _is_plain(block: exp.Select) -> bool:
-    """Return True for an aggregated block over an inner join of tables, without clauses whose rows depend on others."""
-    return (
-        is_inner_join(block)
-        and is_aggregated(block)
-        and not block.args.get("distinct")
-        and not block.args.get("qualify")
-        and not block.args.get("laterals")
-        and not syntax.is_limited(block)
-        and not windows_of(block)
-        and not has_grouping_sets(block)
-        and len(list(block.find_all(exp.Query))) == 1
-    )
 
 
 def _group_outputs(

@@ -90,7 +90,7 @@ def fold_of(query: exp.Query, tables: Mapping[str, str], primary_key: Sequence[s
     tables: by alias of an occurrence.
     """
     block = syntax.unwrapped(query)
-    if not isinstance(block, exp.Select) or not _is_plain(block):
+    if not isinstance(block, exp.Select) or not is_plain(block) or not _keeps_all_groups(block):
         return None
     keys = set(grouped_by(block))
     groups = {o.alias: o.this for o in block.expressions if o.this in keys}
@@ -114,19 +114,24 @@ def fold_of(query: exp.Query, tables: Mapping[str, str], primary_key: Sequence[s
     return Fold(block, dict(tables), groups, values, held, rows)
 
 
-def _is_plain(block: exp.Select) -> bool:
+def is_plain(block: exp.Select) -> bool:
     """Return True for a block over an inner join of tables, without clauses whose rows depend on others."""
-    having = syntax.condition_of(block, "having")
     return (
         is_inner_join(block)
         and not block.args.get("distinct")
         and not block.args.get("qualify")
+        and not block.args.get("laterals")
         and not syntax.is_limited(block)
         and not windows_of(block)
         and not has_grouping_sets(block)
         and len(list(block.find_all(exp.Query))) == 1
-        and (having is None or _is_positive_count(having))
     )
+
+
+def _keeps_all_groups(block: exp.Select) -> bool:
+    """Return True if no group fails HAVING."""
+    having = syntax.condition_of(block, "having")
+    return having is None or _is_positive_count(having)
 
 
 def _is_positive_count(having: exp.Expr) -> bool:

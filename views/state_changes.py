@@ -183,11 +183,11 @@ def _extremes(aggregate: Aggregate, prefix: str, inputs: pa.Table, groups: Coded
         some = net.filter(test(net.column("s_sum"), 0))
         codes = to_numpy(contiguous(some.column("k")))
         is_first = np.append(True, codes[1:] != codes[:-1])[: len(codes)]
-        extremes[name] = _scattered(some.column("v").filter(from_numpy(is_first)), codes[is_first], len(groups))
+        extremes[name] = scattered(some.column("v").filter(from_numpy(is_first)), codes[is_first], len(groups))
     return extremes
 
 
-def _scattered(values: Column, codes: np.ndarray, size: int) -> pa.Array:
+def scattered(values: Column, codes: np.ndarray, size: int) -> pa.Array:
     """Return the values at their places; NULL elsewhere."""
     places = np.full(size, -1, np.int64)
     places[codes] = np.arange(len(codes))
@@ -381,7 +381,7 @@ def _summed(codes: np.ndarray, size: int, columns: Mapping[str, Column]) -> dict
     places = to_numpy(contiguous(result.column("k")))
     summed: dict[str, pa.Array] = {}
     for name, own in zip(names, columns, strict=True):
-        values = _scattered(result.column(f"{name}_sum"), places, size)
+        values = scattered(result.column(f"{name}_sum"), places, size)
         summed[own] = pc.fill_null(values, pa.scalar(0, pa.int64()).cast(values.type))
     return summed
 

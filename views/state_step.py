@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,7 +16,6 @@ from epochlog.errors import Corrupt, InvalidInput, LimitExceeded
 from epochlog.store.env.log_events import VIEW_STATE_DISAGREES, VIEW_STATE_LOST
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.state_tables import StateTable, StateWrites, ViewState
-from epochlog.store.types.arrays import from_numpy, to_numpy
 from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 
@@ -34,6 +32,7 @@ from .state_changes import (
     extremes_of_rows,
     key_columns,
     named_groups,
+    scattered,
     state_change,
 )
 from .state_tables import Layout
@@ -196,12 +195,11 @@ class StateStep:
         scope = tuple(layout.kept.groups)
         rows = self._sql.run(self._plan.state_rows(scope), {TOUCHED: touched} if scope else None)
         by_group = coded(schema, key_columns(layout, rows))
-        places = from_numpy(change.keys.places(schema, by_group.columns))
+        places = change.keys.places(schema, by_group.columns)
         columns = dict(change.groups.columns)
         for name, values in extremes_of_rows(layout, rows, by_group).items():
-            mask = pc.is_in(from_numpy(np.arange(len(change.keys))), places)
-            order = np.argsort(to_numpy(places))
-            columns[name] = pc.replace_with_mask(columns[name], mask, values.take(from_numpy(order)))
+            new = scattered(values, places, len(change.keys))
+            columns[name] = pc.if_else(change.groups.redone, new, columns[name])
         return replace(change.groups, columns=columns)
 
     def _outputs(self, layout: Layout, change: StateChange) -> GroupRows | None:

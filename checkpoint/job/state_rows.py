@@ -45,8 +45,6 @@ class StateRows:
     def find(self, keys: pa.Array, columns: Sequence[str]) -> dict[str, pa.Array]:
         """Return columns of the rows with these encoded keys, in their order; NULL where there is no row."""
         schema = self.table.schema.schema
-        if not self.table.segments:
-            return {name: pa.nulls(len(keys), schema.field(name).type) for name in columns}
         positions, rows = self._scan.find(self._files, keys, columns)
         places = from_numpy(np.maximum(positions, 0), positions < 0)
         if not len(rows):

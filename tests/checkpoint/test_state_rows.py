@@ -96,7 +96,7 @@ def test_a_table_without_rows_has_no_segments(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("most", [1, 3, 100])
 @pytest.mark.parametrize("seed", seeds(range(20)))
 def test_a_row_is_merged_few_times(seed: int, most: int) -> None:
-    """Of rows of their own, each is written a number of times that grows with the logarithm of their number."""
+    """Count the writes of each of many rows: they grow with the logarithm of the number of rows."""
     print("seed", seed)
     chance, sizes, written, rows = random.Random(seed), list[int](), 0, 0
     for _ in range(3000):

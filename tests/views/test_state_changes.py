@@ -127,7 +127,7 @@ def test_all_small_changes(name: str) -> None:
 @pytest.mark.medium
 @pytest.mark.parametrize("name", ["integers", "texts"])
 def test_rows_that_neither_join_has_are_no_rows(name: str) -> None:
-    """A delta join can have a row with both signs: it is neither gained nor lost."""
+    """Take a row of a delta join with both signs for neither gained nor lost."""
     check_cases(KINDS[name], all_cases((None, *KINDS[name].values), noisy=True))
 
 

@@ -39,7 +39,7 @@ CASE = StateCase(SQL, ("g",))
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateWorld]:
-    """A view with a state of 12 rows in 3 groups."""
+    """Yield a world of a view with a state of 12 rows in 3 groups."""
     before = set_result_cache_bytes(0)
     world = StateWorld(tmp_path / "store", CASE, random.Random(1))
     count_steps(monkeypatch, world.steps)
@@ -478,7 +478,7 @@ def test_a_join_of_too_many_rows_has_no_state(
 
 @pytest.mark.medium
 def test_a_context_whose_commit_records_no_state_makes_none(world: StateWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coordinator commits what workers have refreshed without their states."""
+    """Commit as a coordinator does, which has none of the states of its workers."""
     runner = world.view._runner
     change(world)
     world.store.checkpoint()
