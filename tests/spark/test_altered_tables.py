@@ -286,8 +286,9 @@ def test_a_step_until_the_newest_boundary_passes_alters(lake) -> None:
 
     for _ in range(2):
         boundary = lake.store.checkpoint()
-        reached = [view.step(lake.spark, until="newest"), job.step(lake.spark, refresh, until="newest")]
-        assert reached == [boundary, boundary]
+        assert view.step(lake.spark, until="newest") and job.step(lake.spark, refresh, until="newest")
+        with lake.store.snapshot(["orders", "days", "o"]) as moment:  # nothing changes after a boundary of the clock
+            assert min(moment.epochs.values()) >= boundary
         assert {row["day"]: row["n"] for row in lake.store.table("days").to_arrow().to_pylist()} == {"d0": 1, "d1": 1}
         lake.orders.alter(add=[pa.field(f"x{boundary}", pa.int32())])
         for name in ("y", "z"):
