@@ -5,7 +5,8 @@
 A writer commits payments, several times a second, and writes down each commit that the store has acknowledged. Three
 views in SQL follow them: the large payments, the balances of accounts, and the join of both. Two drivers, each with
 executors of its own (Spark's local-cluster), keep the views under a coordinator. The catalog is in Redis, the files are
-on S3: this process starts both servers, on loopback. Spark runs with dynamic allocation.
+on S3: this process starts both servers, on loopback. Spark runs with dynamic allocation. A driver whose process has an
+odd number leaves all steps to Spark; the others run small ones themselves, by DuckDB, and need no executor for them.
 
 Speculation is turned on too, but does not happen: Spark starts a second attempt on another host alone, and all
 executors are on this one (`tests/spark/test_sink_deaths.py` has two attempts of a task). The steps are short, so many
@@ -54,6 +55,7 @@ from chaos_judge import PAYMENTS, TABLES, VIEWS, Writer, judge, read_ledger
 from chaos_processes import COORDINATOR, DRIVER, KINDS, Service, processes, victims
 
 import epochlog as el
+from epochlog.spark import local_steps
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
@@ -93,6 +95,8 @@ PATIENCE_S = 600.0
 
 def drive(root: str, location: str, events: str, names: list[str]) -> None:
     """Keep views under the coordinator at `location`; return when none of them can be kept here any more."""
+    if os.getpid() % 2:
+        local_steps.BUDGET_ROWS = 0
     settings = {**SETTINGS, "spark.eventLog.dir": events}
     spark = el.spark("chaos", master="local-cluster[2,1,1024]", **settings)
     with el.open(root, os.environ["EPOCHLOG_CATALOG"], create=False) as store:

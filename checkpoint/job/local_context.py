@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import pyarrow as pa
 
@@ -100,8 +101,24 @@ def read_groups(files: Files, plan: ScanPlan, options: ReadOptions, groups: pa.T
     if options.filter is None and set(groups.column_names) == set(plan.table.primary_key):
         return read_by_key(files, plan, names, groups)
     wanted = list(dict.fromkeys((*names, *groups.column_names)))
+    leading = _leading(plan.table.primary_key, groups.column_names)
+    if options.filter is None and leading and groups.num_rows * _ROWS_OF_A_RANGE <= plan.rows_at_most:
+        fields = [plan.table.schema.field(name) for name in leading]
+        rows = plan.rows_among(files, groups.select(leading).drop_null().cast(pa.schema(fields)), wanted)
+        if len(leading) < groups.num_columns:
+            rows = rows.filter(pa.array(belonging(rows, groups)))
+        return rows.select(names)
     rows = plan.read(files, ReadOptions(wanted, conjunction(options.filter, pruning(groups))))
     return rows.filter(pa.array(belonging(rows, groups))).select(names)
+
+
+_ROWS_OF_A_RANGE = 8
+"""Groups are looked up as ranges of keys if the table has at least so many rows for each."""
+
+
+def _leading(primary_key: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Return the first columns of the key, as many as are among these columns."""
+    return list(takewhile(columns.__contains__, primary_key))
 
 
 def read_by_key(files: Files, plan: ScanPlan, columns: Sequence[str], groups: pa.Table) -> pa.Table:

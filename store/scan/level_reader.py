@@ -21,7 +21,7 @@ from epochlog.store.types.key_range import KeyRange
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 
-from .point_lookup import Level, PointReader
+from .point_lookup import Level, PointReader, Spans
 from .pruning import key_prunes
 
 
@@ -87,17 +87,29 @@ class LevelReader:
         """
         if not len(keys):
             return self.no_rows(columns)
-        reader = PointReader(self.files, self.table, self.codec, tuple(columns))
         within = KeyRange(keys[0].as_py(), self.codec.above(keys[len(keys) - 1].as_py()))
+        reader, levels = self._point_reader(columns, within, len(keys))
+        return reader.find(levels, keys) or self.no_rows(columns)
+
+    def rows_in(self, spans: Spans, columns: Sequence[str]) -> Rows:
+        """Return the existing rows of key ranges, in key order. Reads only the blocks that may hold one of them."""
+        if not len(spans.lows):
+            return self.no_rows(columns)
+        within = KeyRange(spans.lows[0].as_py(), spans.highs[len(spans.highs) - 1].as_py())
+        reader, levels = self._point_reader(columns, within, len(spans.lows))
+        return reader.rows_in(levels, spans) or self.no_rows(columns)
+
+    def _point_reader(self, columns: Sequence[str], within: KeyRange, lookups: int) -> tuple[PointReader, list[Level]]:
+        """Return a reader of single keys, and the levels that may have keys of the range, oldest first."""
+        reader = PointReader(self.files, self.table, self.codec, tuple(columns))
         levels: list[Level] = []
         for run in self.runs:
             if run.past_epoch(self.epoch) is None:
                 levels.append(run.parts)
             else:
                 levels += self.levels(columns, None, [within], of_run=run)
-        levels += reader.segment_levels(self.segments, within, len(keys))
-        rows = reader.find(levels, keys)
-        return rows or self.no_rows(columns)
+        levels += reader.segment_levels(self.segments, within, lookups)
+        return reader, levels
 
     def no_rows(self, columns: Sequence[str]) -> Rows:
         """Return zero rows of these columns."""

@@ -68,8 +68,27 @@ class _Hits:
 
 
 @dataclass(frozen=True, slots=True)
+class Spans:
+    """Key ranges [low, high) in ascending order, of which no two overlap."""
+
+    lows: pa.Array
+    highs: pa.Array
+    """Null for a range without an upper bound, the last one."""
+
+    def slice(self, first: int, end: int) -> Spans:
+        return Spans(self.lows.slice(first, end - first), self.highs.slice(first, end - first))
+
+    def ends(self, keys: pa.Array) -> np.ndarray:
+        """Return the number of the sorted keys that lie below the end of each range."""
+        ends = search(keys, self.highs.fill_null(b""))
+        if self.highs.null_count:
+            ends[-1] = len(keys)
+        return ends
+
+
+@dataclass(frozen=True, slots=True)
 class PointReader:
-    """Reader of single keys of one table, for one choice of columns."""
+    """Reader of single keys, and of short key ranges, of one table, for one choice of columns."""
 
     files: Files
     table: TableSchema
@@ -100,6 +119,49 @@ class PointReader:
             if not len(missing):
                 break
         return _in_order(hits, needles)
+
+    def rows_in(self, levels: Sequence[Level], spans: Spans) -> Rows | None:
+        """Return the live rows of key ranges (at least one), in key order; None without any. levels: oldest first; the
+        newest level that has a key decides.
+        """
+        parts = [rows for level in levels if (rows := self._of_level(level, spans)) is not None]
+        if not parts:
+            return None
+        rows = newest_wins(parts)
+        if rows.deleted is None:
+            return rows
+        live = from_numpy(~rows.deleted)
+        return Rows(rows.keys.filter(live), rows.data.filter(live))
+
+    def _of_level(self, level: Level, spans: Spans) -> Rows | None:
+        """Return the rows of a level in key ranges, tombstones too; None without any."""
+        if isinstance(level, Rows):
+            return _rows_within(level, spans)
+        read = [rows for file in level for rows in self._of_file(file, spans)]
+        return joined(read) if read else None
+
+    def _of_file(self, file: Segment | RunFile, spans: Spans) -> Iterator[Rows]:
+        """Yield rows of a file in key ranges, in key order."""
+        first = int(np.searchsorted(spans.ends(self.codec.array([file.key_min])), 1))
+        end = int(search(spans.lows, self.codec.array([file.key_max]), "right")[0])
+        if first >= end:
+            return
+        spans, starts = spans.slice(first, end), self.codec.array(file.blocks)
+        lowest = np.maximum(search(starts, spans.lows, "right") - 1, 0)
+        highest = spans.ends(starts) - 1
+        touched = np.zeros(len(file.blocks) + 1, np.int64)
+        np.add.at(touched, lowest, 1)
+        np.add.at(touched, highest + 1, -1)
+        blocks = np.flatnonzero(np.cumsum(touched[:-1]))
+        wide = self._width(file, len(blocks))
+        numbers = np.unique(blocks // wide).tolist()
+        for group in block_groups(numbers, -(-len(file.blocks) // wide), file.rows, TOGETHER_ROWS):
+            for block, rows in sorted(self._decoded(file, group, self.columns, wide).items()):
+                low = int(np.searchsorted(highest // wide, block))
+                high = int(np.searchsorted(lowest // wide, block, "right"))
+                part = _rows_within(rows, spans.slice(low, high))
+                if part is not None:
+                    yield part
 
     def segment_levels(self, segments: Sequence[Segment], within: KeyRange, needles: int) -> Iterator[Level]:
         """Yield levels of the segments of L0 that may have keys of a range, oldest first. needles: number of keys.
@@ -283,6 +345,22 @@ def _position(keys: pa.Array, key: Key) -> int | None:
 
 def _contiguous(rows: Rows) -> Rows:
     return Rows(rows.keys, rows.data.combine_chunks() if rows.data.num_columns else rows.data, rows.deleted)
+
+
+def _rows_within(rows: Rows, spans: Spans) -> Rows | None:
+    """Return the rows with keys of the ranges; None without any."""
+    starts, ends = search(rows.keys, spans.lows), spans.ends(rows.keys)
+    counts = ends - starts
+    total = int(counts.sum())
+    if not total:
+        return None
+    low, high = int(starts[counts > 0][0]), int(ends[counts > 0][-1])
+    if high - low == total:
+        deleted = None if rows.deleted is None else rows.deleted[low:high]
+        return Rows(rows.keys.slice(low, total), rows.data.slice(low, total), deleted)
+    positions = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(total)
+    deleted = None if rows.deleted is None else rows.deleted[positions]
+    return Rows(rows.keys.take(from_numpy(positions)), _taken(rows.data, positions), deleted)
 
 
 def _equal_spans(values: np.ndarray) -> list[tuple[int, int]]:

@@ -37,6 +37,7 @@ from epochlog.store.types.schema import TableSchema
 
 from .key_ranges import split_by_weight
 from .level_reader import LevelReader
+from .point_lookup import Spans
 from .pruning import filter_columns, key_ranges, passed
 from .result_cache import Result, find_result, keep_result, result_key
 from .size_splits import estimate_sizes
@@ -246,6 +247,19 @@ class ScanPlan:
         Reads only the blocks that may hold one of them.
         """
         return self._reader(files).find(keys, columns)
+
+    def rows_among(self, files: Files, values: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """Return these columns of the rows whose first key columns have one of these values, in key order.
+
+        values: without nulls, of the first columns of a key of several, in their order and types. Reads only the
+        blocks that may hold one of the rows.
+        """
+        schema = self.schema(columns)
+        lows, highs = self.codec.spans(values)
+        order = sort_indices(lows)
+        order = order[last_of_each(lows.take(from_numpy(order)))]
+        spans = Spans(lows.take(from_numpy(order)), highs.take(from_numpy(order)))
+        return _projected(self._reader(files).rows_in(spans, schema.names or self.table.primary_key[:1]).data, schema)
 
     def splits(self, count: int, within: KeyRange = ALL_KEYS) -> list[KeyRange]:
         """Return at most `count` key ranges that tile `within`, balanced by the rows that statistics know of."""

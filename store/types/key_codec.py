@@ -19,7 +19,7 @@ Key = Any
 """One encoded key: an int if `KeyCodec.key_type` is an integer type, else bytes. A table never mixes the two."""
 
 _T = pa.types
-_TERMINATOR, _NOTHING = from_bytes([b"\0\0", b""], pa.binary())
+_TERMINATOR, _ABOVE_TERMINATOR, _NOTHING = from_bytes([b"\0\0", b"\0\1", b""], pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,7 @@ class KeyCodec:
         columns = [contiguous(table.column(name)) for name in self.primary_key]
         if len(columns) == 1:
             return _encode_single(columns[0])
-        parts: list[pa.Array | pa.Scalar] = []
-        for column in columns:
-            part, open_ended = _encode_part(column)
-            parts += [part, _TERMINATOR] if open_ended else [part]
-        return pc.binary_join_element_wise(*parts, _NOTHING)
+        return pc.binary_join_element_wise(*_terminated([_encode_part(column) for column in columns]), _NOTHING)
 
     def decode(self, keys: pa.Array) -> pa.Array:
         """Decode a single key that is not a decimal to its column, in the stored type (see `encode`)."""
@@ -124,6 +120,25 @@ class KeyCodec:
     def after(self, values: Sequence[object]) -> Key | None:
         """Return the least bound above every key whose first columns are `values`; None if there is none."""
         return self.above(self.prefix(values)) if not self.hidden else _next_prefix(self.prefix(values))
+
+    def spans(self, values: pa.Table) -> tuple[pa.Array, pa.Array]:
+        """Return bounds [low, high) of the keys whose first columns have each of these values; null for a high bound
+        above all keys.
+
+        values: no null, of the first columns of a key of several, in their order and types.
+        """
+        parts = [_encode_part(contiguous(values.column(name))) for name in self.primary_key[: values.num_columns]]
+        above = parts[:-1]
+        last, open_ended = parts[-1]
+        joined = pc.binary_join_element_wise(*_terminated(parts), _NOTHING)
+        if open_ended:
+            return joined, pc.binary_join_element_wise(*_terminated(above), last, _ABOVE_TERMINATOR, _NOTHING)
+        following, is_greatest = _incremented(last)
+        highs = pc.binary_join_element_wise(*_terminated(above), following, _NOTHING)
+        if is_greatest.any():
+            others = [_next_prefix(key) for key in joined.filter(from_numpy(is_greatest)).to_pylist()]
+            highs = pc.replace_with_mask(highs, from_numpy(is_greatest), pa.array(others, pa.binary()))
+        return joined, highs
 
     def above(self, key: Key) -> Key | None:
         """Return the next encoding after `key`: [key, above(key)) has this key only. None after the last integer."""
@@ -224,6 +239,28 @@ def _encode_part(column: pa.Array) -> tuple[pa.Array, bool]:
     if _T.is_fixed_size_binary(kind):
         return column.cast(pa.binary()), False
     return _encode_fixed(column), False
+
+
+def _terminated(parts: Sequence[tuple[pa.Array, bool]]) -> list[pa.Array | pa.Scalar]:
+    """Return encoded parts of keys, those of varying length each with a terminator."""
+    return [value for part, open_ended in parts for value in ((part, _TERMINATOR) if open_ended else (part,))]
+
+
+def _incremented(part: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """Return the next values of an encoded part of fixed width, and bool[values]: True where there is none, for all
+    bytes of the value are 255.
+    """
+    width = len(part[0].as_py()) if len(part) else 0
+    offsets, data = part.buffers()[1:]
+    first = np.frombuffer(offsets, np.int32)[part.offset] if width else 0
+    values = np.frombuffer(data or b"", np.uint8)[first : first + len(part) * width]
+    matrix = values.reshape(len(part), width).copy()
+    carry = np.ones(len(part), np.bool_)
+    for place in range(width - 1, -1, -1):
+        matrix[:, place] += carry
+        carry &= matrix[:, place] == 0
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(part), [None, pa.py_buffer(matrix)])
+    return fixed.cast(pa.binary()), carry
 
 
 def _encode_fixed(column: pa.Array) -> pa.Array:

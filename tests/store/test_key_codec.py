@@ -155,6 +155,13 @@ def test_prefix_bounds_hold_exactly_the_keys_that_begin_so(
         note(f"{row[:width]!r}: [{lo!r}, {hi!r})")
         for key, other in zip(encoded, ranks, strict=True):
             assert (lo <= key and (hi is None or key < hi)) == (other[:width] == ranked[:width])
+    if width < len(kinds):
+        for part in (table, table.slice(1), table.slice(0, 0)):
+            lows, highs = codec.spans(part.select(range(width)))
+            for row, lo, hi in zip(ranks[len(ranks) - len(part) :], lows.to_pylist(), highs.to_pylist(), strict=True):
+                note(f"{row[:width]!r}: [{lo!r}, {hi!r})")
+                for key, other in zip(encoded, ranks, strict=True):
+                    assert (lo <= key and (hi is None or key < hi)) == (other[:width] == row[:width])
 
 
 @settings(max_examples=50, deadline=None, print_blob=True)

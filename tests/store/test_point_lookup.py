@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import epochlog as el
+from epochlog.checkpoint.job.row_groups import belonging
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.scan import point_lookup
 from epochlog.store.sst.merge import Rows
@@ -83,6 +84,71 @@ def test_get_finds_what_a_whole_read_holds(
     assert (cache.bytes > 0) == (kept_bytes > 0)
 
 
+NAMES = [f"w{number}" for number in range(7)]
+GROUPED = {
+    "int": (pa.int16(), list(range(-4, 5))),
+    "greatest": (pa.uint8(), [0, 1, 254, 255]),
+    "text": (pa.string(), ["", "a", "a\0", "a\0\0b", "ab", "b", "\uffff"]),
+    "bytes": (pa.binary(), [b"", b"\0", b"\0\xff", b"\xff", b"\xff\xff", b"\xff\0"]),
+    "float": (pa.float64(), [-1.5, 0.0, 1.0, 1e300, float("inf"), float("nan")]),
+}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", GROUPED)
+@pytest.mark.parametrize("kept_bytes, direct_columns", [(0, 8), (1 << 20, 8), (1 << 20, 0)])
+def test_rows_of_groups_are_those_of_a_whole_read(
+    tmp_path: Path, kind: str, kept_bytes: int, direct_columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(point_lookup, "DIRECT_COLUMNS", direct_columns)
+    monkeypatch.setattr(point_lookup, "TOGETHER_ROWS", 16)
+    monkeypatch.setattr(point_lookup, "WIDE_ROWS", 16 if kept_bytes else 1 << 18)
+    monkeypatch.setattr(point_lookup, "BUNDLED", 2)
+    monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 8)
+    monkeypatch.setattr("epochlog.store.sst.sorted_run.ROW_GROUP_ROWS", 8)
+    cache: LRUCache[Rows] = LRUCache(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
+    monkeypatch.setattr(point_lookup, "_blocks", cache)
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    chance = np.random.default_rng(seed)
+    first, values = GROUPED[kind]
+    key = [pa.field("a", first, nullable=False), pa.field("b", pa.int8(), nullable=False), pa.field("c", pa.string())]
+    schema = pa.schema([pa.field("v", pa.int64()), key[2].with_nullable(False), key[1], key[0]])
+    with el.open(tmp_path, durability="os") as store:
+        table = store.create_table("t", schema, primary_key=["a", "b", "c"])
+        epochs = []
+        for step in range(9):
+            count = 1 + 60 // (step + 1)
+            batch = {
+                "a": pa.array([values[place] for place in chance.integers(0, len(values), count)], first),
+                "b": pa.array(chance.choice([-128, -1, 0, 1, 127], count), pa.int8()),
+                "c": pa.array(chance.choice(["", "x", "\0"], count), pa.string()),
+            }
+            if step % 3 == 2:
+                epochs.append(table.delete(pa.table(batch)))
+            else:
+                epochs.append(table.upsert(pa.table({**batch, "v": pa.array([step] * count)})))
+            if step in (2, 5):
+                store.compact("t", full=True)
+        for epoch in (None, *epochs):
+            there = table.to_arrow(epoch=epoch)
+            at = {"t": table.info.max_committed_epoch if epoch is None else epoch}
+            with store.snapshot(["t"], consistency="exact", epochs_or_token=at) as moment:
+                plan = moment["t"].plan
+            for width in (1, 2):
+                for count in (0, 1, 3, 20):
+                    places = chance.integers(0, len(values), count)
+                    groups = pa.table(
+                        {
+                            "a": pa.array([values[place] for place in places], first),
+                            "b": pa.array(chance.choice([-128, -1, 2, 127], count), pa.int8()),
+                        }
+                    ).select(range(width))
+                    rows = plan.rows_among(store._handle.files, groups, ["v", "c", "a", "b"])
+                    wanted = there.filter(pa.array(belonging(there, groups))).select(rows.column_names)
+                    assert rows.schema == wanted.schema and repr(rows.to_pylist()) == repr(wanted.to_pylist())
+
+
 @pytest.mark.medium
 def test_a_lookup_in_a_large_table_decodes_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten keys of a bulk load of 1.2 M rows: at most ten blocks of 8,192 rows, before and after a compaction."""
@@ -107,6 +173,36 @@ def test_a_lookup_in_a_large_table_decodes_little(tmp_path: Path, monkeypatch: p
             assert table.get(keys(schema, primary, asked))["v"].to_pylist() == asked.tolist()
             assert len(decoded) == 10 and sum(decoded) <= 10 * 8192
             decoded.clear()
+
+
+@pytest.mark.medium
+def test_rows_of_few_groups_in_a_large_table_decode_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refresh takes the rows of ten of 120,000 groups, before and after a compaction: at most two blocks for each."""
+    schema, primary = SCHEMAS["two"]
+    decoded: list[int] = []
+    read = point_lookup.PointReader._read
+
+    def counted(*arguments: Any) -> list[Rows]:
+        blocks = read(*arguments)
+        decoded.extend(map(len, blocks))
+        return blocks
+
+    monkeypatch.setattr(point_lookup.PointReader, "_read", counted)
+    monkeypatch.setattr("epochlog.store.sst.segment.LARGE_ROWS", 100_000)
+    asked = pa.table({"k": pa.array(np.arange(10) * 12_000 + 7)})
+    with el.open(tmp_path, durability="os") as store:
+        table = store.create_table("t", schema, primary_key=primary)
+        table.upsert(rows(schema, np.arange(840_000) // 7, 0).set_column(1, schema.field("w"), [NAMES * 120_000]))
+        job = store.create_job("j", ["t"], {"o": (schema, primary)})
+        for compacted in (False, True):
+            if compacted:
+                store.compact("t", full=True)
+                table.upsert([{"k": 7, "w": "w9", "v": 1}])
+            store.checkpoint()
+            decoded.clear()
+            job.step_local(lambda ctx: ctx.upsert("o", ctx.table("t", among=asked)))
+            assert store.table("o").count() == 70 + compacted
+            assert 10 <= len(decoded) <= 21 and sum(decoded) <= 21 * 8192
 
 
 def small_commits(store: el.Store, chance: np.random.Generator, commits: int) -> list[int]:
