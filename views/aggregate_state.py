@@ -1,6 +1,6 @@
 """Aggregates of a view whose groups a state keeps, so that a step computes of its changes alone (rule R12, pure).
 
-Theorem: let a query be one block over an inner join of tables, or over one table, whose outputs are functions of its
+Theorem: let a block be over one table, or over an inner join of tables, and let its outputs be functions of its
 GROUP BY expressions and aggregates. The rows that the join gains and loses (`delta_join.py`) are a change of signed
 rows. Of each group, the numbers of rows that pass a condition, and sums of exact numbers over them, are linear in the
 rows. Of each group and value, so is the number of rows with the value. It is above 0 if the group has the value, so a
@@ -9,12 +9,15 @@ it, or gained one that is not above it; else it is computed of all rows of the g
 
 The state has a row of each group, with these numbers and sums, and one of each group and value of a DISTINCT aggregate.
 A group whose number of rows is 0 has no row, but for an aggregate without GROUP BY.
+
+A block over the groups of another block has a state of its own. The rows that it gains and loses are the rows of the
+groups that the block below has changed: the old ones, of the old numbers and sums, and the new ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sqlglot import exp
@@ -22,14 +25,16 @@ from sqlglot import exp
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
-from .delta_join import delta_join
-from .folding import FOLDED, is_plain
-from .stability import grouped_by, is_aggregated
+from .delta_join import delta_join, is_inner_join
+from .folding import FOLDED
+from .stability import grouped_by, has_grouping_sets, is_aggregated, windows_of
 from .table_names import IS_NEW
 from .value_kinds import ValueKinds
 
 INPUT = "epochlog_input_"
 """Prefix of the columns with the arguments and conditions of aggregates."""
+GROUP = "epochlog_group_"
+"""Prefix of the columns with the groups of a block below another one."""
 VALUE = "epochlog_value_"
 """Prefix of the columns with the values of aggregates."""
 _ALIAS = "epochlog_folded_row"
@@ -71,80 +76,164 @@ class Aggregates:
 
 
 @dataclass(frozen=True, slots=True)
-class StatePlan:
-    """Plan of a refresh that keeps a state."""
+class KeptBlock:
+    """Block of a query whose groups a state keeps."""
 
     block: exp.Select
     kept: Aggregates
-    tables: Mapping[str, str]
-    """Table of each occurrence, by alias."""
     groups: Mapping[str, exp.Expr]
     """Expressions of GROUP BY, by output."""
     inputs: Mapping[str, exp.Expr]
     """Arguments and conditions of the aggregates, by column."""
     rows: exp.Select
-    """Query of the view's rows, over the table FOLDED."""
+    """Query of the block's rows, over the table FOLDED."""
 
     @property
     def outputs(self) -> dict[str, exp.Expr]:
-        """Return what a row of the join is taken for, by column."""
+        """Return what a row of the block's FROM is taken for, by column."""
         return {**self.groups, **self.inputs}
 
-    def changes(self, changed: Collection[str]) -> exp.Query:
-        """Return the query of the rows that the join gains and loses in a barrier in which these tables have changed:
-        the columns `outputs`, and IS_NEW. It reads tables SIGNED, NOW and OLD.
+    def over(self, source: exp.Expr, mark: exp.Expr) -> exp.Select:
+        """Return the query of what the block takes of a source in the place of its own: the columns `outputs`, and
+        IS_NEW with the value of `mark`.
         """
-        return delta_join(self.block, self.outputs, self.tables, changed)
-
-    def all_rows(self) -> exp.Select:
-        """Return the query of all rows of the join: the columns `outputs`, and IS_NEW, over the block's own tables."""
-        marks = syntax.named(exp.true(), IS_NEW)
-        query = syntax.select([*(syntax.named(value, name) for name, value in self.outputs.items()), marks])
-        for clause in ("from_", "joins", "where"):
+        outputs = [syntax.named(value, name) for name, value in self.outputs.items()]
+        query = syntax.select([*outputs, syntax.named(mark, IS_NEW)])
+        syntax.put_from(query, source.copy())
+        for clause in ("joins", "where"):
             if self.block.args.get(clause) is not None:
                 part = self.block.args[clause]
                 query.set(clause, [child.copy() for child in part] if isinstance(part, list) else part.copy())
         return query
 
 
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """Plan of a refresh that keeps a state."""
+
+    blocks: tuple[KeptBlock, ...]
+    """The block over tables, then each block over the one before it; the last one has the view's rows."""
+    tables: Mapping[str, str]
+    """Table of each occurrence, by alias."""
+
+    def changes(self, changed: Collection[str]) -> exp.Query:
+        """Return the query of the rows that the join of the first block gains and loses in a barrier in which these
+        tables have changed: its `outputs`, and IS_NEW. It reads tables SIGNED, NOW and OLD.
+        """
+        lowest = self.blocks[0]
+        return delta_join(lowest.block, lowest.outputs, self.tables, changed)
+
+    def all_rows(self) -> exp.Select:
+        """Return the query of all rows of the join of the first block: its `outputs`, and IS_NEW."""
+        lowest = self.blocks[0]
+        return lowest.over(syntax.sources_of(lowest.block)[0], exp.true())
+
+    def from_below(self, number: int) -> exp.Select:
+        """Return the query of the rows that a block takes of the groups of the one before it, whose numbers and sums
+        are in the table FOLDED, with IS_NEW: its `outputs`, and IS_NEW.
+        """
+        block = self.blocks[number]
+        alias = syntax.sources_of(block.block)[0].alias
+        rows = self.blocks[number - 1].rows.copy()
+        rows.append("expressions", syntax.named(syntax.column(_ALIAS, IS_NEW), IS_NEW))
+        return block.over(syntax.derived(rows, alias), syntax.column(alias, IS_NEW))
+
+
 def state_of(
     query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema], primary_key: Sequence[str]
 ) -> StatePlan | None:
-    """Return the plan that keeps a state for a query in normal form; None if the query is of another kind, or each
+    """Return the plan that keeps a state for a flat query in normal form; None if the query is of another kind, or each
     group has one row of the tables.
 
     tables: by alias of an occurrence.
     """
-    block = syntax.unwrapped(query)
-    if not isinstance(block, exp.Select) or not is_plain(block) or not is_aggregated(block):
-        return None
-    keys = list(dict.fromkeys(grouped_by(block)))
-    groups = _group_outputs(block, keys, primary_key)
-    nodes = list(dict.fromkeys(_aggregates(block)))
-    if groups is None or not nodes or (keys and not set(primary_key) <= set(groups)):
+    kinds = ValueKinds(query, tables, schemas)
+    chain = _chain(syntax.unwrapped(query))
+    blocks: list[KeptBlock] = []
+    for number, block in enumerate(chain):
+        kept = _kept_block(block, kinds, primary_key if number == len(chain) - 1 else None)
+        if kept is None:
+            return None
+        blocks.append(replace(kept, kept=replace(kept.kept, tables=() if blocks else tuple(tables.values()))))
+    if not blocks:
         return None
     own_keys = [syntax.column(alias, name) for alias, table in tables.items() for name in schemas[table].primary_key]
-    if keys and all(column in keys for column in own_keys):
+    lowest = list(blocks[0].groups.values())
+    if lowest and all(column in lowest for column in own_keys):
+        return None
+    return StatePlan(tuple(blocks), dict(tables))
+
+
+def _chain(query: exp.Query) -> list[exp.Select]:
+    """Return the blocks of groups of a query, the one over tables first; none if it has other blocks too."""
+    chain: list[exp.Select] = []
+    block: exp.Expr = query
+    while isinstance(block, exp.Select):
+        chain.insert(0, block)
+        sources = syntax.sources_of(block)
+        if not sources or not isinstance(sources[0], exp.Subquery):
+            break
+        block = syntax.unwrapped(sources[0])
+    fits = [
+        is_inner_join(each) if place == 0 else len(syntax.sources_of(each)) == 1 for place, each in enumerate(chain)
+    ]
+    return chain if all(map(_is_of_groups, chain, fits)) and isinstance(block, exp.Select) else []
+
+
+def _is_of_groups(block: exp.Select, of_sources: bool) -> bool:
+    """Return True for a block of groups without clauses whose rows depend on others. of_sources: whether its FROM is
+    one that can be.
+    """
+    distinct = block.args.get("distinct")
+    is_distinct = distinct is not None and distinct.args.get("on") is None and not is_aggregated(block)
+    clauses = [value for name, value in block.args.items() if name not in ("from_", "distinct")]
+    parts = [part for value in clauses for part in (value if isinstance(value, list) else [value])]
+    return (
+        of_sources
+        and (is_distinct or (is_aggregated(block) and distinct is None))
+        and not any(block.args.get(name) for name in ("qualify", "laterals"))
+        and not syntax.is_limited(block)
+        and not windows_of(block)
+        and not has_grouping_sets(block)
+        and not any(part.find(exp.Query) for part in parts if isinstance(part, exp.Expr))
+    )
+
+
+def _kept_block(block: exp.Select, kinds: ValueKinds, primary_key: Sequence[str] | None) -> KeptBlock | None:
+    """Return a block of groups with its aggregates; None if no state keeps them. primary_key: of the view, whose rows
+    the block has; None for a block below another one.
+    """
+    is_last = primary_key is not None
+    is_distinct = block.args.get("distinct") is not None
+    keys = list(
+        dict.fromkeys(output.this for output in block.expressions) if is_distinct else dict.fromkeys(grouped_by(block))
+    )
+    groups = _group_outputs(block, keys, primary_key)
+    nodes = list(dict.fromkeys(_aggregates(block)))
+    if groups is None or (is_last and not nodes) or (is_last and keys and not set(primary_key) <= set(groups)):
         return None
     inputs: dict[exp.Expr, str] = {}
     aggregates: list[Aggregate] = []
     for number, node in enumerate(nodes):
         aggregate = _aggregate(node, f"{VALUE}{number}", inputs)
-        if aggregate is None:
+        if aggregate is None or (aggregate.kind == "average" and not is_last):  # its value may not follow of the state
             return None
         aggregates.append(aggregate)
     rows = _rows(block, {value: name for name, value in groups.items()}, dict(zip(nodes, aggregates, strict=True)))
     by_column = {name: value for value, name in inputs.items()}
-    if not _are_exact(ValueKinds(query, tables, schemas), groups.values(), aggregates, by_column):
+    if rows is None or not _are_exact(kinds, groups.values(), aggregates, by_column):
         return None
-    kept = Aggregates(tuple(tables.values()), tuple(groups), tuple(aggregates))
-    return None if rows is None else StatePlan(block, kept, dict(tables), groups, by_column, rows)
+    return KeptBlock(block, Aggregates((), tuple(groups), tuple(aggregates)), groups, by_column, rows)
 
 
 def _group_outputs(
-    block: exp.Select, keys: Sequence[exp.Expr], primary_key: Sequence[str]
+    block: exp.Select, keys: Sequence[exp.Expr], primary_key: Sequence[str] | None
 ) -> dict[str, exp.Expr] | None:
-    """Return the GROUP BY expressions by output, one of the primary key if there is one; None if one is no output."""
+    """Return the GROUP BY expressions by output, one of the primary key if there is one; None if one is no output of
+    the view. Those of a block below another one have names of their own.
+    """
+    if primary_key is None:
+        return {f"{GROUP}{number}": key for number, key in enumerate(keys)}
     names: dict[exp.Expr, str] = {}
     for output in sorted(block.expressions, key=lambda output: output.alias not in primary_key):
         if output.this in keys:
@@ -249,4 +338,4 @@ def _rows(
     return rows
 
 
-__all__ = ["FOLDED", "VALUE", "Aggregate", "StatePlan", "state_of"]
+__all__ = ["FOLDED", "VALUE", "Aggregate", "KeptBlock", "StatePlan", "state_of"]

@@ -27,6 +27,7 @@ from .duckdb_functions import duckdb_text, require_local
 from .folding import FOLDED, Fold
 from .restriction import TOUCHED
 from .row_changes import RowChanges
+from .state_changes import no_groups
 from .state_tables import Layout, layout_of
 from .table_reads import TableRead, table_reads
 
@@ -62,12 +63,13 @@ class CompiledPlan:
         self.schemas: Mapping[str, TableSchema] = plan.schemas
         self.coverage: Coverage = plan.coverage
         self.fold: Fold | None = plan.fold
-        self.state: Aggregates | None = None if plan.state is None else plan.state.kept
+        self.state: tuple[Aggregates, ...] = () if plan.state is None else tuple(b.kept for b in plan.state.blocks)
+        """Of each block whose groups a state keeps, its aggregates; the block over tables first."""
         self.by_rows: bool = plan.by_rows
         self.has_row_changes: bool = plan.row_changes is not None
         self._dialect: Dialect = dialect
         self._queries: dict[tuple[str, ...], CompiledQuery | None] = {}
-        self._layouts: tuple[Layout | None, ...] = ()
+        self._layouts: tuple[Layout, ...] | None = None
         self._is_local = False
 
     def query(self) -> CompiledQuery:
@@ -112,27 +114,41 @@ class CompiledPlan:
         return self._required(("folded",), lambda plan: _fold_of(plan).rows)
 
     def state_changes(self, changed: Collection[str]) -> CompiledQuery:
-        """Return the query of the rows that the join of a plan with a state gains and loses."""
+        """Return the query of the rows that the join of the state's first block gains and loses."""
         return self._required(("state", *sorted(changed)), lambda plan: _state_of(plan).changes(changed))
 
     def state_rows(self, scope: Sequence[str] = ()) -> CompiledQuery:
-        """Return the query of all rows of the join of a plan with a state, or of those of groups in the table TOUCHED.
-        scope: outputs that are its groups.
+        """Return the query of all rows of the join of the state's first block, or of those of groups in the table
+        TOUCHED. scope: the block's groups.
         """
         return self._required(("state rows", *scope), lambda plan: plan.state_rows(scope))
 
-    def layout(self, inputs: Callable[[], pa.Schema]) -> Layout | None:
-        """Return the layout of the state; None if the values of its types cannot be a part of one. inputs: returns the
-        columns of `state_rows`. The plan has a state.
+    def state_from_below(self, place: int) -> CompiledQuery:
+        """Return the query of the rows that a block of the state takes of the groups of the one before it, whose
+        aggregates are in the table FOLDED, with IS_NEW.
         """
-        if not self._layouts:
-            assert self.state is not None
-            self._layouts = (layout_of(self.state, inputs()),)
-        return self._layouts[0]
+        return self._required(("state", str(place)), lambda plan: _state_of(plan).from_below(place))
+
+    def layouts(self, schema_of: Callable[[CompiledQuery, Mapping[str, pa.Table]], pa.Schema]) -> tuple[Layout, ...]:
+        """Return the layout of each block of the state; none if the values of a block's types cannot be a part of one.
+        schema_of: returns the columns of a query, which it runs without rows over its tables and the given ones.
+        """
+        if self._layouts is None:
+            layouts: list[Layout] = []
+            for place, kept in enumerate(self.state):
+                query = self.state_from_below(place) if layouts else self.state_rows()
+                known = {FOLDED: no_groups(layouts[-1])} if layouts else {}
+                layout = layout_of(kept, schema_of(query, known), place)
+                if layout is None:
+                    layouts = []
+                    break
+                layouts.append(layout)
+            self._layouts = tuple(layouts)
+        return self._layouts
 
     def state_outputs(self) -> CompiledQuery:
         """Return the query of the view's rows whose aggregates are in the table FOLDED. The plan has a state."""
-        return self._required(("state outputs",), lambda plan: _state_of(plan).rows)
+        return self._required(("state outputs",), lambda plan: _state_of(plan).blocks[-1].rows)
 
     def row_changes(self, changed: Collection[str]) -> CompiledQuery:
         """Return the query of the rows that the view gains and loses. The plan has row changes."""

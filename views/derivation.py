@@ -20,6 +20,7 @@ from .aggregate_state import StatePlan, state_of
 from .batches import Batch, batches_of
 from .changed_keys import changed_keys
 from .clock_texts import require_no_clock
+from .flat_blocks import flattened
 from .folding import Fold, fold_of
 from .key_advice import KeyAdvice, key_advice
 from .normal_form import NormalForm, normal_form
@@ -166,8 +167,8 @@ class ViewPlan:
         return with_tables(query, self.form.occurrences, NOW)
 
     def state_rows(self, scope: Sequence[str]) -> exp.Expr:
-        """Return the query of all rows of the join, or of those whose groups are in the table TOUCHED, over the tables
-        NOW. The plan has a state. scope: its groups, or none.
+        """Return the query of all rows of the join of the state's first block, or of those whose groups are in the
+        table TOUCHED, over the tables NOW. The plan has a state. scope: the block's groups, or none.
         """
         assert self.state is not None
         query: exp.Query = self.state.all_rows()
@@ -252,13 +253,12 @@ def derive(
                 f"the view cannot be incremental: a change of {lacking[0].table!r} recomputes all rows, because "
                 f"{lacking[0].reason}; create it with refresh='auto' or change the query"
             )
-    fold = None if refresh == "full" else fold_of(form.query, form.occurrences, primary_key)
+    query = flattened(form.query) if form.query.find(exp.Subquery) else form.query
+    fold = None if refresh == "full" else fold_of(query, form.occurrences, primary_key)
     batches = batches_of(form.query, form.occurrences)
     coverage = Coverage(tuple(form.outputs), tuple(primary_key), occurrences, reason, batches)
-    state = (
-        None if refresh == "full" or fold is not None else state_of(form.query, form.occurrences, tables, primary_key)
-    )
-    rows = None if refresh == "full" else row_changes_of(form.query, form.occurrences, tables, primary_key)
+    state = None if refresh == "full" or fold is not None else state_of(query, form.occurrences, tables, primary_key)
+    rows = None if refresh == "full" else row_changes_of(query, form.occurrences, tables, primary_key)
     by_rows = refresh == "auto" and reason is None
     return ViewPlan(sql, form, dict(tables), coverage, paths, fold, state, rows, by_rows)
 

@@ -118,10 +118,10 @@ class LocalEngine:
             raise LimitExceeded(f"a join of the view has more than {most:,} rows")
         return rows
 
-    def schema_of(self, query: CompiledQuery) -> pa.Schema:
+    def schema_of(self, query: CompiledQuery, known: Mapping[str, pa.Table]) -> pa.Schema:
         reads = self.reads
         empty = {name: reads.schema(read).schema.empty_table() for name, read in query.reads.items()}
-        return rows_of(query, empty).schema
+        return rows_of(query, {**empty, **known}).schema
 
     @property
     def late_overflows(self) -> tuple[type[Exception], ...]:

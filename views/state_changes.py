@@ -234,10 +234,12 @@ class ChangedGroups:
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """Change of a state by the inputs of a barrier."""
+    """Change of a block's state by the inputs of a barrier."""
 
     keys: Coded
     """Groups of the inputs."""
+    before: Mapping[str, pa.Array]
+    """Their old numbers, sums and values, by column; NULL in a group that there was not."""
     groups: ChangedGroups
     values: Sequence[Values]
     """Of each table of values, those of the inputs."""
@@ -270,8 +272,9 @@ def state_change(layout: Layout, inputs: pa.Table, finds: Sequence[Find]) -> Sta
         values.append((values_after(table, given, by_value, before), groups.places(own, by_value.columns)))
     changes = group_changes(layout, inputs, groups, values)
     names = [name for name in own.schema.names if name not in own.primary_key]
-    after = groups_after(layout, find_groups(groups.keys, names), changes)
-    return StateChange(groups, after, [changed for changed, _ in values])
+    before_groups = find_groups(groups.keys, names)
+    after = groups_after(layout, before_groups, changes)
+    return StateChange(groups, before_groups, after, [changed for changed, _ in values])
 
 
 def _groups_of(layout: Layout, schema: TableSchema, key: pa.Table) -> Coded:
@@ -362,6 +365,40 @@ def aggregate_values(layout: Layout, columns: Mapping[str, pa.Array]) -> dict[st
             value = pc.if_else(some, value, pa.scalar(None, value.type))
         values[aggregate.name] = value
     return values
+
+
+def folded_groups(layout: Layout, keys: pa.Table, columns: Mapping[str, pa.Array], *, is_new: bool = True) -> pa.Table:
+    """Return groups with the values of their aggregates, and IS_NEW: the table FOLDED. columns: numbers, sums and
+    values by column of the table of groups. Raises pa.ArrowInvalid for a sum that does not fit its type.
+    """
+    known, values = named_groups(layout, keys), aggregate_values(layout, columns)
+    marks = pa.repeat(pa.scalar(is_new), keys.num_rows)
+    return pa.table([*known.columns, *values.values(), marks], names=[*known.column_names, *values, IS_NEW])
+
+
+def no_groups(layout: Layout) -> pa.Table:
+    """Return the table FOLDED without groups."""
+    empty = layout.schemas[0].schema.empty_table()
+    return folded_groups(layout, empty, {name: contiguous(empty.column(name)) for name in empty.column_names})
+
+
+def handed_on(layout: Layout, change: StateChange) -> pa.Table:
+    """Return the changed groups with their old values and with their new ones: the table FOLDED of the block above.
+    Raises pa.ArrowInvalid for a sum that does not fit its type.
+    """
+    keys, before, after = change.keys.columns, change.before, change.groups.columns
+    was_there, is_there = pc.is_valid(before["n"]), pc.greater(after["n"], 0)
+    if not layout.kept.groups:
+        is_there = pc.is_valid(after["n"])
+    differs = pc.not_equal(was_there, is_there)
+    for name, values in before.items():
+        same = pc.or_(
+            pc.fill_null(pc.equal(values, after[name]), False), pc.and_(*map(pc.is_null, (values, after[name])))
+        )
+        differs = pc.or_(differs, pc.invert(same))
+    old = folded_groups(layout, keys, before, is_new=False).filter(pc.and_(was_there, differs))
+    new = folded_groups(layout, keys, after).filter(pc.and_(is_there, differs))
+    return pa.concat_tables([old, new])
 
 
 def signs(inputs: pa.Table) -> Column:

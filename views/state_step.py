@@ -16,6 +16,7 @@ from epochlog.errors import Corrupt, InvalidInput, LimitExceeded
 from epochlog.store.env.log_events import VIEW_STATE_DISAGREES, VIEW_STATE_LOST
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.state_tables import StateTable, StateWrites, ViewState
+from epochlog.store.types.key_codec import KeyCodec, contiguous
 from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 
@@ -26,12 +27,15 @@ from .restriction import TOUCHED
 from .state_changes import (
     ChangedGroups,
     Disagreement,
+    Find,
     StateChange,
-    aggregate_values,
     coded,
     extremes_of_rows,
+    folded_groups,
+    handed_on,
     key_columns,
     named_groups,
+    no_groups,
     scattered,
     state_change,
 )
@@ -61,8 +65,8 @@ class LocalSQL(Protocol):
     @property
     def reads(self) -> Reads[pa.Table]: ...
 
-    def schema_of(self, query: CompiledQuery) -> pa.Schema:
-        """Return the columns of a query of the plan, without reading a row."""
+    def schema_of(self, query: CompiledQuery, known: Mapping[str, pa.Table]) -> pa.Schema:
+        """Return the columns of a query of the plan, without reading a row. known: tables that are no upstreams."""
         ...
 
     def conform(self, output: TableSchema, rows: pa.Table) -> pa.Table:
@@ -85,26 +89,23 @@ class StateStep:
     def __init__(
         self, ctx: RefreshContext[Any, Any, Any], plan: CompiledPlan, sql: LocalSQL, output: TableSchema
     ) -> None:
-        assert plan.state is not None
         self._ctx, self._plan, self._sql, self._output = ctx, plan, sql, output
-        self._kept = plan.state
         self._planned = ctx.plan.output(output.name)
-        self._layout = plan.layout(lambda: sql.schema_of(plan.state_rows()))
-        self._stamp = stamp_of(ctx.plan.job, plan, self._layout)
+        self._layouts = plan.layouts(sql.schema_of)
+        self._stamp = stamp_of(ctx.plan.job, plan, self._layouts)
         state = self._planned.state
         self._before = state if state is not None and state.stamp == self._stamp else None
-        self._rows: list[StateRows] = []
 
     def by_changes(self, changed: Sequence[str]) -> GroupRows | None:
         """Add the changes to the state; return the rows of their groups. None if the view has no state, or the changes
         cannot be computed.
         """
-        before, layout = self._before, self._layout
-        if before is None or before.without or layout is None:
+        before = self._before
+        if before is None or before.without or not self._layouts:
             return None
         try:
             inputs = self._sql.run(self._plan.state_changes(changed), most=MOST_ROWS)
-            result = self._added(layout, inputs, before.tables)
+            result = self._added(inputs, before.tables)
         except Disagreement as error:
             count = before.disagreements + 1
             without = "its rows disagreed with the changes twice" if count >= MOST_DISAGREEMENTS else ""
@@ -119,39 +120,64 @@ class StateStep:
             # The query itself may not fail: these expressions are evaluated of other rows.
             self._before = ViewState(0, self._stamp, (), f"a step could not add its changes: {error}")
             return None
-        if result is not None:
-            self._keep(tuple(rows.table for rows in self._rows))
-        return result
+        if result is None:
+            return None
+        rows, tables = result
+        self._keep(tables)
+        return rows
 
     def make_anew(self) -> None:
         """Make the state of all rows, if the view can have one."""
-        before, layout = self._before, self._layout
-        if layout is None or not self._sql.reads.fits(self._plan.state_rows()):
+        before = self._before
+        if not self._layouts or not self._sql.reads.fits(self._plan.state_rows()):
             return
         if before is not None and before.without:
             if before != self._planned.state:
                 VIEW_STATE_LOST.log(view=self._ctx.plan.job.name, error=before.without)
             self._ctx.state = StateWrites(before)
             return
-        tables = tuple(map(StateTable, layout.schemas))
+        tables: list[StateTable] = []
+        below: _BlockState | None = None
         try:
-            for _ in self._parts():
-                inputs = self._sql.run(self._plan.state_rows(), most=MOST_ROWS)
-                self._write(layout, self._computed(layout, inputs, tables))
-                tables = tuple(rows.table for rows in self._rows)
-        except (LimitExceeded, InvalidInput) as error:
+            for layout in self._layouts:
+                block = self._block(layout, tuple(map(StateTable, layout.schemas)))
+                for inputs in self._rows_of_tables() if below is None else self._rows_of_groups(below):
+                    block.write(state_change(layout, inputs, block.finds))
+                tables += block.tables
+                below = block
+        except (LimitExceeded, InvalidInput, pa.ArrowInvalid) as error:
             VIEW_STATE_LOST.log(view=self._ctx.plan.job.name, error=error)
             kept = ViewState(0, self._stamp, (), f"it cannot be made: {error}")
             self._ctx.state = replace(self._ctx.state, kept=kept)
             return
-        self._keep(tables)
+        self._keep(tuple(tables))
+
+    def _rows_of_tables(self) -> Iterator[pa.Table]:
+        """Yield the rows of the join of the first block, in parts."""
+        for _ in self._parts():
+            yield self._sql.run(self._plan.state_rows(), most=MOST_ROWS)
+
+    def _rows_of_groups(self, below: _BlockState) -> Iterator[pa.Table]:
+        """Yield the rows that the block above takes of all groups of a block, in parts."""
+        query = self._plan.state_from_below(below.layout.place + 1)
+        some = False
+        for batch in below.groups.batches():
+            rows = pa.table(batch)
+            columns = {name: contiguous(rows.column(name)) for name in rows.column_names}
+            yield self._sql.run(query, {FOLDED: folded_groups(below.layout, rows, columns)})
+            some = True
+        if not some:
+            yield self._sql.run(query, {FOLDED: no_groups(below.layout)})
+
+    def _block(self, layout: Layout, tables: Sequence[StateTable]) -> _BlockState:
+        return _BlockState(self._ctx, layout, [StateRows(self._ctx.files, self._planned.target, t) for t in tables])
 
     def _parts(self) -> Iterator[None]:
         """Yield for each part of the rows, while the context's plan has that part of its largest table: the rows of a
         join are those over the parts of a table that it has once.
         """
         whole = self._ctx.plan
-        names = self._kept.tables
+        names = self._plan.state[0].tables
         name = max(whole.upstreams, key=lambda name: whole.upstreams[name].current.rows_at_most)
         upstream = whole.upstreams[name]
         count = -(-upstream.current.rows_at_most // PART_ROWS) if names.count(name) == 1 else 1
@@ -174,43 +200,61 @@ class StateStep:
 
     # ---- computation -------------------------------------------------------------------------------------------------
 
-    def _added(self, layout: Layout, inputs: pa.Table, tables: Sequence[StateTable]) -> GroupRows | None:
-        change = self._computed(layout, inputs, tables)
-        if pc.any(change.groups.redone).as_py():
-            change = replace(change, groups=self._redone(layout, change))
-        result = self._outputs(layout, change)
-        if result is not None and inputs.num_rows:
-            self._write(layout, change)
-        return result
+    def _added(self, inputs: pa.Table, tables: Sequence[StateTable]) -> tuple[GroupRows, tuple[StateTable, ...]] | None:
+        """Return the rows of the changed groups, and the new state tables; None if the query itself must say what does
+        not fit. inputs: of the first block.
+        """
+        pending, after = list(tables), list[StateTable]()
+        below: _BlockState | None = None
+        for layout in self._layouts:
+            own, pending = pending[: len(layout.schemas)], pending[len(layout.schemas) :]
+            block = self._block(layout, own)
+            change = state_change(layout, inputs, block.finds)
+            if pc.any(change.groups.redone).as_py():
+                change = replace(change, groups=self._redone(layout, change, below))
+            result = None if pending else self._outputs(layout, change)
+            if result is None and not pending:
+                return None
+            if inputs.num_rows:
+                block.write(change)
+            after += block.tables
+            if result is not None:
+                return result, tuple(after)
+            try:
+                inputs = self._sql.run(
+                    self._plan.state_from_below(layout.place + 1), {FOLDED: handed_on(layout, change)}
+                )
+            except pa.ArrowInvalid:
+                return None
+            below = block
+        raise AssertionError("a state has the tables of all its blocks")
 
-    def _computed(self, layout: Layout, inputs: pa.Table, tables: Sequence[StateTable]) -> StateChange:
-        """Return what the inputs change of the state. Raises Disagreement."""
-        self._rows = [StateRows(self._ctx.files, self._planned.target, table) for table in tables]
-        return state_change(layout, inputs, [rows.find for rows in self._rows])
-
-    def _redone(self, layout: Layout, change: StateChange) -> ChangedGroups:
+    def _redone(self, layout: Layout, change: StateChange, below: _BlockState | None) -> ChangedGroups:
         """Return the groups with the least and greatest values that do not follow from the state."""
-        schema = layout.schemas[0]
-        touched = named_groups(layout, change.keys.columns.filter(change.groups.redone))
-        scope = tuple(layout.kept.groups)
-        rows = self._sql.run(self._plan.state_rows(scope), {TOUCHED: touched} if scope else None)
+        schema, redone = layout.schemas[0], change.groups.redone
+        keys = change.keys.keys.filter(redone)
+        if below is None:
+            scope = tuple(layout.kept.groups)
+            touched = named_groups(layout, change.keys.columns.filter(redone))
+            rows = self._sql.run(self._plan.state_rows(scope), {TOUCHED: touched} if scope else None)
+        else:
+            rows = pa.concat_tables(_of_groups(layout, rows, keys) for rows in self._rows_of_groups(below))
         by_group = coded(schema, key_columns(layout, rows))
         places = change.keys.places(schema, by_group.columns)
         columns = dict(change.groups.columns)
         for name, values in extremes_of_rows(layout, rows, by_group).items():
             new = scattered(values, places, len(change.keys))
-            columns[name] = pc.if_else(change.groups.redone, new, columns[name])
+            columns[name] = pc.if_else(redone, new, columns[name])
         return replace(change.groups, columns=columns)
 
     def _outputs(self, layout: Layout, change: StateChange) -> GroupRows | None:
         """Return the view's rows of the groups; None if they have a NULL in its key."""
         names, groups = list(layout.kept.groups), change.groups
         try:
-            values = aggregate_values(layout, groups.columns)
+            folded = folded_groups(layout, change.keys.columns, groups.columns)
         except pa.ArrowInvalid:
             return None  # The query itself says what does not fit.
         known = named_groups(layout, change.keys.columns)
-        folded = pa.table([*known.columns, *values.values()], names=[*names, *values])
         has_rows = pc.greater(groups.columns["n"], 0)
         if not names:
             query = self._plan.query() if pc.any(groups.inexact).as_py() else self._plan.state_outputs()
@@ -229,19 +273,50 @@ class StateStep:
             touched = touched.filter(pc.is_valid(touched.column(name)))
         return GroupRows(rows, touched)
 
-    def _write(self, layout: Layout, change: StateChange) -> None:
-        """Write the rows of the state that have changed."""
+
+@dataclass(frozen=True, slots=True)
+class _BlockState:
+    """State tables of one block in one step."""
+
+    ctx: RefreshContext[Any, Any, Any]
+    layout: Layout
+    rows: Sequence[StateRows]
+
+    @property
+    def groups(self) -> StateRows:
+        return self.rows[0]
+
+    @property
+    def finds(self) -> list[Find]:
+        return [rows.find for rows in self.rows]
+
+    @property
+    def tables(self) -> list[StateTable]:
+        return [rows.table for rows in self.rows]
+
+    def write(self, change: StateChange) -> None:
+        """Write the rows that have changed."""
+        before = [len(rows.written) for rows in self.rows]
         try:
-            for rows, (changed, leaves) in zip(self._rows, change.rows(layout), strict=True):
+            for rows, (changed, leaves) in zip(self.rows, change.rows(self.layout), strict=True):
                 rows.write(changed, leaves)
         finally:
-            written = [segment for rows in self._rows for segment in rows.written]
-            self._ctx.state = replace(self._ctx.state, segments=(*self._ctx.state.segments, *written))
+            written = [new for rows, count in zip(self.rows, before, strict=True) for new in rows.written[count:]]
+            self.ctx.state = replace(self.ctx.state, segments=(*self.ctx.state.segments, *written))
 
 
-def stamp_of(job: JobRecord, plan: CompiledPlan, layout: Layout | None) -> str:
+def _of_groups(layout: Layout, inputs: pa.Table, keys: pa.Array) -> pa.Table:
+    """Return the inputs of a block that belong to these groups."""
+    schema = layout.schemas[0]
+    return inputs.filter(
+        pc.is_in(KeyCodec(schema.schema, schema.primary_key).encode(key_columns(layout, inputs)), keys)
+    )
+
+
+def stamp_of(job: JobRecord, plan: CompiledPlan, layouts: Sequence[Layout]) -> str:
     """Return what a state must have been made by and of, to be used."""
-    texts = (plan.state_rows().text, plan.state_outputs().text)
+    above = [plan.state_from_below(place).text for place in range(1, len(plan.state))]
+    texts = (plan.state_rows().text, *above, plan.state_outputs().text)
     read = (job.upstreams, job.bound, job.columns)
-    types = () if layout is None else tuple((name, str(kind)) for name, kind in layout.types.items())
+    types = tuple((name, str(kind)) for layout in layouts for name, kind in layout.types.items())
     return hashlib.sha256(repr((STATE, texts, read, types)).encode()).hexdigest()[:32]

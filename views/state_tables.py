@@ -52,10 +52,13 @@ class ValueTable:
 
 @dataclass(frozen=True)
 class Layout:
-    """Columns of a state. types: of the columns of the inputs."""
+    """Columns of the state of a block."""
 
     kept: Aggregates
     types: Mapping[str, pa.DataType]
+    """Types of the columns of the inputs."""
+    place: int = 0
+    """Place of the block among those with a state; 0: the one over tables."""
 
     @cached_property
     def values(self) -> tuple[ValueTable, ...]:
@@ -70,15 +73,16 @@ class Layout:
     @cached_property
     def schemas(self) -> tuple[TableSchema, ...]:
         """Return the schemas of the state tables: of the groups, and of the values of each DISTINCT argument."""
+        prefix = f"block_{self.place}_" if self.place else ""
         of_values = [
             _schema(
-                f"values_{number}",
+                f"{prefix}values_{number}",
                 {**self._key, **{c: self.types[name] for c, name in zip(table.columns, table.inputs, strict=True)}},
                 dict.fromkeys(table.counts, pa.int64()),
             )
             for number, table in enumerate(self.values)
         ]
-        return (_schema("groups", self._key, self._components), *of_values)
+        return (_schema(f"{prefix}groups", self._key, self._components), *of_values)
 
     @property
     def _key(self) -> dict[str, pa.DataType]:
@@ -113,9 +117,9 @@ class Layout:
         return pa.decimal128(38, kind.scale if pt.is_decimal(kind) else 0)
 
 
-def layout_of(kept: Aggregates, inputs: pa.Schema) -> Layout | None:
-    """Return the layout of a state; None if a value of these types cannot be a part of one."""
-    layout = Layout(kept, {field.name: stored_type(field.type) for field in inputs})
+def layout_of(kept: Aggregates, inputs: pa.Schema, place: int = 0) -> Layout | None:
+    """Return the layout of a block's state; None if a value of these types cannot be a part of one."""
+    layout = Layout(kept, {field.name: stored_type(field.type) for field in inputs}, place)
     kinds = [layout.types[name] for name in (*kept.groups, *(name for table in layout.values for name in table.inputs))]
     if any(substitute(kind) is None for kind in kinds):
         return None

@@ -94,11 +94,11 @@ def refresh(
         with engine as entered:
             schema = ctx.plan.output(output).table.schema
             state = None
-            if plan.state is not None and ctx.keeps_state and (sql := entered.sql) is not None:
+            if plan.state and ctx.keeps_state and (sql := entered.sql) is not None:
                 state = StateStep(ctx, plan, sql, schema)
             driver = _Driver(ctx, plan, entered, schema, state)
             driver.write(driver.decide(changed))
-    elif plan.state is not None:
+    elif plan.state:
         ctx.state = StateWrites(ctx.plan.output(output).state)
 
 

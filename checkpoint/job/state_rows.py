@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -50,6 +50,10 @@ class StateRows:
         if not len(rows):
             return {name: pa.nulls(len(keys), schema.field(name).type) for name in columns}
         return {name: contiguous(rows.data.column(name)).take(places) for name in columns}
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows, a bounded number at a time."""
+        return self._scan.batches(self._files)
 
     def write(self, rows: pa.Table, leaves: pa.ChunkedArray | None = None) -> None:
         """Put rows. leaves: true for rows to delete; None for none."""

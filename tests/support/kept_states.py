@@ -100,11 +100,11 @@ class KeptState:
         group = ("g", " GROUP BY g") if self.grouped else ("1 AS g", "")
         plan = derive(f"SELECT {group[0]}, {outputs} FROM t{group[1]}", schemas, ["g"]).state
         assert plan is not None
-        self.plan = plan
+        (self.plan,) = plan.blocks
         kinds = {"g": pa.int64(), "v": self.kind, "c": pa.bool_()}
-        types = {name: _type_of(value, kinds) for name, value in plan.outputs.items()}
+        types = {name: _type_of(value, kinds) for name, value in self.plan.outputs.items()}
         self.types = pa.schema([*types.items(), (IS_NEW, pa.bool_())])
-        layout = layout_of(plan.kept, self.types)
+        layout = layout_of(self.plan.kept, self.types)
         assert layout is not None
         self.layout: Layout = layout
         self.tables = [{} for _ in layout.schemas]

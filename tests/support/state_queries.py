@@ -35,7 +35,7 @@ NULLABLE = ("i.g", "i.s", "i.d", "i.f", "i.e")
 def random_state_case(chance: random.Random) -> StateCase:
     """Return a random view that keeps a state, and that DuckDB may compute."""
     while True:
-        case = _case(chance)
+        case = _nested(chance) if chance.random() < 0.4 else _case(chance)
         try:
             plan = derive(case.sql, SCHEMAS, case.key)
             CompiledPlan(lambda plan=plan: plan, "duckdb").query()
@@ -67,6 +67,26 @@ def _case(chance: random.Random) -> StateCase:
     if having:
         sql += f" HAVING {' AND '.join(having)}"
     return StateCase(sql, tuple(f"g{place}" for place in range(len(named))))
+
+
+def _nested(chance: random.Random) -> StateCase:
+    """Return a view of the groups of another query."""
+    below = _case(chance)
+    inner = below.sql.replace("SELECT ", "SELECT COUNT(*) AS n, ", 1)
+    outputs = [name for name in ("g0", "g1", "x0", "x1", "x2") if f" AS {name}" in inner]
+    group, other = chance.choice(outputs), chance.choice(outputs)
+    texts = ["COUNT(*)", "SUM(q.n)", "AVG(q.n)", "MAX(q.n)", "MIN(q.n)", f"COUNT(q.{other})", f"MIN(q.{other})"]
+    texts += [f"MAX(q.{other})", f"COUNT(DISTINCT q.{other})", f"COUNT(*) FILTER (WHERE q.{other} IS NULL)"]
+    chosen = chance.sample(texts, chance.randrange(1, 5))
+    key, keys = chance.choice(
+        [
+            *((f"q.{group}", f" GROUP BY q.{group} HAVING q.{group} IS NOT NULL"), ("1", "")),
+            *((f"q.{group} IS NULL", f" GROUP BY q.{group} IS NULL"), ("q.n", " GROUP BY q.n")),
+        ]
+    )
+    where = chance.choice(["", "", " WHERE q.n > 1", f" WHERE q.{other} IS NOT NULL"])
+    named = ", ".join(f"{text} AS y{place}" for place, text in enumerate(chosen))
+    return StateCase(f"SELECT {key} AS k, {named} FROM ({inner}) q{where}{keys}", ("k",))
 
 
 def _aggregate(chance: random.Random, numbers: list[str]) -> str:

@@ -411,7 +411,6 @@ OF_OTHER_ROWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "DISTINCT": ("SELECT DISTINCT id, v FROM t", ("id",)),
     "a window": ("SELECT id, ROW_NUMBER() OVER (PARTITION BY a ORDER BY id) AS n FROM t", ("id",)),
     "a subquery": ("SELECT id, v FROM t WHERE a IN (SELECT a FROM u)", ("id",)),
-    "a table of a subquery": ("SELECT id, v FROM (SELECT * FROM t WHERE a > 1) AS x", ("id",)),
     "another column's key": ("SELECT id, v, b FROM t", ("b",)),
     "LIMIT": ("SELECT id, v FROM t ORDER BY id LIMIT 3", ("id",)),
     "a set operation": ("SELECT id, v FROM t UNION ALL SELECT id, v FROM u", ("id",)),

@@ -124,6 +124,46 @@ CASES = {
         "FROM items, kinds WHERE kinds.x = items.g AND (kinds.b OR items.f)",
         ("one",),
     ),
+    "groups of groups": StateCase(
+        "SELECT COALESCE(g, -1) AS g, COUNT(*) AS n, MIN(n) AS low, MAX(total) AS high, COUNT(DISTINCT n) AS u, "
+        "AVG(n) AS mean, SUM(total) AS total, COUNT(s) AS named, MIN(s) FILTER (WHERE n > 1) AS first "
+        "FROM (SELECT g, s, COUNT(*) AS n, SUM(e) AS total FROM items GROUP BY g, s) GROUP BY COALESCE(g, -1)",
+        ("g",),
+    ),
+    "some groups of hidden groups": StateCase(
+        "SELECT COALESCE(q.g, 0) + q.n AS k, COUNT(*) AS n, MIN(q.low) AS low, MAX(q.high) AS high FROM "
+        "(SELECT g, MIN(w) AS low, MAX(e) AS high, COUNT(DISTINCT d) AS n FROM items WHERE e IS NOT NULL "
+        "GROUP BY g, s, f HAVING COUNT(*) < 4 AND MIN(w) IS NOT NULL) q WHERE q.low < 3 "
+        "GROUP BY COALESCE(q.g, 0) + q.n HAVING COUNT(*) < 5",
+        ("k",),
+    ),
+    "rows of groups": StateCase(
+        "SELECT g, low * n AS x, n FROM (SELECT g, COUNT(DISTINCT e) AS n, MIN(w) AS low FROM items "
+        "WHERE g IS NOT NULL GROUP BY g) WHERE n > 1 AND low IS NOT NULL",
+        ("g",),
+    ),
+    "distinct rows": StateCase(
+        "SELECT 1 AS one, COUNT(*) AS n, MAX(e) AS high, COUNT(DISTINCT g) AS u FROM (SELECT DISTINCT g, e FROM items)",
+        ("one",),
+    ),
+    "an aggregate of all rows below": StateCase(
+        "SELECT 1 AS one, MAX(n) AS n, COUNT(*) AS known, MIN(high) AS high FROM "
+        "(SELECT COUNT(DISTINCT e) AS n, MAX(w) AS high FROM items WHERE g = 1)",
+        ("one",),
+    ),
+    "three blocks": StateCase(
+        "SELECT COALESCE(high, -1) AS high, COUNT(*) AS n, MIN(g) AS low, SUM(parts) AS parts FROM "
+        "(SELECT g, MAX(n) AS high, COUNT(*) AS parts FROM (SELECT i.g, i.s, COUNT(DISTINCT i.e) AS n, MIN(k.x) AS x "
+        "FROM items i JOIN kinds k ON k.id = i.k GROUP BY i.g, i.s) WHERE x < 3 GROUP BY g) "
+        "GROUP BY COALESCE(high, -1)",
+        ("high",),
+    ),
+    "rows of a join": StateCase(
+        "WITH r AS (SELECT i.g AS k, i.e + COALESCE(o.x, 0) AS v, o.r FROM items i JOIN kinds o ON o.id = i.k "
+        "WHERE i.f OR o.b), s AS (SELECT k, v - 1 AS v, r FROM r WHERE v > 0) "
+        "SELECT k, COUNT(DISTINCT v) AS u, MIN(r) AS low, MAX(v) AS high FROM s WHERE k IS NOT NULL GROUP BY k",
+        ("k",),
+    ),
 }
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +14,7 @@ import pytest
 
 import epochlog as el
 from epochlog.views import state_changes, state_step
+from epochlog.views.aggregate_state import KeptBlock
 from epochlog.views.derivation import ViewPlan, derive
 from epochlog.views.state_changes import Find, StateChange
 from epochlog.views.state_step import GroupRows, StateStep
@@ -51,6 +53,12 @@ def plan_of(sql: str, *key: str) -> ViewPlan:
     return derive(sql, SCHEMAS, key)
 
 
+def blocks_of(sql: str, *key: str) -> tuple[KeptBlock, ...]:
+    plan = plan_of(sql, *key).state
+    assert plan is not None
+    return plan.blocks
+
+
 # ---- which views keep a state --------------------------------------------------------------------------------------
 
 OTHER_QUERIES = {
@@ -83,8 +91,30 @@ OTHER_QUERIES = {
         "SELECT g, COUNT(DISTINCT e) + (SELECT MAX(x) FROM kinds) AS u FROM items GROUP BY g",
         "g",
     ),
-    "a subquery of groups": (
-        "SELECT g, MIN(n) AS low FROM (SELECT g, s, COUNT(*) AS n FROM items GROUP BY g, s) GROUP BY g",
+    "averages of groups below": (
+        "SELECT g, COUNT(*) AS n FROM (SELECT g, s, AVG(e) AS a FROM items GROUP BY g, s) WHERE a > 1 GROUP BY g",
+        "g",
+    ),
+    "a join of groups": (
+        (
+            "SELECT q.g, MIN(n) AS x FROM (SELECT g, COUNT(*) AS n FROM items GROUP BY g) q JOIN kinds ON id = q.g "
+            "GROUP BY q.g"
+        ),
+        "g",
+    ),
+    "groups of a window": (
+        (
+            "SELECT g, MIN(p) AS x FROM (SELECT g, ROW_NUMBER() OVER (PARTITION BY g ORDER BY id) AS p FROM items) "
+            "GROUP BY g"
+        ),
+        "g",
+    ),
+    "groups of a union": (
+        "SELECT g, MIN(e) AS low FROM (SELECT g, e FROM items UNION ALL SELECT x, x FROM kinds) GROUP BY g",
+        "g",
+    ),
+    "groups of a limit": (
+        "SELECT g, MIN(e) AS low FROM (SELECT g, e FROM items ORDER BY id LIMIT 3) GROUP BY g",
         "g",
     ),
     "a union": (
@@ -144,8 +174,7 @@ TYPES = [
 @pytest.mark.parametrize(("text", "kind", "kept"), TYPES)
 def test_values_of_some_types_are_kept(text: str, kind: pa.DataType, kept: bool) -> None:
     column = "e" if text == "AVG(v)" else "m"  # the average of a DECIMAL has no plan
-    plan = plan_of(f"SELECT g, {text.replace('v', column)} AS x FROM items GROUP BY g", "g").state
-    assert plan is not None
+    (plan,) = blocks_of(f"SELECT g, {text.replace('v', column)} AS x FROM items GROUP BY g", "g")
     types = {"g": pa.int32(), **{name: pa.int64() for name in plan.inputs}}
     types |= {name: kind for name, value in plan.inputs.items() if value.name == column}
     assert (layout_of(plan.kept, pa.schema(types)) is not None) is kept
@@ -153,8 +182,7 @@ def test_values_of_some_types_are_kept(text: str, kind: pa.DataType, kept: bool)
 
 @pytest.mark.parametrize(("kind", "kept"), [(pa.int64(), True), (pa.string(), True), (pa.float64(), False)])
 def test_groups_of_some_types_are_kept(kind: pa.DataType, kept: bool) -> None:
-    plan = plan_of("SELECT g, MIN(e) AS low FROM items GROUP BY g", "g").state
-    assert plan is not None
+    (plan,) = blocks_of("SELECT g, MIN(e) AS low FROM items GROUP BY g", "g")
     types = pa.schema({"g": kind, **{name: pa.int64() for name in plan.inputs}})
     assert (layout_of(plan.kept, types) is not None) is kept
 
@@ -284,11 +312,50 @@ def _groups_stay_in_the_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unknown_extremes_are_null(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StateStep, "_redone", lambda state, layout, change: change.groups)
+    patch.setattr(StateStep, "_redone", lambda state, layout, change, below: change.groups)
 
 
 def _others_have_their_new_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("epochlog.views.delta_join.OLD", "epochlog_now_")
+
+
+def _block_above(patch: pytest.MonkeyPatch, changed: Callable[[pa.Table], pa.Table]) -> None:
+    """Alter what a block hands on."""
+    original = state_step.handed_on
+    patch.setattr(state_step, "handed_on", lambda *given: changed(original(*given)))
+
+
+def _old_groups_are_not_handed_on(patch: pytest.MonkeyPatch) -> None:
+    _block_above(patch, lambda rows: rows.filter(rows.column(IS_NEW)))
+
+
+def _groups_without_rows_are_handed_on(patch: pytest.MonkeyPatch) -> None:
+    def greater(values: pa.Array, least: int) -> pa.Array:
+        return pc.greater_equal(values, least)
+
+    class Kernels:
+        def __getattr__(self, name: str) -> Callable[..., pa.Array]:
+            return greater if name == "greater" else getattr(pc, name)
+
+    original = state_step.handed_on
+
+    def handed_on(*given: Any) -> pa.Table:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(state_changes, "pc", Kernels())
+            return original(*given)
+
+    patch.setattr(state_step, "handed_on", handed_on)
+
+
+def _the_groups_below_are_those_before(patch: pytest.MonkeyPatch) -> None:
+    original = state_step._BlockState.write
+
+    def write(block: Any, change: StateChange) -> None:
+        groups = state_step.StateRows(block.ctx.files, block.groups._target, block.groups.table)
+        original(block, change)
+        patch.setattr(state_step._BlockState, "groups", property(lambda block: groups))
+
+    patch.setattr(state_step._BlockState, "write", write)
 
 
 def _inexact_averages_are_taken(patch: pytest.MonkeyPatch) -> None:
@@ -302,6 +369,9 @@ PLANTED: list[tuple[Plant, str]] = [
     (_groups_stay_in_the_state, "all kinds"),
     (_unknown_extremes_are_null, "all kinds"),
     (_others_have_their_new_rows, "two tables"),
+    (_old_groups_are_not_handed_on, "groups of groups"),
+    (_groups_without_rows_are_handed_on, "groups of groups"),
+    (_the_groups_below_are_those_before, "groups of groups"),
 ]
 
 

@@ -206,16 +206,16 @@ def test_a_state_of_another_plan_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.medium
 def test_a_fenced_runner_leaves_no_state(world: StateWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, other = StateStep._write, world.store.view("v")
+    written, other = state_step._BlockState.write, world.store.view("v")
     seen: list[set[str]] = []
 
-    def write(state: StateStep, *args: Any) -> None:
+    def write(state: Any, *args: Any) -> None:
         written(state, *args)
         if not seen:
             seen.append(files_on_disk(world.store))
             assert other.step(take_over=True) is not None
 
-    monkeypatch.setattr(StateStep, "_write", write)
+    monkeypatch.setattr(state_step._BlockState, "write", write)
     change(world)
     world.store.checkpoint()
     with pytest.raises(el.Fenced):
@@ -404,18 +404,22 @@ def test_a_view_whose_state_disagrees_twice_keeps_none(world: StateWorld, caplog
     step_to(world, "Changes")
 
 
+PARTED = ("two tables", "filters", "two tables, all rows", "groups of groups", "three blocks", "distinct rows")
+
+
 @pytest.mark.medium
-@pytest.mark.parametrize("name", ["two tables", "filters", "two tables, all rows", "a self join"])
+@pytest.mark.parametrize("name", [*PARTED, "a self join"])
 def test_a_state_is_made_in_parts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[int] = []
-    written = StateStep._write
+    written = state_step._BlockState.write
 
-    def write(state: StateStep, *args: Any) -> None:
+    def write(state: Any, *args: Any) -> None:
         parts.append(1)
         written(state, *args)
 
-    monkeypatch.setattr(StateStep, "_write", write)
+    monkeypatch.setattr(state_step._BlockState, "write", write)
     monkeypatch.setattr(state_step, "PART_ROWS", 3)
+    monkeypatch.setattr("epochlog.store.scan.scan_plan.BATCH_ROWS", 2)  # of the groups that a block above takes
     world = StateWorld(tmp_path / "store", CASES[name], random.Random(7))
     try:
         for _ in range(12):
