@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import summary
 import throughput
+import view_growth
 from bench_spark import Sessions
 from of_record import RatioRecord, compared, path_of
 from pairs import ReplayClock
@@ -189,6 +190,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     if path == DOCUMENT:
         summary.write(path, book.figures)
         throughput.write(path, book.figures)
+        view_growth.write(path, book.figures)
     terminalreporter.write_line(f"written to {path}")
 
 
