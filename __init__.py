@@ -131,12 +131,14 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for readers and type checkers
     from .table import Table, TableInfo, TableWriter
     from .transaction import Transaction
     from .view import View
+    from .views.view_stats import ViewStats
 
 # Where each lazy name lives. A module's names are all bound at its first use.
 _HOMES: dict[str, tuple[str, ...]] = {
     "api": ("open", "Store"),
     "job": ("Job",),
     "view": ("View",),
+    "views.view_stats": ("ViewStats",),
     "transaction": ("Transaction",),
     "table": (
         "Table",
@@ -206,6 +208,7 @@ __all__ = [
     "Transaction",
     "Job",
     "View",
+    "ViewStats",
     "Table",
     "TableInfo",
     "TableWriter",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from epochlog.batch.differences import CheckReport
     from epochlog.checkpoint.job.refresh_context import RefreshContext
     from epochlog.checkpoint.worker.worker import Worker
+    from epochlog.views.view_stats import ViewStats
 
 
 class View(OneProcess):
@@ -73,14 +74,26 @@ class View(OneProcess):
         """Return the derived refresh, a function of the refresh context of either engine."""
         return refresh_view
 
-    def explain(self) -> str:
+    def explain(self, *, analyze: bool = False) -> str:
         """Describe the derived refresh: the columns by which groups are recomputed, and for each table that the query
         reads what a change of it touches; or that each step recomputes all rows, and the clause that is the reason. For
         each table, say if a backfill can take in its rows by chunks, or why not.
+
+        analyze: also show `stats()`.
         """
         from epochlog.views.stored import explain
 
-        return explain(self._handle, self._runner.record())
+        text = explain(self._handle, self._runner.record())
+        return f"{text}\n{self.stats()}" if analyze else text
+
+    def stats(self) -> ViewStats:
+        """Return statistics of the view: of its last steps in this process, at most 20, the engine, what they were
+        computed by, rows, bytes and milliseconds, and the same for each block of its state; and the tables of the state
+        of its newest commit, with rows and bytes. `print(view.stats())` shows tables.
+        """
+        from epochlog.views.view_stats import stats_of
+
+        return stats_of(self._handle, self._runner.record())
 
     def step(
         self, spark: SparkSession | None = None, *, take_over: bool = False, until: str | None = None

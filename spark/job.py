@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from epochlog.checkpoint.job.claims import RunnerLease
-from epochlog.checkpoint.job.refresh_adapter import CommittedStep
 from epochlog.checkpoint.job.refresh_plan import RefreshPlan
 from epochlog.checkpoint.job.runner import JobRunner
+from epochlog.checkpoint.job.step_work import CommittedStep, remember_step
 from epochlog.errors import EpochlogError, InvalidInput
 from epochlog.store.env.log_events import STEP_NOT_SHOWN
 from epochlog.store.session.handle import Handle
@@ -63,7 +63,8 @@ class SparkRefreshAdapter:
         return typed_error or error
 
     def committed(self, step: CommittedStep) -> None:
-        """Show the step in Spark's UI, and in the progress of its query."""
+        """Remember the step, and show it in Spark's UI and in the progress of its query."""
+        remember_step(self.handle.files.place, step)
         try:
             show_step(self.session, step)
         except Exception as error:  # noqa: BLE001  # py4j has errors of many kinds; the step has committed

@@ -18,10 +18,10 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from epochlog.checkpoint.job.driver import JobDriver
-from epochlog.checkpoint.job.refresh_adapter import CommittedStep
 from epochlog.checkpoint.job.runner import JobRunner
 from epochlog.checkpoint.job.running_queries import is_active, live
 from epochlog.checkpoint.job.step_scheduler import BACKOFF, TRIES, JobStep, started, succeeded
+from epochlog.checkpoint.job.step_work import CommittedStep
 from epochlog.checkpoint.worker.attached_job import AttachedJob, check_coordinator, reach_coordinator
 from epochlog.checkpoint.worker.worker import Worker
 from epochlog.errors import EpochlogError, InvalidInput, JobRunning

@@ -91,7 +91,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         """Take over the writes of a refresh of the same plan that has run without Spark."""
         self._writers.update(cast("dict[str, FrameWriter]", local._writers))
         self.operation, self.plan = local.operation, replace(local.plan, engine=LocalRefreshAdapter.engine)
-        self.state = local.state
+        self.state, self.work = local.state, local.work
 
     @property
     def spark(self) -> SparkSession:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 
-from epochlog.checkpoint.job.refresh_adapter import CommittedStep
+from epochlog.checkpoint.job.step_work import CommittedStep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

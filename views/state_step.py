@@ -12,7 +12,9 @@ import pyarrow.compute as pc
 
 from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.state_rows import StateRows
+from epochlog.checkpoint.job.step_work import BlockWork
 from epochlog.errors import Corrupt, InvalidInput, LimitExceeded
+from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.log_events import VIEW_STATE_DISAGREES, VIEW_STATE_LOST
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.state_tables import StateTable, StateWrites, ViewState
@@ -95,6 +97,8 @@ class StateStep:
         self._stamp = stamp_of(ctx.plan.job, plan, self._layouts)
         state = self._planned.state
         self._before = state if state is not None and state.stamp == self._stamp else None
+        self.blocks: list[BlockWork] = []
+        """Work of this step on the state, by block."""
 
     def by_changes(self, changed: Sequence[str]) -> GroupRows | None:
         """Add the changes to the state; return the rows of their groups. None if the view has no state, or the changes
@@ -141,8 +145,12 @@ class StateStep:
         try:
             for layout in self._layouts:
                 block = self._block(layout, tuple(map(StateTable, layout.schemas)))
+                rows = groups = 0
                 for inputs in self._rows_of_tables() if below is None else self._rows_of_groups(below):
-                    block.write(state_change(layout, inputs, block.finds))
+                    change = state_change(layout, inputs, block.finds)
+                    block.write(change)
+                    rows, groups = rows + inputs.num_rows, groups + len(change.keys)
+                self.blocks.append(block.work(rows, groups))
                 tables += block.tables
                 below = block
         except (LimitExceeded, InvalidInput, pa.ArrowInvalid) as error:
@@ -170,7 +178,8 @@ class StateStep:
             yield self._sql.run(query, {FOLDED: no_groups(below.layout)})
 
     def _block(self, layout: Layout, tables: Sequence[StateTable]) -> _BlockState:
-        return _BlockState(self._ctx, layout, [StateRows(self._ctx.files, self._planned.target, t) for t in tables])
+        rows = [StateRows(self._ctx.files, self._planned.target, table) for table in tables]
+        return _BlockState(self._ctx, layout, rows, monotonic_s())
 
     def _parts(self) -> Iterator[None]:
         """Yield for each part of the rows, while the context's plan has that part of its largest table: the rows of a
@@ -217,6 +226,8 @@ class StateStep:
                 return None
             if inputs.num_rows:
                 block.write(change)
+            recomputed = pc.sum(change.groups.redone.cast(pa.int64())).as_py() or 0
+            self.blocks.append(block.work(inputs.num_rows, len(change.keys), recomputed))
             after += block.tables
             if result is not None:
                 return result, tuple(after)
@@ -281,6 +292,8 @@ class _BlockState:
     ctx: RefreshContext[Any, Any, Any]
     layout: Layout
     rows: Sequence[StateRows]
+    began_s: float
+    """Monotonic time at which the work on it began."""
 
     @property
     def groups(self) -> StateRows:
@@ -293,6 +306,12 @@ class _BlockState:
     @property
     def tables(self) -> list[StateTable]:
         return [rows.table for rows in self.rows]
+
+    def work(self, rows: int, groups: int, recomputed: int = 0) -> BlockWork:
+        """Return the work on the block. rows, groups: that it took in."""
+        size = sum(segment.bytes for part in self.rows for segment in part.written)
+        took_ms = (monotonic_s() - self.began_s) * 1000
+        return BlockWork(self.layout.schemas[0].name, rows, groups, recomputed, size, took_ms)
 
     def write(self, change: StateChange) -> None:
         """Write the rows that have changed."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from epochlog.checkpoint.job.local_context import read_groups
 from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.row_groups import several_rows
+from epochlog.checkpoint.job.step_work import StepWork
 from epochlog.errors import InvalidInput, LimitExceeded
 from epochlog.store.env.log_events import VIEW_RECOMPUTED
 from epochlog.store.metadata.state_tables import StateWrites
@@ -82,6 +83,14 @@ class ChunkRows:
 
 
 Step = AllRows | Groups | Changes | ChangedRows | ChunkRows
+_WAYS: Mapping[type[Step], str] = {
+    AllRows: "all rows",
+    Groups: "groups",
+    Changes: "sums",
+    ChangedRows: "rows",
+    ChunkRows: "chunk",
+}
+"""What the rows of a step are computed by, in the statistics of a view."""
 
 
 def refresh(
@@ -139,8 +148,10 @@ class _Driver(Generic[R]):
     def write(self, step: Step) -> None:
         """Compute and write the rows of a step. The state of a step that does not come of the state is made anew."""
         self._write(step)
+        by = "state" if isinstance(step, Changes) and self.ctx.state.kept is not None else _WAYS[type(step)]
         if self.state is not None and self.ctx.state.kept is None and not isinstance(step, ChunkRows):
             self.state.make_anew()
+        self.ctx.work = StepWork(by, () if self.state is None else tuple(self.state.blocks))
 
     def _write(self, step: Step) -> None:
         if isinstance(step, AllRows):

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from epochlog.errors import InvalidInput
+from epochlog.errors import (
+    CatalogUnavailable,
+    InvalidInput,
+    LimitExceeded,
+    ReadFailed,
+    SparkLost,
+    StoreClosed,
+    WriteFailed,
+)
 from epochlog.store.changelog.log_plan import LogPlan
 from epochlog.store.env.files import Files
 from epochlog.store.metadata.definitions import Cursor, JobRecord
@@ -22,6 +30,19 @@ VIEW_SNAPSHOT_ROWS = 2_000_000
 """Most rows of a chunk of a view that is created without snapshot_rows."""
 READ_AT_ONCE = 1 << 16
 """Rows whose keys are read in one go to find the end of a chunk."""
+
+KEEPS_CHUNKS = (
+    CatalogUnavailable,
+    LimitExceeded,
+    ReadFailed,
+    SparkLost,
+    StoreClosed,
+    WriteFailed,
+    KeyboardInterrupt,
+    OSError,
+    SystemExit,
+)
+"""Errors of a refresh that are not of its rows: the backfill of a view goes on with the chunk that they have ended."""
 
 
 def check_rows(name: str, snapshot_rows: int | None) -> None:

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol
 
-from epochlog.store.env.clock import monotonic_s
 from epochlog.store.session.handle import Handle
-from epochlog.store.sst.segment import Segment
 
 from .local_context import LocalRefreshContext
 from .refresh_context import RefreshContext
 from .refresh_plan import RefreshPlan
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedStep:
-    """Step of a job that has committed."""
-
-    job: str
-    epoch: int
-    """Epoch of the commit; 0 for a chunk of a backfill."""
-    rows: int
-    """Rows that the step has written, deletes included."""
-    engine: str
-    operation: str
-    """Name of the commit in the history of the job's outputs."""
-    took_ms: int
-
-    @classmethod
-    def of(cls, plan: RefreshPlan, epoch: int, outputs: Mapping[str, Sequence[Segment]], operation: str) -> Self:
-        """Return the step of a plan. outputs: what it has written."""
-        rows = sum(segment.rows for segments in outputs.values() for segment in segments)
-        took_ms = round((monotonic_s() - plan.began_s) * 1000)
-        return cls(plan.job.name, epoch, rows, plan.engine, operation, took_ms)
+from .step_work import CommittedStep, remember_step
 
 
 class RefreshAdapter(Protocol):
@@ -78,4 +54,5 @@ class LocalRefreshAdapter:
         return error
 
     def committed(self, step: CommittedStep) -> None:
-        """Do nothing: the catalog and the log have all of it."""
+        """Remember the step."""
+        remember_step(self.handle.files.place, step)

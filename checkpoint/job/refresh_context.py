@@ -22,6 +22,7 @@ from epochlog.store.types.read_options import ReadOptions
 from .next_barrier import Barrier
 from .refresh_plan import PlannedOutput, RefreshPlan, Upstream, plan_view_chunk
 from .row_groups import group_columns
+from .step_work import NO_WORK, StepWork
 
 
 class OutputWriter(Protocol):
@@ -60,6 +61,8 @@ class RefreshContext(OneProcess, Generic[W, Rows, Groups]):
         """True if the commit of this refresh records the state of a view."""
         self.state: StateWrites = NO_STATE
         """State of a view after this refresh, which its commit records."""
+        self.work: StepWork = NO_WORK
+        """Work of this refresh of a view."""
 
     @property
     def barrier(self) -> Barrier:

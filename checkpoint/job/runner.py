@@ -14,19 +14,13 @@ from itertools import pairwise
 from typing import Any
 
 from epochlog.errors import (
-    CatalogUnavailable,
     EpochlogError,
     Fenced,
     InvalidInput,
     JobNotFound,
     JobParked,
     JobRunning,
-    LimitExceeded,
-    ReadFailed,
-    SparkLost,
-    StoreClosed,
     UpstreamIncomplete,
-    WriteFailed,
 )
 from epochlog.store.catalog.keys import job_key
 from epochlog.store.catalog.protocol import ReadTxn, Txn
@@ -50,28 +44,18 @@ from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import show_epoch
 
+from .backfill_chunks import KEEPS_CHUNKS
 from .claims import JobClaims, RunnerLease
 from .local_context import LocalRefreshContext
 from .next_barrier import BARRIER_PHASES
 from .next_step import JobState, depends_on_time, read_job_state
 from .rebuild import request_rebuild
-from .refresh_adapter import CommittedStep, LocalRefreshAdapter, RefreshAdapter
+from .refresh_adapter import LocalRefreshAdapter, RefreshAdapter
 from .refresh_context import RefreshContext
 from .refresh_plan import RefreshPlan, plan_barrier, plan_chunk
 from .refresh_run import refresh_run
+from .step_work import NO_WORK, CommittedStep
 
-KEEPS_CHUNKS = (
-    CatalogUnavailable,
-    LimitExceeded,
-    ReadFailed,
-    SparkLost,
-    StoreClosed,
-    WriteFailed,
-    KeyboardInterrupt,
-    OSError,
-    SystemExit,
-)
-"""Errors of a refresh that are not of its rows: the backfill of a view goes on with the chunk that they have ended."""
 LocalRefresh = Callable[[LocalRefreshContext], None]
 
 
@@ -344,7 +328,7 @@ class JobRunner(JobClaims):
         self, plan: RefreshPlan, refresh: Callable[[Any], Any], adapter: RefreshAdapter, times: list[float]
     ) -> int:
         """Refresh and commit a barrier; return its epoch. times: of the begin and end of its decision."""
-        plan, operation = replace(plan, engine=adapter.engine), "refresh"
+        plan, operation, work = replace(plan, engine=adapter.engine), "refresh", NO_WORK
         segments: dict[str, list[Segment]] = {}
         with refresh_run(self.handle, plan) as run:
             if plan.fully_loaded:
@@ -356,13 +340,13 @@ class JobRunner(JobClaims):
                 try:
                     segments = self.run_refresh(plan, context, refresh, adapter)
                     times.append(monotonic_s())
-                    plan, operation = context.plan, context.operation
+                    plan, operation, work = context.plan, context.operation, context.work
                     run.epoch = epoch = self.commit(plan, segments, operation=operation, state=context.state)
                 finally:
                     context._end()
         if epoch:
             self._note_phases([*times, monotonic_s()])
-        adapter.committed(CommittedStep.of(plan, epoch, segments, operation))
+        adapter.committed(CommittedStep.of(plan, epoch, segments, operation, work))
         return epoch
 
     def is_overtaken(self, plan: RefreshPlan) -> bool:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from epochlog.checkpoint import control_messages as wire
-from epochlog.checkpoint.job.refresh_adapter import CommittedStep, RefreshAdapter
+from epochlog.checkpoint.job.refresh_adapter import RefreshAdapter
 from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.refresh_plan import barrier_of, plan_chunk
 from epochlog.checkpoint.job.runner import JobRunner
+from epochlog.checkpoint.job.step_work import CommittedStep
 from epochlog.checkpoint.manager.unacked_reports import Outbox
 from epochlog.errors import BarrierChanged, EpochlogError, Fenced
 from epochlog.exchange.transport.message_fields import MAX_TEXT
@@ -119,7 +120,7 @@ class JobPart(Part):
                 self.end_context()
                 self._decline(inject, f"the view was replaced or is to be rebuilt: {error}")
                 return None
-            self._refreshed = CommittedStep.of(plan, 0, segments, context.operation)
+            self._refreshed = CommittedStep.of(plan, 0, segments, context.operation, context.work)
             if context.plan.next_cursor is None:
                 return segments
             try:

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pandas.util import hash_array
 
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
-from epochlog.checkpoint.job.refresh_adapter import CommittedStep
 from epochlog.checkpoint.job.refresh_plan import PlannedOutput, RefreshPlan
+from epochlog.checkpoint.job.step_work import CommittedStep
 from epochlog.errors import InvalidInput
 from epochlog.store.session.handle import Handle
 

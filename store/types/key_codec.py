@@ -63,6 +63,8 @@ class KeyCodec:
         columns = [contiguous(table.column(name)) for name in self.primary_key]
         if len(columns) == 1:
             return _encode_single(columns[0])
+        if all(map(_is_fixed, columns)):
+            return _as_binary(np.concatenate([_fixed_bytes(column) for column in columns], axis=1))
         return pc.binary_join_element_wise(*_terminated([_encode_part(column) for column in columns]), _NOTHING)
 
     def decode(self, keys: pa.Array) -> pa.Array:
@@ -232,13 +234,19 @@ def _encode_part(column: pa.Array) -> tuple[pa.Array, bool]:
     """Encode one column of a composite key as binary. The flag is True if it has a varying length and needs a
     terminator.
     """
+    if _is_fixed(column):
+        return _encode_fixed(column), False
+    plain = column.cast(pa.binary())
+    if _T.is_fixed_size_binary(column.type):
+        return plain, False
+    return pc.replace_substring(plain, pattern=b"\0", replacement=b"\0\xff"), True
+
+
+def _is_fixed(column: pa.Array) -> bool:
+    """Return True for a column of numbers, times or booleans, whose parts of a composite key have one width."""
     kind = column.type
-    if _T.is_string(kind) or _T.is_large_string(kind) or _T.is_binary(kind) or _T.is_large_binary(kind):
-        plain = column.cast(pa.binary())
-        return pc.replace_substring(plain, pattern=b"\0", replacement=b"\0\xff"), True
-    if _T.is_fixed_size_binary(kind):
-        return column.cast(pa.binary()), False
-    return _encode_fixed(column), False
+    texts = (_T.is_string, _T.is_large_string, _T.is_binary, _T.is_large_binary, _T.is_fixed_size_binary)
+    return not any(is_text(kind) for is_text in texts)
 
 
 def _terminated(parts: Sequence[tuple[pa.Array, bool]]) -> list[pa.Array | pa.Scalar]:
@@ -259,24 +267,38 @@ def _incremented(part: pa.Array) -> tuple[pa.Array, np.ndarray]:
     for place in range(width - 1, -1, -1):
         matrix[:, place] += carry
         carry &= matrix[:, place] == 0
-    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(part), [None, pa.py_buffer(matrix)])
-    return fixed.cast(pa.binary()), carry
+    return _as_binary(matrix), carry
 
 
 def _encode_fixed(column: pa.Array) -> pa.Array:
+    return _as_binary(_fixed_bytes(column))
+
+
+def _as_binary(matrix: np.ndarray) -> pa.Array:
+    """Return each row of bytes as one value."""
+    count, width = matrix.shape
+    if count * width < 1 << 31:
+        offsets = (
+            np.arange(0, (count + 1) * width, width, dtype=np.int32) if width else np.zeros(count + 1, dtype=np.int32)
+        )
+        return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(matrix)])
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(matrix)])
+    return fixed.cast(pa.binary())  # raises for more bytes than one array has
+
+
+def _fixed_bytes(column: pa.Array) -> np.ndarray:
+    """Return uint8[rows, width], the encoded values."""
     kind = column.type
     if _T.is_decimal(kind):
         width = kind.bit_width // 8
         raw = np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, width)
         matrix = raw[column.offset : column.offset + len(column), ::-1].copy()  # little-endian two's complement
         matrix[:, 0] ^= 0x80
-    else:
-        keys = to_numpy(_encode_single(column))
-        keys = keys.view(f"u{keys.dtype.itemsize}") ^ _sign_mask(keys.dtype)
-        width = keys.dtype.itemsize
-        matrix = np.ascontiguousarray(keys.astype(keys.dtype.newbyteorder(">"))).view(np.uint8)
-    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(column), [None, pa.py_buffer(matrix)])
-    return fixed.cast(pa.binary())
+        return matrix
+    keys = to_numpy(_encode_single(column))
+    keys = keys.view(f"u{keys.dtype.itemsize}") ^ _sign_mask(keys.dtype)
+    big_endian = np.ascontiguousarray(keys.astype(keys.dtype.newbyteorder(">")))
+    return big_endian.view(np.uint8).reshape(len(keys), keys.dtype.itemsize)
 
 
 def _sign_mask(kind: np.dtype) -> np.unsignedinteger:
