@@ -1,8 +1,8 @@
-"""Derived tables that the blocks above them take in, so that rules for one block hold for more queries (pure).
+"""Inner queries that the blocks above them take in, so that rules for one block hold for more queries (pure).
 
-Theorem: a query has the same rows if a derived table of rows, which an inner join or FROM alone reads, gives way to its
+Theorem: a query has the same rows if an inner query of rows, which an inner join or FROM alone reads, gives way to its
 own sources, with its conditions in WHERE and its expressions in the place of its columns. So it has if a block of rows
-over one derived table of groups gives way to that table's block, with its conditions in HAVING.
+over one inner query of groups gives way to that table's block, with its conditions in HAVING.
 
 Expressions may be evaluated of other rows then: a query of changes that fails is no error (see `step.py`).
 """
@@ -20,11 +20,11 @@ _DEPENDING = ("distinct", "qualify", "laterals", "order", "limit", "offset", "wi
 """Clauses of a block whose rows are not, each by itself, rows of its FROM."""
 
 MOST_NODES = 4096
-"""Most nodes of the expressions that stand for the columns of one derived table."""
+"""Most nodes of the expressions that stand for the columns of one inner query."""
 
 
 def flattened(query: exp.Query) -> exp.Query:
-    """Return a query in normal form with fewer derived tables."""
+    """Return a query in normal form with fewer inner queries."""
     query = query.copy()
     block = syntax.unwrapped(query)
     return _flat(block) if isinstance(block, exp.Select) else query
@@ -49,7 +49,7 @@ def _flat(block: exp.Select) -> exp.Select:
 
 
 def _inner_of(source: exp.Expr) -> exp.Select | None:
-    """Return the block of a derived table; None for another source."""
+    """Return the block of an inner query; None for another source."""
     inner = syntax.unwrapped(source) if isinstance(source, exp.Subquery) else None
     return inner if isinstance(inner, exp.Select) else None
 
@@ -85,7 +85,7 @@ def _joins_inner(block: exp.Select) -> bool:
 
 
 def _is_short(block: exp.Select, alias: str, inner: exp.Select) -> bool:
-    """Return True if a derived table's expressions stay few in the place of its columns. Each of a chain of tables may
+    """Return True if an inner query's expressions stay few in the place of its columns. Each of a chain of tables may
     use a column of the one before it twice.
     """
     sizes = {output.alias: sum(1 for _ in output.this.walk()) for output in inner.expressions}
@@ -93,7 +93,7 @@ def _is_short(block: exp.Select, alias: str, inner: exp.Select) -> bool:
 
 
 def _take_in(block: exp.Select, source: exp.Expr, inner: exp.Select) -> None:
-    """Put the sources and conditions of a derived table of rows in its place."""
+    """Put the sources and conditions of an inner query of rows in its place."""
     _replace_columns(block, source.alias, _expressions(inner))
     first, own = syntax.sources_of(inner)[0].copy(), [join.copy() for join in syntax.joins_of(inner)]
     conditions = _conditions(inner, "where")

@@ -94,9 +94,11 @@ GROUPED = {
 }
 
 
+OF_GROUPS = [*((kind, 1 << 20, 8) for kind in GROUPED), ("text", 0, 8), ("bytes", 1 << 20, 0)]
+
+
 @pytest.mark.medium
-@pytest.mark.parametrize("kind", GROUPED)
-@pytest.mark.parametrize("kept_bytes, direct_columns", [(0, 8), (1 << 20, 8), (1 << 20, 0)])
+@pytest.mark.parametrize(("kind", "kept_bytes", "direct_columns"), OF_GROUPS)
 def test_rows_of_groups_are_those_of_a_whole_read(
     tmp_path: Path, kind: str, kept_bytes: int, direct_columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

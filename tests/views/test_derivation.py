@@ -290,7 +290,7 @@ def _old_groups_are_not_handed_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(state_step, "handed_on", new_groups)
 
 
-def _conditions_of_derived_tables_are_lost(patch: pytest.MonkeyPatch) -> None:
+def _conditions_of_inner_queries_are_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(flat_blocks, "_require", lambda *_: None)
 
 
@@ -456,7 +456,7 @@ EXAMPLES = {
         [(1, 1), (2, 1)],
     ),
     "R13": Example(
-        _conditions_of_derived_tables_are_lost,
+        _conditions_of_inner_queries_are_lost,
         "SELECT k, COUNT(*) AS n FROM (SELECT k FROM a WHERE v > 1) GROUP BY k",
         ["k"],
         {"a": [(1, 1, 5), (2, 1, 0)]},

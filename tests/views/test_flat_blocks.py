@@ -1,4 +1,4 @@
-"""Derived tables that give way (R13): which do, and that the rows stay those of the query."""
+"""Inner queries that give way (R13): which do, and that the rows stay those of the query."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ FLAT = {
     ),
     "a rollup": ("SELECT n FROM (SELECT g, COUNT(*) AS n FROM items GROUP BY ROLLUP (g)) WHERE n > 1", 1),
 }
-"""Texts, and the number of derived tables that are left of them."""
+"""Texts, and the number of inner queries that are left of them."""
 
 
 @pytest.mark.rule("R13")
 @pytest.mark.parametrize("name", FLAT)
-def test_which_derived_tables_give_way(name: str) -> None:
+def test_which_inner_queries_give_way(name: str) -> None:
     text, left = FLAT[name]
     form = normal_form(parse(text), ITEMS)
     before = form.query.sql()
@@ -163,9 +163,9 @@ def _conditions_are_lost(patch: pytest.MonkeyPatch) -> None:
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTED: dict[str, tuple[Plant, Callable[[], None]]] = {
-    "outer joins": (_outer_joins_are_flat, partial(test_which_derived_tables_give_way, "a left join")),
-    "limits": (_limits_are_flat, partial(test_which_derived_tables_give_way, "LIMIT")),
-    "windows": (_windows_are_flat, partial(test_which_derived_tables_give_way, "a window")),
+    "outer joins": (_outer_joins_are_flat, partial(test_which_inner_queries_give_way, "a left join")),
+    "limits": (_limits_are_flat, partial(test_which_inner_queries_give_way, "LIMIT")),
+    "windows": (_windows_are_flat, partial(test_which_inner_queries_give_way, "a window")),
     "parentheses": (_parentheses_are_lost, test_expressions_keep_their_bounds),
     "conditions": (_conditions_are_lost, test_expressions_keep_their_bounds),
 }
