@@ -14,7 +14,7 @@ from epochlog.store.env.files import Files
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.sst.data_file import block_groups
 from epochlog.store.sst.file_columns import signature
-from epochlog.store.sst.merge import Rows, joined, lookup, newest_wins
+from epochlog.store.sst.merge import Rows, joined, lookup, merge_sources, newest_wins
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_blocks
 from epochlog.store.types.arrays import from_numpy, to_numpy
@@ -30,7 +30,9 @@ its other columns only if it has one of the keys.
 """
 
 TOGETHER_ROWS = 1 << 19
-"""Rows of the blocks of a file that are decoded together, to have few in memory beside the cache."""
+"""Rows of the blocks of a file that are decoded together, to have few in memory beside the cache. A read of key ranges
+in blocks of more rows leaves the cache alone.
+"""
 
 WIDE_ROWS, WIDE_TOUCHED = 1 << 18, 8
 """Rows of neighbouring blocks that are decoded, cached and searched as one, if the needles lie in at least so many
@@ -127,7 +129,9 @@ class PointReader:
         parts = [rows for level in levels if (rows := self._of_level(level, spans)) is not None]
         if not parts:
             return None
-        rows = newest_wins(parts)
+        if sum(map(len, parts)) > TOGETHER_ROWS:
+            return merge_sources(parts)
+        rows = newest_wins(parts)  # of few rows, in less time
         if rows.deleted is None:
             return rows
         live = from_numpy(~rows.deleted)
@@ -155,8 +159,10 @@ class PointReader:
         blocks = np.flatnonzero(np.cumsum(touched[:-1]))
         wide = self._width(file, len(blocks))
         numbers = np.unique(blocks // wide).tolist()
+        is_large = file.rows * len(blocks) // len(file.blocks) > TOGETHER_ROWS  # it would take the cache for itself
         for group in block_groups(numbers, -(-len(file.blocks) // wide), file.rows, TOGETHER_ROWS):
-            for block, rows in sorted(self._decoded(file, group, self.columns, wide).items()):
+            read = zip(group, self._read(file, group, self.columns, wide), strict=True) if is_large else None
+            for block, rows in read or sorted(self._decoded(file, group, self.columns, wide).items()):
                 low = int(np.searchsorted(highest // wide, block))
                 high = int(np.searchsorted(lowest // wide, block, "right"))
                 part = _rows_within(rows, spans.slice(low, high))
