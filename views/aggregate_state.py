@@ -73,6 +73,8 @@ class Aggregates:
     groups: tuple[str, ...]
     """Outputs that are the GROUP BY expressions; none for an aggregate of all rows."""
     aggregates: tuple[Aggregate, ...]
+    leading: int = 0
+    """Number of the first groups that are all those of the block above, in its order; 0 if that has others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +152,8 @@ def state_of(
     kinds = ValueKinds(query, tables, schemas)
     chain = _chain(syntax.unwrapped(query))
     blocks: list[KeptBlock] = []
-    for number, block in enumerate(chain):
-        kept = _kept_block(block, kinds, primary_key if number == len(chain) - 1 else None)
+    for block, above in zip(chain, [*chain[1:], None], strict=False):
+        kept = _kept_block(block, kinds, above, primary_key)
         if kept is None:
             return None
         blocks.append(replace(kept, kept=replace(kept.kept, tables=() if blocks else tuple(tables.values()))))
@@ -199,16 +201,16 @@ def _is_of_groups(block: exp.Select, of_sources: bool) -> bool:
     )
 
 
-def _kept_block(block: exp.Select, kinds: ValueKinds, primary_key: Sequence[str] | None) -> KeptBlock | None:
-    """Return a block of groups with its aggregates; None if no state keeps them. primary_key: of the view, whose rows
-    the block has; None for a block below another one.
+def _kept_block(
+    block: exp.Select, kinds: ValueKinds, above: exp.Select | None, primary_key: Sequence[str]
+) -> KeptBlock | None:
+    """Return a block of groups with its aggregates; None if no state keeps them. above: the block that reads it; None
+    for the last one, whose rows are the view's.
     """
-    is_last = primary_key is not None
-    is_distinct = block.args.get("distinct") is not None
-    keys = list(
-        dict.fromkeys(output.this for output in block.expressions) if is_distinct else dict.fromkeys(grouped_by(block))
-    )
-    groups = _group_outputs(block, keys, primary_key)
+    is_last = above is None
+    keys = _keys_of(block)
+    leading = [] if above is None else _grouped_above(block, above)
+    groups = _view_groups(block, keys, primary_key) if above is None else _groups_below(keys, leading)
     nodes = list(dict.fromkeys(_aggregates(block)))
     if groups is None or (is_last and not nodes) or (is_last and keys and not set(primary_key) <= set(groups)):
         return None
@@ -223,17 +225,34 @@ def _kept_block(block: exp.Select, kinds: ValueKinds, primary_key: Sequence[str]
     by_column = {name: value for value, name in inputs.items()}
     if rows is None or not _are_exact(kinds, groups.values(), aggregates, by_column):
         return None
-    return KeptBlock(block, Aggregates((), tuple(groups), tuple(aggregates)), groups, by_column, rows)
+    kept = Aggregates((), tuple(groups), tuple(aggregates), len(leading))
+    return KeptBlock(block, kept, groups, by_column, rows)
 
 
-def _group_outputs(
-    block: exp.Select, keys: Sequence[exp.Expr], primary_key: Sequence[str] | None
-) -> dict[str, exp.Expr] | None:
-    """Return the GROUP BY expressions by output, one of the primary key if there is one; None if one is no output of
-    the view. Those of a block below another one have names of their own.
+def _grouped_above(block: exp.Select, above: exp.Select) -> list[exp.Expr]:
+    """Return the GROUP BY expressions of a block that the block above groups by, in its order; none if it groups by
+    another value too.
     """
-    if primary_key is None:
-        return {f"{GROUP}{number}": key for number, key in enumerate(keys)}
+    outputs = {output.alias: output.this for output in block.expressions}
+    keys = _keys_of(block)
+    read = [outputs.get(key.name) if isinstance(key, exp.Column) else None for key in _keys_of(above)]
+    leading = [value for value in read if value is not None and value in keys]
+    return leading if len(leading) == len(read) else []
+
+
+def _keys_of(block: exp.Select) -> list[exp.Expr]:
+    """Return the GROUP BY expressions of a block, each once; the outputs of SELECT DISTINCT."""
+    is_distinct = block.args.get("distinct") is not None
+    return list(dict.fromkeys((o.this for o in block.expressions) if is_distinct else grouped_by(block)))
+
+
+def _groups_below(keys: Sequence[exp.Expr], leading: Sequence[exp.Expr]) -> dict[str, exp.Expr]:
+    """Return the GROUP BY expressions of a block below another one by column, those that the other groups by first."""
+    return {f"{GROUP}{number}": key for number, key in enumerate(dict.fromkeys([*leading, *keys]))}
+
+
+def _view_groups(block: exp.Select, keys: Sequence[exp.Expr], primary_key: Sequence[str]) -> dict[str, exp.Expr] | None:
+    """Return the GROUP BY expressions by output, one of the primary key if there is one; None if one is no output."""
     names: dict[exp.Expr, str] = {}
     for output in sorted(block.expressions, key=lambda output: output.alias not in primary_key):
         if output.this in keys:

@@ -20,32 +20,54 @@ _DEPENDING = ("distinct", "qualify", "laterals", "order", "limit", "offset", "wi
 """Clauses of a block whose rows are not, each by itself, rows of its FROM."""
 
 MOST_NODES = 4096
-"""Most nodes of the expressions that stand for the columns of one inner query."""
+"""Most nodes of the expressions that stand for columns of inner queries. Each of a chain of inner queries may use a
+column of the one before it twice.
+"""
 
 
 def flattened(query: exp.Query) -> exp.Query:
     """Return a query in normal form with fewer inner queries."""
     query = query.copy()
     block = syntax.unwrapped(query)
-    return _flat(block) if isinstance(block, exp.Select) else query
+    return _Flattening().flat(block) if isinstance(block, exp.Select) else query
 
 
-def _flat(block: exp.Select) -> exp.Select:
-    """Flatten a block in place, and return the block that has its rows."""
-    for source in syntax.sources_of(block):
-        inner = _inner_of(source)
-        if inner is not None:
-            source.set("this", _flat(inner))
-    if _joins_inner(block):
+class _Flattening:
+    """Flattening of one query."""
+
+    def __init__(self) -> None:
+        self._left = MOST_NODES
+
+    def flat(self, block: exp.Select) -> exp.Select:
+        """Flatten a block in place, and return the block that has its rows."""
         for source in syntax.sources_of(block):
             inner = _inner_of(source)
-            if inner is not None and _is_of_rows(inner) and _is_short(block, source.alias, inner):
-                _take_in(block, source, inner)
-    sources = syntax.sources_of(block)
-    inner = _inner_of(sources[0]) if len(sources) == 1 else None
-    if inner is not None and _is_of_rows(block) and _is_of_groups(inner) and _is_short(block, sources[0].alias, inner):
-        return _with_conditions(inner, block, sources[0].alias) or block
-    return block
+            if inner is not None:
+                source.set("this", self.flat(inner))
+        if _joins_inner(block):
+            for source in syntax.sources_of(block):
+                inner = _inner_of(source)
+                if inner is not None and _is_of_rows(inner) and self._takes(block, source.alias, inner):
+                    _take_in(block, source, inner)
+        sources = syntax.sources_of(block)
+        inner = _inner_of(sources[0]) if len(sources) == 1 else None
+        if inner is None or not _is_of_rows(block) or not _is_of_groups(inner):
+            return block
+        alias = sources[0].alias
+        return _with_conditions(inner, block, alias) or block if self._takes(block, alias, inner) else block
+
+    def _takes(self, block: exp.Select, alias: str, inner: exp.Select) -> bool:
+        """Return True if the expressions of an inner query can stand for its columns, and count their nodes: these are
+        few, and each value has the type of the column.
+        """
+        outputs = {output.alias: output.this for output in inner.expressions}
+        read = [outputs[column.name] for column in block.find_all(exp.Column) if column.table == alias]
+        sizes = {id(value): sum(1 for _ in value.walk()) for value in outputs.values()}
+        size = sum(sizes[id(value)] for value in read)
+        if size > self._left or any(_typed(value) is None for value in read):
+            return False
+        self._left -= size
+        return True
 
 
 def _inner_of(source: exp.Expr) -> exp.Select | None:
@@ -84,14 +106,6 @@ def _joins_inner(block: exp.Select) -> bool:
     )
 
 
-def _is_short(block: exp.Select, alias: str, inner: exp.Select) -> bool:
-    """Return True if an inner query's expressions stay few in the place of its columns. Each of a chain of tables may
-    use a column of the one before it twice.
-    """
-    sizes = {output.alias: sum(1 for _ in output.this.walk()) for output in inner.expressions}
-    return sum(sizes[column.name] for column in block.find_all(exp.Column) if column.table == alias) <= MOST_NODES
-
-
 def _take_in(block: exp.Select, source: exp.Expr, inner: exp.Select) -> None:
     """Put the sources and conditions of an inner query of rows in its place."""
     _replace_columns(block, source.alias, _expressions(inner))
@@ -124,7 +138,20 @@ def _with_conditions(inner: exp.Select, block: exp.Select, alias: str) -> exp.Se
 
 def _expressions(block: exp.Select) -> dict[str, exp.Expr]:
     """Return the outputs' expressions by name, each as a part of another expression."""
-    return {output.alias: _as_part(output.this) for output in block.expressions}
+    typed = {output.alias: _typed(output.this) for output in block.expressions}
+    return {name: _as_part(value) for name, value in typed.items() if value is not None}
+
+
+def _typed(value: exp.Expr) -> exp.Expr | None:
+    """Return an expression of the type that a column has whose value it is; None if that is not known. DuckDB gives a
+    constant the type of what stands beside it: w + 1 is SMALLINT for such a w, and INT if 1 is a column's value.
+    """
+    constant = value.unnest()
+    number = constant.this if isinstance(constant, exp.Neg) else constant
+    if isinstance(number, exp.Literal) and number.is_int and int(number.name) < 1 << 63:
+        kind = "INT" if int(number.name) < 1 << 31 else "BIGINT"
+        return exp.cast(value.copy(), kind)
+    return None if isinstance(constant, exp.Literal | exp.Null) else value
 
 
 def _as_part(value: exp.Expr) -> exp.Expr:

@@ -165,12 +165,13 @@ class StateStep:
         for _ in self._parts():
             yield self._sql.run(self._plan.state_rows(), most=MOST_ROWS)
 
-    def _rows_of_groups(self, below: _BlockState) -> Iterator[pa.Table]:
-        """Yield the rows that the block above takes of all groups of a block, in parts."""
+    def _rows_of_groups(self, below: _BlockState, keys: pa.Table | None = None) -> Iterator[pa.Table]:
+        """Yield the rows that the block above takes of all groups of a block, in parts. keys: first columns of the
+        groups' keys, for those of these groups alone.
+        """
         query = self._plan.state_from_below(below.layout.place + 1)
         some = False
-        for batch in below.groups.batches():
-            rows = pa.table(batch)
+        for rows in [below.groups.among(keys)] if keys is not None else map(_as_table, below.groups.batches()):
             columns = {name: contiguous(rows.column(name)) for name in rows.column_names}
             yield self._sql.run(query, {FOLDED: folded_groups(below.layout, rows, columns)})
             some = True
@@ -249,7 +250,8 @@ class StateStep:
             touched = named_groups(layout, change.keys.columns.filter(redone))
             rows = self._sql.run(self._plan.state_rows(scope), {TOUCHED: touched} if scope else None)
         else:
-            rows = pa.concat_tables(_of_groups(layout, rows, keys) for rows in self._rows_of_groups(below))
+            own = change.keys.columns.filter(redone) if below.layout.kept.leading else None
+            rows = pa.concat_tables(_of_groups(layout, rows, keys) for rows in self._rows_of_groups(below, own))
         by_group = coded(schema, key_columns(layout, rows))
         places = change.keys.places(schema, by_group.columns)
         columns = dict(change.groups.columns)
@@ -322,6 +324,10 @@ class _BlockState:
         finally:
             written = [new for rows, count in zip(self.rows, before, strict=True) for new in rows.written[count:]]
             self.ctx.state = replace(self.ctx.state, segments=(*self.ctx.state.segments, *written))
+
+
+def _as_table(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
 
 
 def _of_groups(layout: Layout, inputs: pa.Table, keys: pa.Array) -> pa.Table:

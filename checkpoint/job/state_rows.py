@@ -55,6 +55,14 @@ class StateRows:
         """Yield all rows, a bounded number at a time."""
         return self._scan.batches(self._files)
 
+    def among(self, keys: pa.Table) -> pa.Table:
+        """Return the rows whose first key columns have one of these values."""
+        schema = self.table.schema
+        names = schema.primary_key[: keys.num_columns]
+        fields = [schema.schema.field(name) for name in names]
+        values = keys.rename_columns(list(names)).cast(pa.schema(fields))
+        return self._scan.rows_among(self._files, values, schema.schema.names)
+
     def write(self, rows: pa.Table, leaves: pa.ChunkedArray | None = None) -> None:
         """Put rows. leaves: true for rows to delete; None for none."""
         schema = self.table.schema

@@ -245,6 +245,28 @@ def test_a_state_of_all_rows_has_its_row_without_rows(world_of: WorldOf) -> None
     assert world.store.table("v").to_arrow().to_pylist() == [{"one": 1, "u": 0, "low": None}]
 
 
+@pytest.mark.medium
+def test_a_lost_extreme_above_reads_the_groups_of_its_own(world_of: WorldOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql = "SELECT g, MAX(t) AS high FROM (SELECT s, g, SUM(e) AS t FROM items WHERE g >= 0 GROUP BY s, g) GROUP BY g"
+    world = world_of(sql, "g")
+    rows = [{"id": number, "g": number % 5, "s": f"s{number}", "e": number} for number in range(50)]
+    world.put("items", *rows)
+    world.step()
+    read: list[int] = []
+    among = state_step.StateRows.among
+
+    def counted(state: Any, keys: pa.Table) -> pa.Table:
+        result = among(state, keys)
+        read.append(len(result))
+        return result
+
+    monkeypatch.setattr(state_step.StateRows, "among", counted)
+    world.put("items", {**rows[49], "e": 0}, {**rows[3], "e": 1})  # the greatest of its group, and another
+    world.step()
+    assert read == [10] and world.share == 1
+    world.check_state()
+
+
 def play_averages(world_of: WorldOf) -> None:
     """Step a view with averages whose sums are above 2**53: doubles lose digits on the way."""
     sql = "SELECT COALESCE(g, 0) AS g, AVG(e) AS mean, SUM(e) AS total FROM items GROUP BY COALESCE(g, 0)"
