@@ -160,6 +160,7 @@ CALLS: dict[type, dict[str, tuple[str, Call]]] = {
     el.View: {
         "check": (READ, lambda o: o.view.check()),
         "explain": (READ, lambda o: o.view.explain()),
+        "stats": (READ, lambda o: o.view.stats()),
         "rebuild": (WRITE, lambda o: o.view.rebuild()),
         "start": (WRITE, lambda o: o.view.start(NO_SPARK)),
         "step": (WRITE, lambda o: o.view.step()),
