@@ -293,6 +293,13 @@ def write_between(path: Path, text: str, begin: str = BEGIN, end: str = END) -> 
 
 
 @cache
+def write_from_results(write: Callable[[Path, Iterable[Figure]], None], results: Path, page: Path) -> None:
+    """Write a part of a page of a file of results. Raises ValueError for results of another machine."""
+    book = Book()
+    book.go_on(results)
+    write(page, book.figures)
+
+
 def environment() -> tuple[str, ...]:
     """Machine, disk, versions and revision, a line each."""
     packages = [f"{name} {version}" for name in PACKAGES if (version := _version(name))]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pairs import ratio
 from plots import BLUE, DPI, RED, WIDTH_IN
-from report import BASE, PLOTS, WIDE, Book, Figure, shown, wrapped, write_between
+from report import BASE, PLOTS, WIDE, Figure, shown, wrapped, write_between, write_from_results
 
 BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"
 MOST_ROWS = 12
@@ -149,12 +149,5 @@ def draw(lines: list[Line], path: Path) -> None:
     canvas.savefig(path, metadata={"Software": None})
 
 
-def main(results: Path, page: Path) -> None:
-    """Write the summary of a file of results into the page. Raises ValueError for results of another machine."""
-    book = Book()
-    book.go_on(results)
-    write(page, book.figures)
-
-
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    write_from_results(write, *map(Path, sys.argv[1:]))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pairs import ratio
-from report import Book, Figure, wrapped, write_between
+from report import Figure, wrapped, write_between, write_from_results
 
 BEGIN, END = "<!-- throughput: begin -->", "<!-- throughput: end -->"
 NUMBER = "P26"
@@ -96,12 +96,5 @@ def _cells(work: SparkWork, figures: dict[str, Figure]) -> Iterator[list[str]]:
             yield [what, rate(leg), cpu_s(leg), rate(PARQUET), cpu_s(PARQUET), times, *oldest]
 
 
-def main(results: Path, page: Path) -> None:
-    """Write the table of a file of results into the page. Raises ValueError for results of another machine."""
-    book = Book()
-    book.go_on(results)
-    write(page, book.figures)
-
-
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    write_from_results(write, *map(Path, sys.argv[1:]))

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 from plots import BLUE, DPI, GREY, RED, WIDTH_IN
-from report import PLOTS, Book, Figure, wrapped, write_between
+from report import PLOTS, Figure, wrapped, write_between, write_from_results
 
 BEGIN, END = "<!-- growth of views: begin -->", "<!-- growth of views: end -->"
 NUMBER = "P28"
@@ -109,12 +109,5 @@ def points(figures: dict[str, Figure], batch: int, who: str) -> list[tuple[int, 
     return [(size, statistics.median(f.samples[who])) for size, f in own if f is not None and f.samples.get(who)]
 
 
-def main(results: Path, page: Path) -> None:
-    """Write table and picture of a file of results into the page. Raises ValueError for results of another machine."""
-    book = Book()
-    book.go_on(results)
-    write(page, book.figures)
-
-
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    write_from_results(write, *map(Path, sys.argv[1:]))

@@ -17,7 +17,7 @@ groups that the block below has changed: the old ones, of the old numbers and su
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from sqlglot import exp
@@ -68,8 +68,6 @@ class Aggregate:
 class Aggregates:
     """Groups and aggregates of a block."""
 
-    tables: tuple[str, ...]
-    """Table of each occurrence."""
     groups: tuple[str, ...]
     """Outputs that are the GROUP BY expressions; none for an aggregate of all rows."""
     aggregates: tuple[Aggregate, ...]
@@ -156,7 +154,7 @@ def state_of(
         kept = _kept_block(block, kinds, above, primary_key)
         if kept is None:
             return None
-        blocks.append(replace(kept, kept=replace(kept.kept, tables=() if blocks else tuple(tables.values()))))
+        blocks.append(kept)
     if not blocks:
         return None
     own_keys = [syntax.column(alias, name) for alias, table in tables.items() for name in schemas[table].primary_key]
@@ -225,18 +223,18 @@ def _kept_block(
     by_column = {name: value for value, name in inputs.items()}
     if rows is None or not _are_exact(kinds, groups.values(), aggregates, by_column):
         return None
-    kept = Aggregates((), tuple(groups), tuple(aggregates), len(leading))
+    kept = Aggregates(tuple(groups), tuple(aggregates), len(leading))
     return KeptBlock(block, kept, groups, by_column, rows)
 
 
 def _grouped_above(block: exp.Select, above: exp.Select) -> list[exp.Expr]:
     """Return the GROUP BY expressions of a block that the block above groups by, in its order; none if it groups by
-    another value too.
+    another value too, or by one of them twice.
     """
     outputs = {output.alias: output.this for output in block.expressions}
     keys = _keys_of(block)
     read = [outputs.get(key.name) if isinstance(key, exp.Column) else None for key in _keys_of(above)]
-    leading = [value for value in read if value is not None and value in keys]
+    leading = list(dict.fromkeys(value for value in read if value is not None and value in keys))
     return leading if len(leading) == len(read) else []
 
 

@@ -142,6 +142,7 @@ class StateStep:
             return
         tables: list[StateTable] = []
         below: _BlockState | None = None
+        self.blocks.clear()  # of changes that were given up
         try:
             for layout in self._layouts:
                 block = self._block(layout, tuple(map(StateTable, layout.schemas)))
@@ -187,7 +188,7 @@ class StateStep:
         join are those over the parts of a table that it has once.
         """
         whole = self._ctx.plan
-        names = self._plan.state[0].tables
+        names = [occurrence.table for occurrence in self._plan.coverage.occurrences]
         name = max(whole.upstreams, key=lambda name: whole.upstreams[name].current.rows_at_most)
         upstream = whole.upstreams[name]
         count = -(-upstream.current.rows_at_most // PART_ROWS) if names.count(name) == 1 else 1

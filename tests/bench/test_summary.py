@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from report import BASE, Book, Figure, whole
-from summary import BEGIN, END, MOST_ROWS, ROWS, lines_of, main, render, write
+from report import BASE, Book, Figure, whole, write_from_results
+from summary import BEGIN, END, MOST_ROWS, ROWS, lines_of, render, write
 
 
 def figures(ours: float = 1.0, theirs: float = 2.0) -> list[Figure]:
@@ -49,7 +49,7 @@ def test_a_file_of_results_is_enough(tmp_path: Path) -> None:
     for figure in figures(1.0)[:5]:
         book.add(figure)
     page.write_text(f"{BEGIN}\n{END}\n")
-    main(tmp_path / "figures.json", page)
+    write_from_results(write, tmp_path / "figures.json", page)
     assert page.read_text().count("2.0 times as fast") == 5
 
 

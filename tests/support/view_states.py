@@ -146,6 +146,17 @@ CASES = {
         "SELECT 1 AS one, COUNT(*) AS n, MAX(e) AS high, COUNT(DISTINCT g) AS u FROM (SELECT DISTINCT g, e FROM items)",
         ("one",),
     ),
+    "a group that is read twice": StateCase(
+        "SELECT a, COALESCE(b, -1) AS b, MAX(t) AS high, MIN(n) AS low FROM (SELECT COALESCE(g, 9) AS a, "
+        "COALESCE(g, 9) AS b, COALESCE(w, 9) AS w, SUM(e) AS t, COUNT(*) AS n FROM items "
+        "GROUP BY COALESCE(g, 9), COALESCE(w, 9)) GROUP BY a, COALESCE(b, -1)",
+        ("a", "b"),
+    ),
+    "a group with two names": StateCase(
+        "SELECT a, b, MAX(t) AS high FROM (SELECT COALESCE(g, 9) AS a, COALESCE(g, 9) AS b, SUM(e) AS t FROM items "
+        "GROUP BY COALESCE(g, 9), COALESCE(w, 9)) GROUP BY a, b",
+        ("a", "b"),
+    ),
     "an aggregate of all rows below": StateCase(
         "SELECT 1 AS one, MAX(n) AS n, COUNT(*) AS known, MIN(high) AS high FROM "
         "(SELECT COUNT(DISTINCT e) AS n, MAX(w) AS high FROM items WHERE g = 1)",
