@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pyarrow as pa
 import pytest
 
 import epochlog as el
-from epochlog.store.catalog.lmdb import catalog
+from epochlog.store.catalog.lmdb import catalog, page_check
 
 pytestmark = pytest.mark.local_only
 
@@ -137,3 +138,45 @@ def test_many_processes_create_one_store_at_once_and_none_loses_its_commit(tmp_p
         assert [process.wait() for process in running] == [0] * 4
         with el.open(root, create=False) as store:
             assert store.table("t").to_arrow()["k"].to_pylist() == [0, 1, 2, 3]
+
+
+def check_that_a_creation_goes_on(root: Path) -> None:
+    """A power cut in a creation leaves a part of LMDB's two first pages, with the beginnings of both or without."""
+    fresh = root / "fresh"
+    fresh.mkdir(parents=True)
+    lmdb.open(str(fresh)).close()
+    first_pages = (fresh / "data.mdb").read_bytes()
+    assert len(first_pages) == 2 * 4096
+    for length in (1, 4096, 4112, 4119, 4120, 4200, 4273, 5181, 8191):
+        folder = root / str(length) / "catalog"
+        folder.mkdir(parents=True)
+        (folder / "data.mdb").write_bytes(first_pages[:length])
+        with el.open(folder.parent) as store:
+            assert store.tables() == []
+
+
+def test_a_creation_that_was_cut_within_its_first_pages_goes_on(tmp_path: Path) -> None:
+    """A file that ended behind the beginning of its second page was called damaged (5,181 bytes of a power cut)."""
+    check_that_a_creation_goes_on(tmp_path)
+
+
+@pytest.mark.planted
+def test_an_unfinished_file_that_is_judged_by_its_magic_alone_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plant a bug: a part of the second page counts as the whole page."""
+    monkeypatch.setattr(catalog, "is_unfinished", lambda data: not page_check._are_metas(page_check._read_metas(data)))
+    with pytest.raises(el.Corrupt, match="fewer than its two meta pages"):
+        check_that_a_creation_goes_on(tmp_path)
+
+
+@pytest.mark.damages_store
+def test_a_catalog_with_commits_that_was_cut_within_its_first_pages_stays_as_it_is(tmp_path: Path) -> None:
+    with el.open(tmp_path) as store:
+        store.create_table("t", pa.schema([("k", pa.int64())]), ["k"])
+    data = tmp_path / "catalog" / "data.mdb"
+    for length in (8191, 5181, 4300):
+        os.truncate(data, length)
+        with pytest.raises(el.Corrupt, match=f"it has {length} bytes, fewer than its two meta pages"):
+            el.open(tmp_path)
+        assert data.stat().st_size == length

@@ -35,7 +35,7 @@ from epochlog.store.env.local_folder import make_private_dir, sync_dir
 from epochlog.store.env.paths import LMDB_DATA, LMDB_LOCK
 from epochlog.store.env.read_only import cannot_write
 
-from .page_check import PAGE, check_metas, check_pages, has_metas
+from .page_check import check_metas, check_pages, is_unfinished
 
 T = TypeVar("T")
 Inode = tuple[int, int]
@@ -374,7 +374,7 @@ def _creating(folder: Path) -> Iterator[None]:
 
 def _truncate_unfinished(data: Path) -> None:
     """Truncate the file of a creation that lost power before LMDB's first pages were durable. It has no record yet."""
-    if _has_content(data) and data.stat().st_size <= 2 * PAGE and not has_metas(data):
+    if _has_content(data) and is_unfinished(data):
         os.truncate(data, 0)
 
 

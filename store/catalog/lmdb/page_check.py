@@ -69,9 +69,15 @@ def check_metas(data: Path, map_size: int) -> None:
             raise Corrupt(str(data), f"a meta page counts {counts}, more than any catalog has")
 
 
-def has_metas(data: Path) -> bool:
-    """Return True if both meta pages begin with LMDB's magic and format."""
-    return _are_metas(_read_metas(data))
+def is_unfinished(data: Path) -> bool:
+    """Return True for a file whose creation lost power: its first two pages are not whole, and no transaction ended."""
+    head = _read_metas(data)
+    if data.stat().st_size > 2 * PAGE or (len(head) == 2 * PAGE and _are_metas(head)):
+        return False
+    if not _are_metas(head):
+        return True
+    whole = head.ljust(2 * PAGE, b"\0")
+    return all(_META.unpack_from(whole, page * PAGE + _META_AT)[-1] == 0 for page in range(2))
 
 
 def read_meta(file: int, path: str) -> Meta:
