@@ -13,7 +13,6 @@ import pyarrow as pa
 from epochlog.store.env.files import Files
 from epochlog.store.env.lru_cache import LRUCache
 from epochlog.store.sst.data_file import block_groups
-from epochlog.store.sst.file_columns import signature
 from epochlog.store.sst.merge import Rows, joined, lookup, merge_sources, newest_wins
 from epochlog.store.sst.segment import Segment, SegmentReader
 from epochlog.store.sst.sorted_run import RunFile, read_blocks
@@ -30,14 +29,18 @@ its other columns only if it has one of the keys.
 """
 
 TOGETHER_ROWS = 1 << 19
-"""Rows of the blocks of a file that are decoded together, to have few in memory beside the cache. A read of key ranges
-in blocks of more rows leaves the cache alone.
+"""Rows of the blocks of a file that are decoded together, to have few in memory beside the cache."""
+UNCACHED_BYTES = CACHE_BYTES // 4
+"""Bytes of a file's blocks, by 8 for each value, above which a read of key ranges leaves the cache alone: it would take
+the place of all else.
 """
 
 WIDE_ROWS, WIDE_TOUCHED = 1 << 18, 8
 """Rows of neighbouring blocks that are decoded, cached and searched as one, if the needles lie in at least so many
 blocks of a file, and in most of them.
 """
+SHARED_COLUMNS = 64
+"""Columns of a lookup, at most, for which a decoded block is shared with lookups of other columns."""
 BUNDLED, BUNDLED_ROWS, BUNDLED_COLUMNS = 8, 1 << 14, 64
 """Neighbouring segments of few rows that are merged once and looked up as one level, the most rows of all of them, and
 the most columns. Each segment takes longer to ask than so few rows take to search.
@@ -49,12 +52,41 @@ Level = Sequence[Segment] | Sequence[RunFile] | Rows
 """Files with disjoint key ranges, in key order; or rows in memory."""
 
 
-def _size_of(rows: Rows) -> int:
-    """Return about the bytes that rows take of the process: each column of few rows takes 1 KB beside its values."""
-    return rows.keys.nbytes + rows.data.nbytes + 1024 * (1 + rows.data.num_columns)
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Decoded rows of a block, with each column that a lookup has asked for."""
+
+    rows: Rows
+    choices: Mapping[tuple[str, ...], Rows]
+    """The same rows with the columns of each kind of lookup, which share their values."""
+
+    def lacking(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of the columns that the block lacks."""
+        held = self.rows.data.column_names
+        return tuple(column for column in columns if column not in held)
+
+    def with_choice(self, columns: tuple[str, ...]) -> _Block:
+        """Return the block with one more choice of its columns."""
+        rows = replace(self.rows, data=self.rows.data.select(columns))
+        return _Block(self.rows, {**self.choices, columns: rows})
+
+    def with_columns(self, others: Rows) -> _Block:
+        """Return the block with further columns of its rows."""
+        if not self.rows.data.num_columns:
+            return _Block(others, self.choices)
+        fields = [*self.rows.data.schema, *others.data.schema]
+        data = pa.table([*self.rows.data.columns, *others.data.columns], schema=pa.schema(fields))
+        return _Block(replace(self.rows, data=data), self.choices)
 
 
-_blocks: LRUCache[Rows] = LRUCache(CACHE_BYTES, _size_of, name="blocks")
+def _size_of(block: _Block) -> int:
+    """Return about the bytes that a block takes of the process: a column of few rows takes 1 KB beside its values."""
+    data = block.rows.data
+    columns = 1 + data.num_columns + sum(1 + len(choice) for choice in block.choices)
+    return block.rows.keys.nbytes + data.nbytes + 1024 * columns
+
+
+_blocks: LRUCache[_Block] = LRUCache(CACHE_BYTES, _size_of, name="blocks")
 _sieves: LRUCache[Sieve] = LRUCache(SIEVE_BYTES, lambda sieve: 512 + sieve.marked.nbytes, name="sieves")
 
 
@@ -157,9 +189,9 @@ class PointReader:
         np.add.at(touched, lowest, 1)
         np.add.at(touched, highest + 1, -1)
         blocks = np.flatnonzero(np.cumsum(touched[:-1]))
-        wide = self._width(file, len(blocks))
+        is_large = 8 * len(self.columns) * file.rows * len(blocks) // len(file.blocks) > UNCACHED_BYTES
+        wide = 1 if is_large else self._width(file, len(blocks))
         numbers = np.unique(blocks // wide).tolist()
-        is_large = file.rows * len(blocks) // len(file.blocks) > TOGETHER_ROWS  # it would take the cache for itself
         for group in block_groups(numbers, -(-len(file.blocks) // wide), file.rows, TOGETHER_ROWS):
             read = zip(group, self._read(file, group, self.columns, wide), strict=True) if is_large else None
             for block, rows in read or sorted(self._decoded(file, group, self.columns, wide).items()):
@@ -192,20 +224,21 @@ class PointReader:
         their blocks are decoded: a lookup that ends at the newest segment reads no others.
         """
         contents = tuple(segment.content for segment in segments)
-        name = self.files.place, contents, signature(self.table, self.columns), self.columns
-        rows = _blocks.get(name)
-        if rows is None:
-            parts = [
-                _blocks.get((*self._name(segment, self.columns, 1), block, self.columns))
+        name = self.files.place, contents, self.table.version, self.columns
+        bundle = _blocks.get(name)
+        if bundle is None:
+            blocks = [
+                _blocks.get((*self._name(segment, self.columns, 1), block))
                 for segment in segments
                 for block in range(len(segment.blocks))
             ]
+            parts = [block.choices.get(self.columns) for block in blocks if block is not None]
             decoded = [part for part in parts if part is not None]
-            if len(decoded) < len(parts):
+            if len(decoded) < len(blocks):
                 return None
-            rows = _contiguous(newest_wins(decoded))
-            _blocks.put(name, rows)
-        return rows
+            bundle = _Block(_contiguous(newest_wins(decoded)), {})
+            _blocks.put(name, bundle)
+        return bundle.rows
 
     def _find_one(self, levels: Sequence[Level], key: Key) -> Rows | None:
         """Return the live row of one key, like `find`. It bisects in Python: each call of an Arrow kernel takes longer
@@ -261,7 +294,7 @@ class PointReader:
         (segment,) = level
         if len(segment.blocks) * SIEVED_NEEDLES > needles:
             return None
-        name = self.files.place, *segment.content, signature(self.table, ())
+        name = self.files.place, *segment.content, self.table.version
         sieve = _sieves.get(name)
         if sieve is None:
             columns = self.columns if len(self.columns) <= DIRECT_COLUMNS else ()
@@ -314,20 +347,33 @@ class PointReader:
     def _decoded(
         self, file: Segment | RunFile, blocks: Collection[int], columns: tuple[str, ...], wide: int = 1
     ) -> dict[int, Rows]:
-        """Return the rows of these blocks, decoded now or earlier."""
+        """Return the rows of these blocks, decoded now or earlier. Readers of other columns share what is decoded."""
         name = self._name(file, columns, wide)
-        rows = {block: cached for block in blocks if (cached := _blocks.get((*name, block, columns))) is not None}
-        missing = [block for block in blocks if block not in rows]
-        for block, decoded in zip(missing, self._read(file, missing, columns, wide) if missing else (), strict=True):
-            _blocks.put((*name, block, columns), decoded)
-            rows[block] = decoded
+        rows: dict[int, Rows] = {}
+        missing: dict[tuple[str, ...], list[tuple[int, _Block | None]]] = {}
+        for block in blocks:
+            known = _blocks.get((*name, block))
+            if known is not None and columns not in known.choices and not known.lacking(columns):
+                known = known.with_choice(columns)
+                _blocks.put((*name, block), known)
+            if known is not None and columns in known.choices:
+                rows[block] = known.choices[columns]
+            else:
+                missing.setdefault(columns if known is None else known.lacking(columns), []).append((block, known))
+        for lacking, places in missing.items():
+            read = self._read(file, [block for block, _ in places], lacking, wide)
+            for (block, known), decoded in zip(places, read, strict=True):
+                chosen = (_Block(decoded, {}) if known is None else known.with_columns(decoded)).with_choice(columns)
+                _blocks.put((*name, block), chosen)
+                rows[block] = chosen.choices[columns]
         return rows
 
     def _name(self, file: Segment | RunFile, columns: tuple[str, ...], wide: int) -> tuple[object, ...]:
         """Return the first part of the names of a file's decoded blocks: the verified content, and what it was decoded
-        for.
+        for. Readers of many columns share theirs with no others.
         """
-        return self.files.place, *file.content, signature(self.table, columns), wide
+        shared = () if len(columns) <= SHARED_COLUMNS else columns
+        return self.files.place, *file.content, self.table.version, wide, shared
 
     def _read(self, file: Segment | RunFile, blocks: Sequence[int], columns: Sequence[str], wide: int) -> list[Rows]:
         if wide > 1:

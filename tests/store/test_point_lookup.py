@@ -54,7 +54,7 @@ def test_get_finds_what_a_whole_read_holds(
     monkeypatch.setattr(point_lookup, "BUNDLED", 2)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 8)
     monkeypatch.setattr("epochlog.store.sst.sorted_run.ROW_GROUP_ROWS", 8)
-    cache: LRUCache[Rows] = LRUCache(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
+    cache = LRUCache(kept_bytes, point_lookup._size_of)
     monkeypatch.setattr(point_lookup, "_blocks", cache)
     schema, primary = SCHEMAS[kind]
     seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -108,7 +108,7 @@ def test_rows_of_groups_are_those_of_a_whole_read(
     monkeypatch.setattr(point_lookup, "BUNDLED", 2)
     monkeypatch.setattr("epochlog.store.sst.segment.BATCH_ROWS", 8)
     monkeypatch.setattr("epochlog.store.sst.sorted_run.ROW_GROUP_ROWS", 8)
-    cache: LRUCache[Rows] = LRUCache(kept_bytes, lambda rows: rows.keys.nbytes + rows.data.nbytes)
+    cache = LRUCache(kept_bytes, point_lookup._size_of)
     monkeypatch.setattr(point_lookup, "_blocks", cache)
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
@@ -205,6 +205,27 @@ def test_rows_of_few_groups_in_a_large_table_decode_little(tmp_path: Path, monke
             job.step_local(lambda ctx: ctx.upsert("o", ctx.table("t", among=asked)))
             assert store.table("o").count() == 70 + compacted
             assert 10 <= len(decoded) <= 21 and sum(decoded) <= 21 * 8192
+
+
+def test_lookups_of_other_columns_share_what_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight views that looked up other columns of one table kept each column up to eight times."""
+    schema, primary = SCHEMAS["int"]
+    decoded: list[tuple[str, ...]] = []
+    read = point_lookup.PointReader._read
+
+    def noted(reader: Any, file: Any, blocks: Any, columns: Any, wide: int) -> list[Rows]:
+        decoded.append(tuple(columns))
+        return read(reader, file, blocks, columns, wide)
+
+    monkeypatch.setattr(point_lookup.PointReader, "_read", noted)
+    with el.open(tmp_path, durability="os") as store:
+        table = store.create_table("t", schema, primary_key=primary)
+        table.upsert(rows(schema, np.arange(40), 0))
+        table.delete([{"k": 7}, {"k": 100}])
+        asked = keys(schema, primary, np.arange(50))
+        for choice in (["v"], ["w", "v"], ["k", "w"], ["v", "w"], ["w"], ["k", "v", "w"]):
+            assert table.get(asked, columns=choice).equals(table.to_arrow(columns=choice))
+        assert sorted(decoded) == [("k",), ("k",), ("v",), ("v",), ("w",), ("w",)]  # of two segments
 
 
 def small_commits(store: el.Store, chance: np.random.Generator, commits: int) -> list[int]:
