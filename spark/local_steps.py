@@ -34,6 +34,10 @@ class OverBudget(Exception):
     """Error of a step in the driver that would read more than its budget."""
 
 
+class StateMissing(Exception):
+    """Error of a step in the driver of a view without its state, which it may not read all rows for."""
+
+
 class BudgetReads(Reads[pa.Table]):
     """Reads of one step, each counted before it is made. Raises OverBudget."""
 
@@ -56,8 +60,11 @@ class BudgetReads(Reads[pa.Table]):
         return super().at(read, values, instant)
 
     def fits(self, query: CompiledQuery) -> bool:
+        """Return True if this step may read all rows of the query's tables. Raises StateMissing."""
         scans = ((self.scan(read), self.columns(read)) for read in query.reads.values())
-        return sum(bytes_to_read(scan, ReadOptions(columns)) for scan, columns in scans) <= self._bytes
+        if sum(bytes_to_read(scan, ReadOptions(columns)) for scan, columns in scans) > self._bytes:
+            raise StateMissing("its state must be made of all rows of its tables")
+        return True
 
     def _spend(self, rows: int, size: float) -> None:
         self._rows -= rows
@@ -77,9 +84,12 @@ def step_in_driver(ctx: SparkRefreshContext) -> bool:
     local = ctx._without_spark()
     try:
         duckdb_engine.refresh(local, *plan_of(local, "duckdb"), BudgetReads)
-    except (OverBudget, InvalidInput, LimitExceeded, DependencyMissing) as error:
+    except (OverBudget, StateMissing, InvalidInput, LimitExceeded, DependencyMissing) as error:
         local._discard()
-        _leave(name)
+        if isinstance(error, StateMissing):
+            ctx.makes_state = True  # the next step is one in the driver again
+        else:
+            _leave(name)
         STEP_LEFT_DRIVER.log(view=plan.job.name, error=error)
         return False
     except BaseException:

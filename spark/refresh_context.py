@@ -64,16 +64,21 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         self._handle = handle
         self._intent: str | None = None
         self._local_groups: list[tuple[DataFrame, pa.Table]] = []  # groups that the driver has read
+        self.makes_state = False
+        """True if a step of a view reads all rows for its state, which a step in the driver lacked."""
         self.broadcasts = True
         """True if small frames carry a broadcast hint. Spark warns of one that no join can use."""
 
     def _frame_writer(self, target: WriteTarget) -> FrameWriter:
-        """Make a writer under this refresh's own write intent. Failed task attempts leave files, which the open store's
-        intent would protect from vacuum until this process ends.
+        return FrameWriter(self.task_target(target))
+
+    def task_target(self, target: WriteTarget) -> WriteTarget:
+        """Return the target under this refresh's own write intent. Failed task attempts leave files, which the open
+        store's intent would protect from vacuum until this process ends.
         """
         if self._intent is None:
             self._intent = self._handle.intents.register("spark")
-        return FrameWriter(replace(target, intent=self._intent))
+        return replace(target, intent=self._intent)
 
     def _end(self) -> None:
         """Release the intent after the commit or failure of the refresh. If it cannot be released now, it expires."""
@@ -86,6 +91,20 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         local = LocalRefreshContext(self._handle, self.plan)
         local.keeps_state = self.keeps_state
         return local
+
+    @contextmanager
+    def in_driver(self) -> Iterator[LocalRefreshContext]:
+        """Yield a context of the same plan whose writes are those of this one at the end of the block."""
+        local = self._without_spark()
+        try:
+            yield local
+        except BaseException:
+            local._discard()
+            raise
+        finally:
+            local._ended = True
+        self._writers.update(cast("dict[str, FrameWriter]", local._writers))
+        self._written |= local._written
 
     def _adopt(self, local: LocalRefreshContext) -> None:
         """Take over the writes of a refresh of the same plan that has run without Spark."""

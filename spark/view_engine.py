@@ -21,24 +21,26 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 
 from epochlog.batch.check import CheckContext
-from epochlog.checkpoint.job.row_groups import PRUNED_BY, belonging, pruning
-from epochlog.errors import InvalidInput
+from epochlog.checkpoint.job.row_groups import PRUNED_BY, pruning
+from epochlog.errors import DependencyMissing, InvalidInput
 from epochlog.store.changelog.change_rows import CHANGE_TYPE
 from epochlog.store.changelog.plan_ranges import bytes_to_read
 from epochlog.store.env.files import Files
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
+from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.key_range import ALL_KEYS
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import step
 from epochlog.views.compiled_plan import NUMBER, CompiledPlan, CompiledQuery, spark_text
 from epochlog.views.derivation import ViewPlan
-from epochlog.views.duckdb_engine import touched_keys
+from epochlog.views.duckdb_engine import key_outside, replace_groups, touched_keys
 from epochlog.views.engine import Row
 from epochlog.views.folding import FOLDED
 from epochlog.views.reads import OLD_IMAGES, Images, Reads
 from epochlog.views.restriction import TOUCHED
+from epochlog.views.stored import plan_of
 from epochlog.views.table_names import EMPTY, IS_NEW, NOW, OLD, table_of
 from epochlog.views.table_reads import TableRead
 
@@ -49,6 +51,7 @@ from .live_session import is_session_lost, require_live
 from .local_steps import step_in_driver
 from .partitions import ReadPartition
 from .refresh_context import BROADCAST_BYTES, SparkRefreshContext
+from .state_sql import SparkStateSQL
 from .types import arrow_schema, from_spark, spark_schema, to_spark
 
 if TYPE_CHECKING:
@@ -191,8 +194,24 @@ class ViewEngine:
         self._queries = queries
 
     @property
-    def sql(self) -> None:
-        return None
+    def state_sql(self) -> SparkStateSQL | None:
+        try:
+            _, here = plan_of(self._ctx, "duckdb")
+            sql = SparkStateSQL(self, here)
+            here.layouts(sql.schema_of)
+        except (InvalidInput, DependencyMissing):  # DuckDB may differ from Spark, or is not there
+            return None
+        return sql
+
+    @property
+    def makes_state(self) -> bool:
+        """Return True if the step reads all rows of the tables: for the view's rows, or for its state."""
+        ctx = self._ctx
+        return ctx.makes_state or ctx.barrier.kind == "initial" or ctx.operation == "recompute"
+
+    def task_target(self, target: WriteTarget) -> WriteTarget:
+        """Return the target for tasks that write files."""
+        return self._ctx.task_target(target)
 
     @property
     def most_rows(self) -> int | None:
@@ -223,7 +242,12 @@ class ViewEngine:
     def conform(self, output: TableSchema, rows: DataFrame) -> DataFrame:
         return _cast(rows, spark_schema(output.name, output.schema, output.primary_key))
 
-    def key_outside(self, output: TableSchema, rows: DataFrame, scope: Sequence[str], touched: pa.Table) -> Row | None:
+    def key_outside(
+        self, output: TableSchema, rows: DataFrame | pa.Table, scope: Sequence[str], touched: pa.Table
+    ) -> Row | None:
+        if isinstance(rows, pa.Table):
+            with self._ctx.in_driver() as local:
+                return key_outside(local, output, rows, scope, touched)
         key = list(output.primary_key)
         before = self._ctx.output(output.name, columns=[*key, *(name for name in scope if name not in key)])
         keys = rows.select(*columns_named(key)).distinct().toDF(*(f"row_{name}" for name in key))
@@ -257,13 +281,9 @@ class ViewEngine:
         values = (merged(name).alias(name) if name in merges else column_named(name) for name in rows.columns)
         return self.conform(plan.table.schema, joined.select(*values))
 
-    def replace(self, output: str, rows: pa.Table, groups: pa.Table, before: pa.Table) -> None:
-        lost = belonging(before, groups) & ~belonging(before, rows.select(groups.column_names))
-        keys = before.filter(pa.array(lost)).select(list(self._ctx.plan.output(output).table.schema.primary_key))
-        if rows.num_rows:
-            self._ctx.upsert(output, rows)
-        if keys.num_rows:
-            self._ctx.delete(output, keys)
+    def replace(self, output: str, rows: pa.Table, groups: pa.Table) -> None:
+        with self._ctx.in_driver() as local:
+            replace_groups(local, output, rows, groups)
 
 
 @contextmanager

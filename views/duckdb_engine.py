@@ -18,6 +18,7 @@ from epochlog.checkpoint.job.row_groups import belonging, distinct, groups_of
 from epochlog.errors import DependencyMissing, InvalidInput, LimitExceeded
 from epochlog.store.env.local_folder import private_temporary_folder
 from epochlog.store.env.log_events import ENGINE_RESET
+from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.retyping import as_schema, as_type
 from epochlog.store.types.schema import TableSchema
 
@@ -26,6 +27,8 @@ from .compiled_plan import CompiledPlan, CompiledQuery
 from .derivation import ViewPlan, render
 from .engine import Row
 from .reads import Reads
+from .state_step import MadeBlock
+from .state_tables import Layout
 from .table_names import NOW
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ def refresh(
 @contextmanager
 def _engine(ctx: LocalRefreshContext, plan: CompiledPlan, reads: type[Reads[pa.Table]]) -> Iterator[LocalEngine]:
     with _connected() as connection:
-        yield LocalEngine(ctx, connection, reads(ctx, plan))
+        yield LocalEngine(ctx, plan, connection, reads(ctx, plan))
 
 
 def touched_keys(
@@ -93,35 +96,56 @@ def rows_of(query: CompiledQuery, tables: Mapping[str, pa.Table]) -> pa.Table:
 class LocalEngine:
     """Engine of a refresh in this process. It is a `StepEngine` of Arrow tables."""
 
-    def __init__(self, ctx: LocalRefreshContext, connection: duckdb.DuckDBPyConnection, reads: Reads[pa.Table]) -> None:
+    def __init__(
+        self,
+        ctx: LocalRefreshContext,
+        plan: CompiledPlan,
+        connection: duckdb.DuckDBPyConnection,
+        reads: Reads[pa.Table],
+    ) -> None:
         self.reads = reads
+        self.here = plan
         self._ctx = ctx
         self._connection = connection
 
     @property
-    def sql(self) -> LocalEngine:
+    def state_sql(self) -> LocalEngine:
         return self
 
     @property
     def most_rows(self) -> int | None:
         return None
 
-    def run(
-        self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None, *, most: int | None = None
+    @property
+    def most_changes(self) -> int | None:
+        return None
+
+    def run(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
+        self._register(query, known)
+        return _answer(self._connection, query.text)
+
+    def run_here(self, query: CompiledQuery, known: Mapping[str, pa.Table]) -> pa.Table:
+        return self.run(query, known)
+
+    def inputs(
+        self, query: CompiledQuery, layout: Layout, known: Mapping[str, pa.Table] | None = None, *, most: int
     ) -> pa.Table:
+        del layout
+        self._register(query, known)
+        return require_few(_answer(self._connection, f"SELECT * FROM ({query.text}) LIMIT {most + 1}"), most)
+
+    def _register(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None) -> None:
         for name, rows in self.reads.of(query, known).items():
             self._connection.register(name, _plain(rows))
-        if most is None:
-            return _answer(self._connection, query.text)
-        rows = _answer(self._connection, f"SELECT * FROM ({query.text}) LIMIT {most + 1}")
-        if rows.num_rows > most:
-            raise LimitExceeded(f"a join of the view has more than {most:,} rows")
-        return rows
+
+    def may_read_all(self, query: CompiledQuery) -> bool:
+        return self.reads.fits(query)
+
+    def make_block(self, query: CompiledQuery, layout: Layout, target: WriteTarget) -> MadeBlock | None:
+        del query, layout, target
 
     def schema_of(self, query: CompiledQuery, known: Mapping[str, pa.Table]) -> pa.Schema:
-        reads = self.reads
-        empty = {name: reads.schema(read).schema.empty_table() for name, read in query.reads.items()}
-        return rows_of(query, {**empty, **known}).schema
+        return schema_of(self.here, query, known)
 
     @property
     def late_overflows(self) -> tuple[type[Exception], ...]:
@@ -132,18 +156,10 @@ class LocalEngine:
         return rows.slice(0, most)
 
     def conform(self, output: TableSchema, rows: pa.Table) -> pa.Table:
-        try:
-            columns = [as_type(rows.column(field.name), field.type) for field in output.schema]
-        except pa.ArrowInvalid as error:
-            raise InvalidInput(f"a row of the view {output.name!r} does not fit its columns: {error}") from error
-        return pa.Table.from_arrays(columns, names=output.schema.names)
+        return conformed(output, rows)
 
     def key_outside(self, output: TableSchema, rows: pa.Table, scope: Sequence[str], touched: pa.Table) -> Row | None:
-        key = list(output.primary_key)
-        columns = [*key, *(name for name in scope if name not in key)]
-        before = self._ctx.output(output.name, columns=columns, among=rows.select(key))
-        kept = before.filter(pa.array(~belonging(before, groups_of(output, touched, scope))))
-        return kept.select(key).slice(0, 1).to_pylist()[0] if kept.num_rows else None
+        return key_outside(self._ctx, output, rows, scope, touched)
 
     def merged(self, output: str, rows: pa.Table, merges: Mapping[str, str]) -> pa.Table:
         target = self._ctx.plan.output(output).table.schema
@@ -161,10 +177,46 @@ class LocalEngine:
         query.set("joins", [exp.Join(this=syntax.table(_BEFORE, _BEFORE), side="LEFT", on=exp.and_(*on, copy=False))])
         return self.conform(target, _answer(self._connection, render(query, "duckdb")))
 
-    def replace(self, output: str, rows: pa.Table, groups: pa.Table, before: pa.Table) -> None:
-        del before
-        touched = groups if groups.column_names else None
-        self._ctx.recompute(output, by=groups.column_names, from_=rows, touched=touched)
+    def replace(self, output: str, rows: pa.Table, groups: pa.Table) -> None:
+        replace_groups(self._ctx, output, rows, groups)
+
+
+def schema_of(plan: CompiledPlan, query: CompiledQuery, known: Mapping[str, pa.Table]) -> pa.Schema:
+    """Return the columns of a query of the plan, without reading a row. known: tables that are no upstreams."""
+    empty = {name: plan.schemas[read.table].schema.empty_table() for name, read in query.reads.items()}
+    return rows_of(query, {**empty, **known}).schema
+
+
+def require_few(rows: pa.Table, most: int) -> pa.Table:
+    """Return the rows. Raises LimitExceeded if they are more than `most`."""
+    if rows.num_rows > most:
+        raise LimitExceeded(f"a join of the view has more than {most:,} rows")
+    return rows
+
+
+def conformed(output: TableSchema, rows: pa.Table) -> pa.Table:
+    """Return the rows with exactly the columns and types of an output. Raises InvalidInput."""
+    try:
+        columns = [as_type(rows.column(field.name), field.type) for field in output.schema]
+    except pa.ArrowInvalid as error:
+        raise InvalidInput(f"a row of the view {output.name!r} does not fit its columns: {error}") from error
+    return pa.Table.from_arrays(columns, names=output.schema.names)
+
+
+def key_outside(
+    ctx: LocalRefreshContext, output: TableSchema, rows: pa.Table, scope: Sequence[str], touched: pa.Table
+) -> Row | None:
+    """Return the key of a new row that a row of the output has whose group is not touched; None without one."""
+    key = list(output.primary_key)
+    columns = [*key, *(name for name in scope if name not in key)]
+    before = ctx.output(output.name, columns=columns, among=rows.select(key))
+    kept = before.filter(pa.array(~belonging(before, groups_of(output, touched, scope))))
+    return kept.select(key).slice(0, 1).to_pylist()[0] if kept.num_rows else None
+
+
+def replace_groups(ctx: LocalRefreshContext, output: str, rows: pa.Table, groups: pa.Table) -> None:
+    """Replace the output's rows of groups, all rows for groups of no columns."""
+    ctx.recompute(output, by=groups.column_names, from_=rows, touched=groups if groups.column_names else None)
 
 
 def _merge(name: str, merge: str | None) -> exp.Expr:

@@ -11,7 +11,7 @@ from epochlog.store.types.schema import TableSchema
 
 from .compiled_plan import CompiledQuery
 from .reads import R, Reads
-from .state_step import LocalSQL
+from .state_step import StateSQL
 
 Row = Mapping[str, Any]
 
@@ -23,8 +23,8 @@ class StepEngine(Protocol[R]):
     def reads(self) -> Reads[R]: ...
 
     @property
-    def sql(self) -> LocalSQL | None:
-        """Return the engine of queries in this process; None if they run elsewhere."""
+    def state_sql(self) -> StateSQL | None:
+        """Return the engine of the queries of a state; None if the view can have none here."""
         ...
 
     @property
@@ -62,6 +62,6 @@ class StepEngine(Protocol[R]):
         """
         ...
 
-    def replace(self, output: str, rows: pa.Table, groups: pa.Table, before: pa.Table) -> None:
-        """Replace the output's rows of few groups, all rows for groups of no columns. before: its rows of them."""
+    def replace(self, output: str, rows: pa.Table, groups: pa.Table) -> None:
+        """Replace the output's rows of few groups, all rows for groups of no columns, in this process."""
         ...

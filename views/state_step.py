@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,13 +18,14 @@ from epochlog.store.env.clock import monotonic_s
 from epochlog.store.env.log_events import VIEW_STATE_DISAGREES, VIEW_STATE_LOST
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.state_tables import StateTable, StateWrites, ViewState
+from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.segment_writer import WriteTarget
 from epochlog.store.types.key_codec import KeyCodec, contiguous
 from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 
 from .compiled_plan import CompiledPlan, CompiledQuery
 from .folding import FOLDED
-from .reads import Reads
 from .restriction import TOUCHED
 from .state_changes import (
     ChangedGroups,
@@ -55,17 +56,55 @@ MOST_DISAGREEMENTS = 2
 """Disagreements with the changes after which a view keeps no state until it is rebuilt."""
 
 
-class LocalSQL(Protocol):
-    """Engine of queries in this process."""
+@dataclass(frozen=True, slots=True)
+class MadeBlock:
+    """State tables of a block that an engine has made of all rows."""
 
-    def run(
-        self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None, *, most: int | None = None
-    ) -> pa.Table:
-        """Return the rows of a query of the plan. Raises InvalidInput; LimitExceeded if they are more than `most`."""
+    inputs: int
+    """Rows of the join that they are made of."""
+    tables: Sequence[StateTable]
+    written: Sequence[Sequence[Segment]]
+    """Segments of new files of each table, also those that it has not any more."""
+
+
+class StateSQL(Protocol):
+    """Engine of the queries of a state, whose rows come to this process."""
+
+    @property
+    def here(self) -> CompiledPlan:
+        """Return the plan of the queries over rows that this process has."""
         ...
 
     @property
-    def reads(self) -> Reads[pa.Table]: ...
+    def most_changes(self) -> int | None:
+        """Most changed rows that a step adds to a state; None without a bound."""
+        ...
+
+    def run(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
+        """Return the rows of a query over tables of the view. Raises InvalidInput."""
+        ...
+
+    def run_here(self, query: CompiledQuery, known: Mapping[str, pa.Table]) -> pa.Table:
+        """Return the rows of a query of the plan `here` over the known tables alone. Raises InvalidInput."""
+        ...
+
+    def inputs(
+        self, query: CompiledQuery, layout: Layout, known: Mapping[str, pa.Table] | None = None, *, most: int
+    ) -> pa.Table:
+        """Return the rows that the first block takes of tables. Raises InvalidInput; LimitExceeded if they are more
+        than `most`.
+        """
+        ...
+
+    def may_read_all(self, query: CompiledQuery) -> bool:
+        """Return True if this step may read all rows of the query's tables for a state that is made anew."""
+        ...
+
+    def make_block(self, query: CompiledQuery, layout: Layout, target: WriteTarget) -> MadeBlock | None:
+        """Make the state tables of the first block of all rows of the query; None if this process does. Raises
+        InvalidInput.
+        """
+        ...
 
     def schema_of(self, query: CompiledQuery, known: Mapping[str, pa.Table]) -> pa.Schema:
         """Return the columns of a query of the plan, without reading a row. known: tables that are no upstreams."""
@@ -89,12 +128,13 @@ class StateStep:
     """Step of a view whose plan keeps a state."""
 
     def __init__(
-        self, ctx: RefreshContext[Any, Any, Any], plan: CompiledPlan, sql: LocalSQL, output: TableSchema
+        self, ctx: RefreshContext[Any, Any, Any], plan: CompiledPlan, sql: StateSQL, output: TableSchema
     ) -> None:
         self._ctx, self._plan, self._sql, self._output = ctx, plan, sql, output
+        self._here = sql.here
         self._planned = ctx.plan.output(output.name)
-        self._layouts = plan.layouts(sql.schema_of)
-        self._stamp = stamp_of(ctx.plan.job, plan, self._layouts)
+        self._layouts = self._here.layouts(sql.schema_of)
+        self._stamp = stamp_of(ctx.plan.job, self._here, self._layouts)
         state = self._planned.state
         self._before = state if state is not None and state.stamp == self._stamp else None
         self.blocks: list[BlockWork] = []
@@ -104,11 +144,13 @@ class StateStep:
         """Add the changes to the state; return the rows of their groups. None if the view has no state, or the changes
         cannot be computed.
         """
-        before = self._before
+        before, most = self._before, self._sql.most_changes
         if before is None or before.without or not self._layouts:
             return None
+        if most is not None and sum(self._ctx.plan.upstream(name).changes.rows for name in changed) > most:
+            return None
         try:
-            inputs = self._sql.run(self._plan.state_changes(changed), most=MOST_ROWS)
+            inputs = self._sql.inputs(self._plan.state_changes(changed), self._layouts[0], most=MOST_ROWS)
             result = self._added(inputs, before.tables)
         except Disagreement as error:
             count = before.disagreements + 1
@@ -133,27 +175,22 @@ class StateStep:
     def make_anew(self) -> None:
         """Make the state of all rows, if the view can have one."""
         before = self._before
-        if not self._layouts or not self._sql.reads.fits(self._plan.state_rows()):
+        if not self._layouts:
             return
         if before is not None and before.without:
             if before != self._planned.state:
                 VIEW_STATE_LOST.log(view=self._ctx.plan.job.name, error=before.without)
             self._ctx.state = StateWrites(before)
             return
+        if not self._sql.may_read_all(self._plan.state_rows()):
+            return
         tables: list[StateTable] = []
-        below: _BlockState | None = None
+        below: BlockState | None = None
         self.blocks.clear()  # of changes that were given up
         try:
             for layout in self._layouts:
-                block = self._block(layout, tuple(map(StateTable, layout.schemas)))
-                rows = groups = 0
-                for inputs in self._rows_of_tables() if below is None else self._rows_of_groups(below):
-                    change = state_change(layout, inputs, block.finds)
-                    block.write(change)
-                    rows, groups = rows + inputs.num_rows, groups + len(change.keys)
-                self.blocks.append(block.work(rows, groups))
-                tables += block.tables
-                below = block
+                below = self._made(layout) if below is None else self._folded(layout, self._rows_of_groups(below))
+                tables += below.tables
         except (LimitExceeded, InvalidInput, pa.ArrowInvalid) as error:
             VIEW_STATE_LOST.log(view=self._ctx.plan.job.name, error=error)
             kept = ViewState(0, self._stamp, (), f"it cannot be made: {error}")
@@ -161,27 +198,63 @@ class StateStep:
             return
         self._keep(tuple(tables))
 
-    def _rows_of_tables(self) -> Iterator[pa.Table]:
+    def _made(self, layout: Layout) -> BlockState:
+        """Make the state of the first block of all rows; its engine does if it can."""
+        made = self._sql.make_block(self._plan.state_rows(), layout, self._planned.target)
+        if made is None:
+            return self._folded(layout, self._rows_of_tables(layout))
+        block = self._block(layout, made.tables)
+        for rows, written in zip(block.rows, made.written, strict=True):
+            rows.written += written
+        self._note_written([segment for written in made.written for segment in written])
+        self.blocks.append(block.work(made.inputs, made.tables[0].rows_at_most))
+        return block
+
+    def _folded(self, layout: Layout, parts: Iterable[pa.Table]) -> BlockState:
+        """Make the state of a block of its inputs, in parts."""
+        block = self._block(layout, tuple(map(StateTable, layout.schemas)))
+        rows = groups = 0
+        for inputs in parts:
+            change = state_change(layout, inputs, block.finds)
+            self._write(block, change)
+            rows, groups = rows + inputs.num_rows, groups + len(change.keys)
+        self.blocks.append(block.work(rows, groups))
+        return block
+
+    def _write(self, block: BlockState, change: StateChange) -> None:
+        """Write the rows of a block that have changed."""
+        before = [len(rows.written) for rows in block.rows]
+        try:
+            block.write(change)
+        finally:
+            self._note_written(
+                [new for rows, count in zip(block.rows, before, strict=True) for new in rows.written[count:]]
+            )
+
+    def _note_written(self, segments: Sequence[Segment]) -> None:
+        self._ctx.state = replace(self._ctx.state, segments=(*self._ctx.state.segments, *segments))
+
+    def _rows_of_tables(self, layout: Layout) -> Iterator[pa.Table]:
         """Yield the rows of the join of the first block, in parts."""
         for _ in self._parts():
-            yield self._sql.run(self._plan.state_rows(), most=MOST_ROWS)
+            yield self._sql.inputs(self._plan.state_rows(), layout, most=MOST_ROWS)
 
-    def _rows_of_groups(self, below: _BlockState, keys: pa.Table | None = None) -> Iterator[pa.Table]:
+    def _rows_of_groups(self, below: BlockState, keys: pa.Table | None = None) -> Iterator[pa.Table]:
         """Yield the rows that the block above takes of all groups of a block, in parts. keys: first columns of the
         groups' keys, for those of these groups alone.
         """
-        query = self._plan.state_from_below(below.layout.place + 1)
+        query = self._here.state_from_below(below.layout.place + 1)
         some = False
         for rows in [below.groups.among(keys)] if keys is not None else map(_as_table, below.groups.batches()):
             columns = {name: contiguous(rows.column(name)) for name in rows.column_names}
-            yield self._sql.run(query, {FOLDED: folded_groups(below.layout, rows, columns)})
+            yield self._sql.run_here(query, {FOLDED: folded_groups(below.layout, rows, columns)})
             some = True
         if not some:
-            yield self._sql.run(query, {FOLDED: no_groups(below.layout)})
+            yield self._sql.run_here(query, {FOLDED: no_groups(below.layout)})
 
-    def _block(self, layout: Layout, tables: Sequence[StateTable]) -> _BlockState:
+    def _block(self, layout: Layout, tables: Sequence[StateTable]) -> BlockState:
         rows = [StateRows(self._ctx.files, self._planned.target, table) for table in tables]
-        return _BlockState(self._ctx, layout, rows, monotonic_s())
+        return BlockState(layout, rows, monotonic_s())
 
     def _parts(self) -> Iterator[None]:
         """Yield for each part of the rows, while the context's plan has that part of its largest table: the rows of a
@@ -216,7 +289,7 @@ class StateStep:
         not fit. inputs: of the first block.
         """
         pending, after = list(tables), list[StateTable]()
-        below: _BlockState | None = None
+        below: BlockState | None = None
         for layout in self._layouts:
             own, pending = pending[: len(layout.schemas)], pending[len(layout.schemas) :]
             block = self._block(layout, own)
@@ -227,29 +300,30 @@ class StateStep:
             if result is None and not pending:
                 return None
             if inputs.num_rows:
-                block.write(change)
+                self._write(block, change)
             recomputed = pc.sum(change.groups.redone.cast(pa.int64())).as_py() or 0
             self.blocks.append(block.work(inputs.num_rows, len(change.keys), recomputed))
             after += block.tables
             if result is not None:
                 return result, tuple(after)
             try:
-                inputs = self._sql.run(
-                    self._plan.state_from_below(layout.place + 1), {FOLDED: handed_on(layout, change)}
+                inputs = self._sql.run_here(
+                    self._here.state_from_below(layout.place + 1), {FOLDED: handed_on(layout, change)}
                 )
             except pa.ArrowInvalid:
                 return None
             below = block
         raise AssertionError("a state has the tables of all its blocks")
 
-    def _redone(self, layout: Layout, change: StateChange, below: _BlockState | None) -> ChangedGroups:
+    def _redone(self, layout: Layout, change: StateChange, below: BlockState | None) -> ChangedGroups:
         """Return the groups with the least and greatest values that do not follow from the state."""
         schema, redone = layout.schemas[0], change.groups.redone
         keys = change.keys.keys.filter(redone)
         if below is None:
             scope = tuple(layout.kept.groups)
             touched = named_groups(layout, change.keys.columns.filter(redone))
-            rows = self._sql.run(self._plan.state_rows(scope), {TOUCHED: touched} if scope else None)
+            known = {TOUCHED: touched} if scope else None
+            rows = self._sql.inputs(self._plan.state_rows(scope), layout, known, most=MOST_ROWS)
         else:
             own = change.keys.columns.filter(redone) if below.layout.kept.leading else None
             rows = pa.concat_tables(_of_groups(layout, rows, keys) for rows in self._rows_of_groups(below, own))
@@ -271,10 +345,12 @@ class StateStep:
         known = named_groups(layout, change.keys.columns)
         has_rows = pc.greater(groups.columns["n"], 0)
         if not names:
-            query = self._plan.query() if pc.any(groups.inexact).as_py() else self._plan.state_outputs()
-            return GroupRows(self._sql.conform(self._output, self._sql.run(query, {FOLDED: folded})), known)
+            is_exact = not pc.any(groups.inexact).as_py()
+            outputs = self._here.state_outputs()
+            rows = self._sql.run_here(outputs, {FOLDED: folded}) if is_exact else self._sql.run(self._plan.query())
+            return GroupRows(self._sql.conform(self._output, rows), known)
         exact = folded.filter(pc.and_(has_rows, pc.invert(groups.inexact)))
-        parts = [self._sql.run(self._plan.state_outputs(), {FOLDED: exact})]
+        parts = [self._sql.run_here(self._here.state_outputs(), {FOLDED: exact})]
         if pc.any(groups.inexact).as_py():
             touched = known.filter(groups.inexact)
             parts.append(self._sql.run(self._plan.refresh_query(names), {TOUCHED: touched}))
@@ -289,14 +365,23 @@ class StateStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _BlockState:
+class BlockState:
     """State tables of one block in one step."""
 
-    ctx: RefreshContext[Any, Any, Any]
     layout: Layout
     rows: Sequence[StateRows]
     began_s: float
     """Monotonic time at which the work on it began."""
+
+    @classmethod
+    def empty(cls, target: WriteTarget, layout: Layout) -> BlockState:
+        """Return a block without groups, whose files are written to a folder of the target."""
+        rows = [StateRows(target.files, target, StateTable(schema)) for schema in layout.schemas]
+        return cls(layout, rows, monotonic_s())
+
+    def add(self, inputs: pa.Table) -> None:
+        """Add rows that the block takes."""
+        self.write(state_change(self.layout, inputs, self.finds))
 
     @property
     def groups(self) -> StateRows:
@@ -318,13 +403,8 @@ class _BlockState:
 
     def write(self, change: StateChange) -> None:
         """Write the rows that have changed."""
-        before = [len(rows.written) for rows in self.rows]
-        try:
-            for rows, (changed, leaves) in zip(self.rows, change.rows(self.layout), strict=True):
-                rows.write(changed, leaves)
-        finally:
-            written = [new for rows, count in zip(self.rows, before, strict=True) for new in rows.written[count:]]
-            self.ctx.state = replace(self.ctx.state, segments=(*self.ctx.state.segments, *written))
+        for rows, (changed, leaves) in zip(self.rows, change.rows(self.layout), strict=True):
+            rows.write(changed, leaves)
 
 
 def _as_table(batch: pa.RecordBatch) -> pa.Table:

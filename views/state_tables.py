@@ -111,6 +111,11 @@ class Layout:
                 columns[f"a{number}m"] = self.types[aggregate.inputs[0]]
         return columns
 
+    @property
+    def inputs(self) -> pa.Schema:
+        """Return the columns of the rows that the block takes."""
+        return pa.schema(list(self.types.items()))
+
     def sum_type(self, aggregate: Aggregate) -> pa.DataType:
         """Return the type in which values of a sum or average are added."""
         kind = self.types[aggregate.inputs[0]]

@@ -59,8 +59,6 @@ class Changes:
     """New rows by output, of groups that have rows still."""
     groups: pa.Table
     """Groups that get these rows, or none; of no columns for an aggregate of all rows."""
-    before: pa.Table
-    """Rows of the view of these groups, perhaps with those of other groups of the changes."""
     of_all: bool = False
     """True if the rows are all that the view has, also if there are none."""
 
@@ -103,7 +101,7 @@ def refresh(
         with engine as entered:
             schema = ctx.plan.output(output).table.schema
             state = None
-            if plan.state and ctx.keeps_state and (sql := entered.sql) is not None:
+            if plan.state and ctx.keeps_state and (sql := entered.state_sql) is not None:
                 state = StateStep(ctx, plan, sql, schema)
             driver = _Driver(ctx, plan, entered, schema, state)
             driver.write(driver.decide(changed))
@@ -168,7 +166,7 @@ class _Driver(Generic[R]):
         elif isinstance(step, Changes):
             if step.of_all or step.groups.num_rows or any(rows.num_rows for rows in step.rows.values()):
                 for output, rows in step.rows.items():
-                    self.engine.replace(output, rows, step.groups, step.before)
+                    self.engine.replace(output, rows, step.groups)
         elif step.touched.num_rows:
             for output, rows in self._rows(self.plan.refresh_query(step.scope), {TOUCHED: step.touched}).items():
                 self._require_own_keys(rows, step.scope, step.touched)
@@ -224,7 +222,7 @@ class _Driver(Generic[R]):
             return None  # The query itself may not fail: these expressions are evaluated of other values.
         schema = self.output.schema
         rows = pa.concat_tables([schema.empty_table(), *(as_schema(part, schema) for part in parts)])
-        return Changes({self.output.name: rows}, result.groups, before)
+        return Changes({self.output.name: rows}, result.groups)
 
     def _row_changes(self, changed: Sequence[str]) -> ChangedRows | None:
         """Return the step that writes the rows of the changes; None if they are too many, or cannot be computed."""
@@ -249,7 +247,7 @@ class _Driver(Generic[R]):
         if rows is None:
             return None
         self._require_own_keys(rows.rows, rows.groups.column_names, rows.groups)
-        return Changes({self.output.name: rows.rows}, rows.groups, rows.groups, not rows.groups.column_names)
+        return Changes({self.output.name: rows.rows}, rows.groups, not rows.groups.column_names)
 
     def _changes_most_rows(self, changed: Sequence[str]) -> bool:
         """Return True if the changes are most rows of the tables, so that all rows are computed sooner."""

@@ -370,14 +370,14 @@ def _groups_without_rows_are_handed_on(patch: pytest.MonkeyPatch) -> None:
 
 
 def _the_groups_below_are_those_before(patch: pytest.MonkeyPatch) -> None:
-    original = state_step._BlockState.write
+    original = state_step.BlockState.write
 
     def write(block: Any, change: StateChange) -> None:
-        groups = state_step.StateRows(block.ctx.files, block.groups._target, block.groups.table)
+        groups = state_step.StateRows(block.groups._files, block.groups._target, block.groups.table)
         original(block, change)
-        patch.setattr(state_step._BlockState, "groups", property(lambda block: groups))
+        patch.setattr(state_step.BlockState, "groups", property(lambda block: groups))
 
-    patch.setattr(state_step._BlockState, "write", write)
+    patch.setattr(state_step.BlockState, "write", write)
 
 
 def _inexact_averages_are_taken(patch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def test_a_state_of_another_plan_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.medium
 def test_a_fenced_runner_leaves_no_state(world: StateWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, other = state_step._BlockState.write, world.store.view("v")
+    written, other = state_step.BlockState.write, world.store.view("v")
     seen: list[set[str]] = []
 
     def write(state: Any, *args: Any) -> None:
@@ -215,7 +215,7 @@ def test_a_fenced_runner_leaves_no_state(world: StateWorld, monkeypatch: pytest.
             seen.append(files_on_disk(world.store))
             assert other.step(take_over=True) is not None
 
-    monkeypatch.setattr(state_step._BlockState, "write", write)
+    monkeypatch.setattr(state_step.BlockState, "write", write)
     change(world)
     world.store.checkpoint()
     with pytest.raises(el.Fenced):
@@ -363,7 +363,7 @@ def test_a_state_that_is_too_large_is_not_kept(world: StateWorld, monkeypatch: p
     for value, has_sql in ((4, False), (5, True)):  # the reason outlives a step on another engine
         with monkeypatch.context() as patch:
             if not has_sql:
-                patch.setattr(LocalEngine, "sql", None)
+                patch.setattr(LocalEngine, "state_sql", None)
             change(world, value)
             world.store.checkpoint()
             view.step()
@@ -411,13 +411,13 @@ PARTED = ("two tables", "filters", "two tables, all rows", "groups of groups", "
 @pytest.mark.parametrize("name", [*PARTED, "a self join"])
 def test_a_state_is_made_in_parts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[int] = []
-    written = state_step._BlockState.write
+    written = state_step.BlockState.write
 
     def write(state: Any, *args: Any) -> None:
         parts.append(1)
         written(state, *args)
 
-    monkeypatch.setattr(state_step._BlockState, "write", write)
+    monkeypatch.setattr(state_step.BlockState, "write", write)
     monkeypatch.setattr(state_step, "PART_ROWS", 3)
     monkeypatch.setattr("epochlog.store.scan.scan_plan.BATCH_ROWS", 2)  # of the groups that a block above takes
     world = StateWorld(tmp_path / "store", CASES[name], random.Random(7))
