@@ -47,7 +47,7 @@ def explain(handle: Handle, job: JobRecord) -> str:
 def _describe_state(state: ViewState | None) -> str:
     """Describe the state of a view's newest commit; None: it has none."""
     if state is None:
-        return "state: none at the newest commit; a step with DuckDB makes it of all rows"
+        return "state: none at the newest commit; a step makes it of all rows"
     if state.without:
         return f"state: none until the view is rebuilt, because {state.without}"
     tables = ", ".join(f"{table.schema.name} at most {table.rows_at_most:,} rows" for table in state.tables)

@@ -1,4 +1,4 @@
-"""States of views on Spark: tasks make them of all rows, and steps of Spark and of the driver go on with one another's."""
+"""States of views on Spark: tasks make them of all rows, and steps of Spark and of the driver share them."""
 
 from __future__ import annotations
 
