@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
@@ -21,7 +21,7 @@ from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.compiled_plan import CompiledPlan, CompiledQuery
 from epochlog.views.duckdb_engine import conformed, require_few, rows_of, schema_of
-from epochlog.views.state_step import BlockState, MadeBlock
+from epochlog.views.state_step import BlockState, NewBlock
 from epochlog.views.state_tables import Layout
 
 from .column_names import columns_named
@@ -29,7 +29,7 @@ from .task_writer import gather_batches
 from .worker_gc import freeze_loaded_objects
 
 if TYPE_CHECKING:
-    from .view_engine import ViewEngine
+    from pyspark.sql import DataFrame
 
 MOST_CHANGES = 1 << 20
 """Most changed rows that a step adds to a state in the driver. A step of more leaves the view without one."""
@@ -40,10 +40,31 @@ _RESULT_ARROW = pa.schema(
 )
 
 
+class TaskEngine(Protocol):
+    """Engine whose tasks run the queries of a plan in one step."""
+
+    @property
+    def makes_state(self) -> bool:
+        """Return True if the step reads all rows of the tables: for the view's rows, or for its state."""
+        ...
+
+    def task_target(self, target: WriteTarget) -> WriteTarget:
+        """Return the target for tasks that write files."""
+        ...
+
+    def run(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> DataFrame:
+        """Return the rows of a query of the plan. Raises InvalidInput."""
+        ...
+
+    def collect(self, rows: DataFrame, *, most: int | None = None) -> pa.Table:
+        """Return the rows in this process, at most this number. Raises InvalidInput if they cannot be computed."""
+        ...
+
+
 class SparkStateSQL:
     """Engine of the queries of a state in a step on Spark. It is a `StateSQL`."""
 
-    def __init__(self, engine: ViewEngine, here: CompiledPlan) -> None:
+    def __init__(self, engine: TaskEngine, here: CompiledPlan) -> None:
         self._engine = engine
         self.here = here
 
@@ -67,7 +88,7 @@ class SparkStateSQL:
         del query
         return self._engine.makes_state
 
-    def make_block(self, query: CompiledQuery, layout: Layout, target: WriteTarget) -> MadeBlock | None:
+    def make_block(self, query: CompiledQuery, layout: Layout, target: WriteTarget) -> NewBlock | None:
         frame = self._engine.run(query)
         names, groups = frame.columns, list(layout.kept.groups)
         # all rows of a group, and so of its values, come to one task
@@ -86,7 +107,7 @@ class SparkStateSQL:
                 if result["is_kept"]:
                     kept[result["part"]].append(segment)
         tables = [StateTable(schema, tuple(segments)) for schema, segments in zip(layout.schemas, kept, strict=True)]
-        return MadeBlock(sum(result["inputs"] for result in results), tables, written)
+        return NewBlock(sum(result["inputs"] for result in results), tables, written)
 
     def schema_of(self, query: CompiledQuery, known: Mapping[str, pa.Table]) -> pa.Schema:
         return schema_of(self.here, query, known)

@@ -205,12 +205,10 @@ class ViewEngine:
 
     @property
     def makes_state(self) -> bool:
-        """Return True if the step reads all rows of the tables: for the view's rows, or for its state."""
         ctx = self._ctx
         return ctx.makes_state or ctx.barrier.kind == "initial" or ctx.operation == "recompute"
 
     def task_target(self, target: WriteTarget) -> WriteTarget:
-        """Return the target for tasks that write files."""
         return self._ctx.task_target(target)
 
     @property

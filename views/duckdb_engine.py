@@ -27,7 +27,7 @@ from .compiled_plan import CompiledPlan, CompiledQuery
 from .derivation import ViewPlan, render
 from .engine import Row
 from .reads import Reads
-from .state_step import MadeBlock
+from .state_step import NewBlock
 from .state_tables import Layout
 from .table_names import NOW
 
@@ -141,7 +141,7 @@ class LocalEngine:
     def may_read_all(self, query: CompiledQuery) -> bool:
         return self.reads.fits(query)
 
-    def make_block(self, query: CompiledQuery, layout: Layout, target: WriteTarget) -> MadeBlock | None:
+    def make_block(self, query: CompiledQuery, layout: Layout, target: WriteTarget) -> NewBlock | None:
         del query, layout, target
 
     def schema_of(self, query: CompiledQuery, known: Mapping[str, pa.Table]) -> pa.Schema:

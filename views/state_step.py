@@ -57,7 +57,7 @@ MOST_DISAGREEMENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class MadeBlock:
+class NewBlock:
     """State tables of a block that an engine has made of all rows."""
 
     inputs: int
@@ -100,7 +100,7 @@ class StateSQL(Protocol):
         """Return True if this step may read all rows of the query's tables for a state that is made anew."""
         ...
 
-    def make_block(self, query: CompiledQuery, layout: Layout, target: WriteTarget) -> MadeBlock | None:
+    def make_block(self, query: CompiledQuery, layout: Layout, target: WriteTarget) -> NewBlock | None:
         """Make the state tables of the first block of all rows of the query; None if this process does. Raises
         InvalidInput.
         """
@@ -189,7 +189,9 @@ class StateStep:
         self.blocks.clear()  # of changes that were given up
         try:
             for layout in self._layouts:
-                below = self._made(layout) if below is None else self._folded(layout, self._rows_of_groups(below))
+                below = (
+                    self._first_block(layout) if below is None else self._folded(layout, self._rows_of_groups(below))
+                )
                 tables += below.tables
         except (LimitExceeded, InvalidInput, pa.ArrowInvalid) as error:
             VIEW_STATE_LOST.log(view=self._ctx.plan.job.name, error=error)
@@ -198,16 +200,16 @@ class StateStep:
             return
         self._keep(tuple(tables))
 
-    def _made(self, layout: Layout) -> BlockState:
+    def _first_block(self, layout: Layout) -> BlockState:
         """Make the state of the first block of all rows; its engine does if it can."""
-        made = self._sql.make_block(self._plan.state_rows(), layout, self._planned.target)
-        if made is None:
+        new = self._sql.make_block(self._plan.state_rows(), layout, self._planned.target)
+        if new is None:
             return self._folded(layout, self._rows_of_tables(layout))
-        block = self._block(layout, made.tables)
-        for rows, written in zip(block.rows, made.written, strict=True):
+        block = self._block(layout, new.tables)
+        for rows, written in zip(block.rows, new.written, strict=True):
             rows.written += written
-        self._note_written([segment for written in made.written for segment in written])
-        self.blocks.append(block.work(made.inputs, made.tables[0].rows_at_most))
+        self._note_written([segment for written in new.written for segment in written])
+        self.blocks.append(block.work(new.inputs, new.tables[0].rows_at_most))
         return block
 
     def _folded(self, layout: Layout, parts: Iterable[pa.Table]) -> BlockState:
