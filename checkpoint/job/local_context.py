@@ -102,6 +102,9 @@ def read_groups(files: Files, plan: ScanPlan, options: ReadOptions, groups: pa.T
         return read_by_key(files, plan, names, groups)
     wanted = list(dict.fromkeys((*names, *groups.column_names)))
     leading = _leading(plan.table.primary_key, groups.column_names)
+    if options.filter is None and len(leading) == len(plan.table.primary_key):
+        rows = read_by_key(files, plan, wanted, distinct(groups, leading))
+        return rows.filter(pa.array(belonging(rows, groups))).select(names)
     if options.filter is None and leading and groups.num_rows * _ROWS_OF_A_RANGE <= plan.rows_at_most:
         fields = [plan.table.schema.field(name) for name in leading]
         rows = plan.rows_among(files, groups.select(leading).drop_null().cast(pa.schema(fields)), wanted)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import datetime as dt
 import random
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import epochlog as el
+from epochlog.checkpoint.job.local_context import read_groups
 from epochlog.checkpoint.job.row_groups import belonging, distinct, pruning
+from epochlog.store.types.read_options import ReadOptions
 
 pytestmark = pytest.mark.local_only
 
@@ -77,3 +81,28 @@ def test_many_columns_of_many_values_do_not_overflow() -> None:
     groups = pa.table(columns)
     assert belonging(groups, groups).all()
     assert not belonging(groups.set_column(7, "c7", pa.array(range(1, count + 1))), groups).any()
+
+
+@pytest.mark.parametrize("key", [["a"], ["s"], ["a", "s"], ["s", "a", "b"]])
+def test_rows_of_groups_are_found_by_any_columns(tmp_path: Path, key: list[str]) -> None:
+    """Groups of a key of one column and of other columns were looked up as ranges of keys: none was found of a text,
+    and an integer raised TypeError.
+    """
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    schema = pa.schema([("a", pa.int32()), ("s", pa.string()), ("b", pa.int64()), ("v", pa.int64())])
+    rows = [{"a": n % 40, "s": f"s{n % 50}", "b": n % 3, "v": n % 5} for n in range(200)]
+    each_once = list({tuple(row[name] for name in key): row for row in rows}.values())
+    with el.open(tmp_path, durability="os") as store:
+        table = store.create_table("t", schema, key)
+        for part in range(3):
+            table.upsert(each_once[part::3])
+        with store.snapshot(["t"]) as moment:
+            there, plan = table.to_arrow(), moment["t"].plan
+            for _ in range(60):
+                names = chance.sample(schema.names, chance.randrange(1, 5))
+                some = chance.sample(range(there.num_rows), chance.randrange(1, 6))
+                groups = distinct(there.take(some).select(names), names)
+                wanted = there.filter(pa.array(belonging(there, groups)))
+                assert read_groups(store._handle.files, plan, ReadOptions(), groups).equals(wanted), names

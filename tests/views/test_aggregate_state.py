@@ -384,6 +384,38 @@ def _inexact_averages_are_taken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(state_changes, "EXACT", 2**62)
 
 
+@pytest.mark.parametrize(("kind", "values"), [(pa.string(), ["s03", "s04", "s50"]), (pa.int32(), [3, 4, 50])])
+def test_groups_of_more_columns_than_the_key_leave_and_move(tmp_path: Path, kind: pa.DataType, values: Any) -> None:
+    """A view with one column as key, grouped by it and another: a group that had no rows any more stayed (a text), or
+    its step raised TypeError (an integer).
+    """
+    gone, moved, doubled = values
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("k", kind), ("g", pa.int64()), ("e", pa.int64())])
+    with el.open(tmp_path, durability="os", checkpoint_interval_ms=10) as store:
+        table = store.create_table("t", schema, ["id"])
+        sql = "SELECT k, g, COUNT(DISTINCT e) AS u FROM t WHERE k IS NOT NULL GROUP BY k, g"
+        view = store.create_view("v", sql, ["k"])
+        table.upsert([{"id": n, "k": f"s{n:02}" if kind == pa.string() else n, "g": n, "e": n} for n in range(20)])
+
+        def step() -> str:
+            store.checkpoint()
+            while view.step() is not None:
+                continue
+            assert view.check().ok and view.check(state=True).ok
+            return view.stats().steps[-1].work.by
+
+        step()
+        table.delete([{"id": 3}])
+        assert step() == "state" and gone not in store.table("v").to_arrow()["k"].to_pylist()
+        table.upsert([{"id": 4, "k": moved, "g": 99, "e": 4}])
+        assert step() == "state"
+        table.upsert([{"id": 30, "k": doubled, "g": 1, "e": 1}, {"id": 31, "k": doubled, "g": 2, "e": 1}])
+        with pytest.raises(el.InvalidInput, match="several rows with the key"):
+            step()
+        table.delete([{"id": 30}])
+        assert step() == "state"
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTED: list[tuple[Plant, str]] = [
     (_lost_rows_are_ignored, "all kinds"),
