@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from epochlog.errors import InvalidInput
+from epochlog.errors import InvalidInput, LimitExceeded
 from epochlog.store.catalog.records import pack, unpack
 from epochlog.store.metadata.state_tables import StateTable
 from epochlog.store.sst.segment import Segment
@@ -21,10 +21,12 @@ from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 from epochlog.views.compiled_plan import CompiledPlan, CompiledQuery
 from epochlog.views.duckdb_engine import conformed, require_few, rows_of, schema_of
-from epochlog.views.state_step import BlockState, NewBlock
+from epochlog.views.state_step import BlockState, EngineFailed, NewBlock
 from epochlog.views.state_tables import Layout
 
 from .column_names import columns_named
+from .errors import find_epochlog_error
+from .live_session import is_session_lost
 from .task_writer import gather_batches
 from .worker_gc import freeze_loaded_objects
 
@@ -56,10 +58,6 @@ class TaskEngine(Protocol):
         """Return the rows of a query of the plan. Raises InvalidInput."""
         ...
 
-    def collect(self, rows: DataFrame, *, most: int | None = None) -> pa.Table:
-        """Return the rows in this process, at most this number. Raises InvalidInput if they cannot be computed."""
-        ...
-
 
 class SparkStateSQL:
     """Engine of the queries of a state in a step on Spark. It is a `StateSQL`."""
@@ -73,7 +71,7 @@ class SparkStateSQL:
         return MOST_CHANGES
 
     def run(self, query: CompiledQuery, known: Mapping[str, pa.Table] | None = None) -> pa.Table:
-        return self._engine.collect(self._engine.run(query, known))
+        return self._collected(self._engine.run(query, known))
 
     def run_here(self, query: CompiledQuery, known: Mapping[str, pa.Table]) -> pa.Table:
         return rows_of(query, known)
@@ -81,7 +79,7 @@ class SparkStateSQL:
     def inputs(
         self, query: CompiledQuery, layout: Layout, known: Mapping[str, pa.Table] | None = None, *, most: int
     ) -> pa.Table:
-        rows = self._engine.collect(self._engine.run(query, known), most=most + 1)
+        rows = self._collected(self._engine.run(query, known).limit(most + 1))
         return require_few(_typed(layout, rows), most)
 
     def may_read_all(self, query: CompiledQuery) -> bool:
@@ -95,7 +93,7 @@ class SparkStateSQL:
         frame = frame.repartition(*columns_named(groups)) if groups else frame.coalesce(1)
         frame = frame.toDF(*(f"column_{number}" for number in range(len(names))))
         task = partial(_make_part, self._engine.task_target(target), layout, names)
-        results = self._engine.collect(frame.mapInArrow(task, _RESULT)).to_pylist()
+        results = self._collected(frame.mapInArrow(task, _RESULT)).to_pylist()
         if not results and not groups:
             return None  # an aggregate of no rows has a state
         kept: list[list[Segment]] = [[] for _ in layout.schemas]
@@ -108,6 +106,26 @@ class SparkStateSQL:
                     kept[result["part"]].append(segment)
         tables = [StateTable(schema, tuple(segments)) for schema, segments in zip(layout.schemas, kept, strict=True)]
         return NewBlock(sum(result["inputs"] for result in results), tables, written)
+
+    def _collected(self, frame: DataFrame) -> pa.Table:
+        """Return the rows of a frame. Raises InvalidInput and LimitExceeded for what is in the rows, EngineFailed for a
+        failure of Spark that may not come again, and the error of a task or a lost session.
+        """
+        from pyspark import errors
+
+        try:
+            return frame.toArrow()
+        except Exception as error:
+            typed = find_epochlog_error(error)
+            if isinstance(typed, InvalidInput | LimitExceeded):
+                raise typed from error
+            if typed is not None or is_session_lost(frame.sparkSession):
+                raise
+            reason = str(error).partition("\n")[0]
+            of_rows = (errors.ArithmeticException, errors.NumberFormatException, errors.DateTimeException)
+            if isinstance(error, (*of_rows, errors.IllegalArgumentException, errors.SparkRuntimeException)):
+                raise InvalidInput(f"Spark cannot compute a query of the view: {reason}") from error
+            raise EngineFailed(f"Spark could not make or read the state: {reason}") from error
 
     def schema_of(self, query: CompiledQuery, known: Mapping[str, pa.Table]) -> pa.Schema:
         return schema_of(self.here, query, known)

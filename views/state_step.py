@@ -56,6 +56,10 @@ MOST_DISAGREEMENTS = 2
 """Disagreements with the changes after which a view keeps no state until it is rebuilt."""
 
 
+class EngineFailed(Exception):
+    """Error of an engine whose cause is not in the rows, and so may be gone at the next step."""
+
+
 @dataclass(frozen=True, slots=True)
 class NewBlock:
     """State tables of a block that an engine has made of all rows."""
@@ -92,7 +96,7 @@ class StateSQL(Protocol):
         self, query: CompiledQuery, layout: Layout, known: Mapping[str, pa.Table] | None = None, *, most: int
     ) -> pa.Table:
         """Return the rows that the first block takes of tables. Raises InvalidInput; LimitExceeded if they are more
-        than `most`.
+        than `most`; EngineFailed.
         """
         ...
 
@@ -102,7 +106,7 @@ class StateSQL(Protocol):
 
     def make_block(self, query: CompiledQuery, layout: Layout, target: WriteTarget) -> NewBlock | None:
         """Make the state tables of the first block of all rows of the query; None if this process does. Raises
-        InvalidInput.
+        InvalidInput, LimitExceeded, EngineFailed.
         """
         ...
 
@@ -159,7 +163,7 @@ class StateStep:
             self._before = replace(before, tables=tables, disagreements=count, without=without)
             VIEW_STATE_DISAGREES.log(view=self._ctx.plan.job.name, reason=error)
             raise
-        except Corrupt as error:
+        except (Corrupt, EngineFailed) as error:
             VIEW_STATE_LOST.log(view=self._ctx.plan.job.name, error=error)
             return None
         except (InvalidInput, LimitExceeded) as error:
@@ -193,6 +197,9 @@ class StateStep:
                     self._first_block(layout) if below is None else self._folded(layout, self._rows_of_groups(below))
                 )
                 tables += below.tables
+        except EngineFailed as error:
+            VIEW_STATE_LOST.log(view=self._ctx.plan.job.name, error=error)
+            return
         except (LimitExceeded, InvalidInput, pa.ArrowInvalid) as error:
             VIEW_STATE_LOST.log(view=self._ctx.plan.job.name, error=error)
             kept = ViewState(0, self._stamp, (), f"it cannot be made: {error}")

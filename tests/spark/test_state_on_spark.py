@@ -185,3 +185,40 @@ def test_a_view_without_duckdb_has_no_state(
         world.step()
         assert "state: none" in world.view.explain()
         world.check_rows()
+
+
+def test_a_failure_of_spark_leaves_a_view_without_its_state_for_one_step(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for a failure of the rows, and the view had no state until it was rebuilt."""
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("planted")
+        yield  # a task yields rows
+
+    world = world_of(tmp_path, "all kinds", spark, 3)
+    with world.store:
+        with monkeypatch.context() as patch:
+            patch.setattr(state_sql, "_make_part", fails)
+            world.step()
+        assert "state: none at the newest commit" in world.view.explain()
+        monkeypatch.setattr(local_steps.BudgetReads, "fits", without_room)
+        for engine, by in (("spark", None), ("local", "state")):
+            world.budget = 200_000
+            world.change()
+            world.step()
+            assert world.last()[0] == engine and by in (None, world.last()[1])
+            world.check_state()
+
+
+def test_a_value_that_no_state_can_have_ends_it_until_a_rebuild(tmp_path: Path, spark: SparkSession) -> None:
+    world = world_of(tmp_path, "values of other types", spark, 3)
+    with world.store:
+        world.put("items", {"id": 1, "w": 1, "s": "x" * 100_000})
+        world.step()
+        assert "state: none until the view is rebuilt" in world.view.explain()
+        world.put("items", {"id": 1, "w": 1, "s": "x"})
+        world.step()
+        world.view.rebuild()
+        world.step()
+        world.check_state()
