@@ -37,6 +37,7 @@ PLACES = {
     ("spark/frames.py", "read_frame", "mapInArrow"): "a schema that is no text",
     ("spark/frames.py", "FrameWriter.write", "mapInArrow"): "a constant",
     ("spark/compaction.py", "_run_tasks", "mapInArrow"): "a constant",
+    ("spark/state_sql.py", "SparkStateSQL.make_block", "mapInArrow"): "a constant",
     ("spark/parquet_files.py", "parquet_relation", "parseDataType"): "JSON, which Spark's SQL parser does not read",
 }
 """Where a text goes to Spark's parser, and what the text is made of."""

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import epochlog as el
 from epochlog.checkpoint.job.local_context import LocalRefreshContext
 from epochlog.errors import InvalidInput
-from epochlog.spark import local_steps, view_engine
+from epochlog.spark import local_steps, state_sql, view_engine
 from epochlog.store.metadata.unreachable_files import list_unreachable
 from epochlog.views import duckdb_engine
 from logged_events import logged
@@ -193,7 +193,7 @@ def test_rows_that_a_left_step_has_written_are_found(
     assert shop.store.verify().unreachable
 
 
-def test_steps_in_the_driver_keep_a_state_that_a_step_on_spark_voids(
+def test_steps_in_the_driver_and_on_spark_keep_one_state(
     shop: Shop, spark: SparkSession, on_spark: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_steps, "STEPS_ON_SPARK", 0)
@@ -209,12 +209,13 @@ def test_steps_in_the_driver_keep_a_state_that_a_step_on_spark_voids(
         assert raw_check(view).ok and view.check(state=True).ok
         return view.explain().splitlines()[-1]
 
-    assert "none at the newest commit" in step(1), "a backfill is Spark's"
-    assert step(2).startswith("state: groups"), "a step in the driver makes it of all rows"
+    assert step(1).startswith("state: groups"), "a backfill is Spark's"
+    assert on_spark.pop() == "buyers"
+    assert step(2).startswith("state: groups") and not on_spark
+    with monkeypatch.context() as patch:
+        patch.setattr(local_steps, "BUDGET_ROWS", 0)
+        assert step(3).startswith("state: groups") and on_spark.pop() == "buyers"
+        patch.setattr(state_sql, "MOST_CHANGES", 0)
+        assert "none at the newest commit" in step(4)
     on_spark.clear()
-    assert step(3).startswith("state: groups")
-    monkeypatch.setattr(local_steps, "BUDGET_ROWS", 0)
-    assert "none at the newest commit" in step(4)
-    assert set(on_spark) == {"buyers"}
-    monkeypatch.undo()
-    assert step(5).startswith("state: groups")
+    assert step(5).startswith("state: groups") and not on_spark, "a step in the driver makes it of all rows"
