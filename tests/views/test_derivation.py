@@ -482,10 +482,11 @@ def rows_of_example(root: Path, example: Example) -> Rows:
         view = store.create_view("v", example.sql, example.key)
         store.checkpoint()
         view.step()
-        for name, rows in example.then.items():
-            store.table(name).upsert(table_of(name, rows))
-        for name, key in example.deleted.items():
-            store.table(name).delete(pa.table({"id": [key]}))
+        with store.transaction() as tx:  # a boundary between two commits would make two steps of them
+            for name, rows in example.then.items():
+                tx.upsert(name, table_of(name, rows))
+            for name, key in example.deleted.items():
+                tx.delete(name, pa.table({"id": [key]}))
         store.checkpoint()
         assert view.step()
         return [tuple(row.values()) for row in store.table("v").to_arrow().to_pylist()]
