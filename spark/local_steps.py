@@ -83,22 +83,16 @@ def step_in_driver(ctx: SparkRefreshContext) -> bool:
     name = ctx.files.place, plan.job.id, plan.job.incarnation
     if not BUDGET_ROWS or ctx.barrier.kind == "initial" or _is_left(name):
         return False
-    local = ctx._without_spark()
     try:
-        duckdb_engine.refresh(local, *plan_of(local, "duckdb"), BudgetReads)
+        with ctx.in_driver() as local:
+            duckdb_engine.refresh(local, *plan_of(local, "duckdb"), BudgetReads)
     except (OverBudget, StateMissing, InvalidInput, LimitExceeded, DependencyMissing) as error:
-        local._discard()
         if isinstance(error, StateMissing):
             ctx.makes_state = True  # the next step is one in the driver again
         else:
             _leave(name)
         STEP_LEFT_DRIVER.log(view=plan.job.name, error=error)
         return False
-    except BaseException:
-        local._discard()
-        raise
-    finally:
-        local._ended = True
     ctx._adopt(local)
     return True
 

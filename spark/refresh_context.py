@@ -87,7 +87,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
                 self._handle.intents.release(self._intent)
 
     def _without_spark(self) -> LocalRefreshContext:
-        """Return a context of the same plan that needs no Spark. `_adopt` takes over its writes."""
+        """Return a context of the same plan that needs no Spark."""
         local = LocalRefreshContext(self._handle, self.plan)
         local.keeps_state = self.keeps_state
         return local
@@ -107,8 +107,7 @@ class SparkRefreshContext(RefreshContext[FrameWriter, "DataFrame", "DataFrame | 
         self._written |= local._written
 
     def _adopt(self, local: LocalRefreshContext) -> None:
-        """Take over the writes of a refresh of the same plan that has run without Spark."""
-        self._writers.update(cast("dict[str, FrameWriter]", local._writers))
+        """Take over what a whole refresh in the driver says of itself."""
         self.operation, self.plan = local.operation, replace(local.plan, engine=LocalRefreshAdapter.engine)
         self.state, self.work = local.state, local.work
 
