@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgpack
 
-from epochlog.errors import BadMessage, Corrupt
+from epochlog.errors import BadMessage, Corrupt, EpochlogError
 from epochlog.exchange.transport.message_fields import (
     MAX_NUMBER,
     Flag,
@@ -28,10 +28,11 @@ from epochlog.exchange.transport.message_fields import (
 )
 from epochlog.store.commit.loads import MAX_STATE, MOST_PARTS
 from epochlog.store.env.paths import is_segment_path
+from epochlog.store.metadata.state_tables import ViewState
 from epochlog.store.sst.segment import Segment
 from epochlog.store.types.schema import is_name
 
-VERSION = 2
+VERSION = 3
 MAX_FRAME = 4_096
 """Most messages of a frame."""
 MAX_SEGMENTS = 10_000
@@ -58,6 +59,21 @@ def _state(value: Any) -> bytes | None:
     if value is not None and (type(value) is not bytes or len(value) > MAX_STATE):
         raise BadMessage(f"a state is neither null nor at most {MAX_STATE} bytes")
     return value
+
+
+def _reported_state(value: Any) -> bytes | ViewState | None:
+    if type(value) is not dict:
+        return _state(value)
+    try:
+        state = ViewState.from_record(value)
+    except EpochlogError:
+        raise BadMessage("a view's state lacks a field, or has one of another type") from None
+    if len(state.segments) > MAX_SEGMENTS or len(state.tables) > MAX_TABLES:
+        raise BadMessage(f"a view's state has more than {MAX_TABLES} tables or {MAX_SEGMENTS} segments")
+    number(state.disagreements)
+    for segment in state.segments:
+        _require_segment(segment)
+    return state
 
 
 def _part(value: Any) -> PartName:
@@ -87,6 +103,12 @@ def _segment(record: Any) -> Segment:
         segment = Segment.from_record(record)
     except Corrupt:
         raise BadMessage("a segment lacks a field, or has an unknown one") from None
+    _require_segment(segment)
+    return segment
+
+
+def _require_segment(segment: Segment) -> None:
+    """Raise BadMessage for a segment with a value that no writer makes."""
     numbers = (segment.table_id, segment.rows, segment.deletes, segment.bytes, segment.crc32)
     if type(segment.path) is not str or not is_segment_path(segment.path):
         raise BadMessage("a segment's path is not one that a segment writer makes")
@@ -102,7 +124,6 @@ def _segment(record: Any) -> Segment:
         raise BadMessage("a segment's keys are neither all integers nor all bytes")
     if not all(type(name) is str and len(bounds) == 2 for name, bounds in segment.stats.items()):
         raise BadMessage("a segment's statistics are not pairs of bounds by column")
-    return segment
 
 
 def _is_table(value: Any) -> bool:
@@ -116,6 +137,7 @@ def _list(value: Any, length: int) -> list[Any]:
 
 
 State = Annotated[bytes | None, _state]
+ReportedState = Annotated[bytes | ViewState | None, _reported_state]
 
 # ---- messages ------------------------------------------------------------------------------------------------------
 
@@ -189,10 +211,14 @@ class Attach(PartMessage):
 @_message(3)
 @dataclass(frozen=True, slots=True)
 class Reported(AttemptMessage):
-    """Report of a part for one barrier: its sealed segments by table, and its state (None: unchanged)."""
+    """Report of a part for one barrier: its sealed segments by table, and its state.
+
+    The state of a load's part is bytes (None: unchanged). That of a job is what the only part of a view has computed;
+    None if it keeps none.
+    """
 
     segments: Annotated[Mapping[str, tuple[Segment, ...]], _segments]
-    state: State
+    state: ReportedState
     ended: Flag
 
 
@@ -342,6 +368,8 @@ def _plain(message: Message) -> list[Any]:
     if isinstance(message, Reported):
         records = {table: [segment.to_record() for segment in segments] for table, segments in message.segments.items()}
         values[FIELD_NAMES[Reported].index("segments")] = records
+        if isinstance(message.state, ViewState):
+            values[FIELD_NAMES[Reported].index("state")] = message.state.to_record()
     return [_TAGS[type(message)], *values]
 
 

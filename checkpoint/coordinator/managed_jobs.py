@@ -47,6 +47,7 @@ from epochlog.store.commit.root_commit import RootCommit
 from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.lookups import find_job, get_job, get_table
+from epochlog.store.metadata.state_tables import StateWrites, ViewState
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.run_listener import Run
 from epochlog.store.sst.segment import Segment
@@ -345,8 +346,9 @@ class JobTask:
         outputs: Mapping[str, tuple[Segment, ...]] = {
             name: tuple(segment.labelled(label) for segment in segments) for name, segments in commit.segments.items()
         }
-        try:
-            epoch = self._runner.commit(self._plan, outputs, keep=True)  # the next attempt commits refused segments
+        state = next((state for state in commit.states.values() if isinstance(state, ViewState)), None)
+        try:  # the next attempt commits refused segments
+            epoch = self._runner.commit(self._plan, outputs, keep=True, state=StateWrites(state))
         except TableDropped as error:  # with its job, which is the cause to name
             raise self._runner.find_cause(error, self._plan) from None
         self._completed(epoch)

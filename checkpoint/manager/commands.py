@@ -33,8 +33,8 @@ class Report:
     incarnation: int
     segments: Segments = field(default_factory=dict)
     """Sealed segments of the actor that no accepted report has named yet (see `Outbox`)."""
-    state: bytes = b""
-    """Opaque bytes, stored with the commit, from which the actor resumes after this barrier."""
+    state: Any = b""
+    """State of the actor after this barrier, committed with it; opaque to the manager."""
     ended: bool = False
     """True if the actor's data has ended at or before this barrier."""
 
@@ -111,7 +111,7 @@ class CommitBarrier:
     barrier: Barrier
     segments: Segments
     """Segments of all reports and those carried over from aborted attempts, in the order of the reports."""
-    states: Mapping[Actor, bytes]
+    states: Mapping[Actor, Any]
     """Newest states of the actors' reports, by actor."""
     finished: frozenset[Actor] = frozenset()
     """All actors that have finished after this commit, including those recorded before. The catalog records them."""

@@ -18,6 +18,7 @@ from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.env.clock import Deadline
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
+from epochlog.store.metadata.state_tables import ViewState
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter
@@ -211,7 +212,9 @@ class Part:
     def _discard_uncommitted(self) -> None:
         """Discard the rows that are written but not committed."""
 
-    def _report_barrier(self, inject: wire.Injected, sealed: dict[str, list[Segment]], state: bytes | None) -> None:
+    def _report_barrier(
+        self, inject: wire.Injected, sealed: dict[str, list[Segment]], state: bytes | ViewState | None
+    ) -> None:
         """Report for a barrier. Call under `changed`."""
         self._ended = self._ended or inject.drain
         segments = self._outbox.report(inject.barrier_id, inject.taken, sealed)
@@ -293,7 +296,7 @@ class LoadPart(Part):
             if inject is not None:
                 self._seal(inject)
 
-    def _reported_state(self) -> bytes | None:
+    def _reported_state(self) -> object:
         return self._report.state if self._report is not None else self.state
 
     def _seal(self, inject: wire.Injected) -> None:

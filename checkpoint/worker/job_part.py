@@ -17,7 +17,9 @@ from epochlog.errors import BarrierChanged, EpochlogError, Fenced
 from epochlog.exchange.transport.message_fields import MAX_TEXT
 from epochlog.store.env.clock import Deadline
 from epochlog.store.metadata.lookups import find_job
+from epochlog.store.metadata.state_tables import ViewState
 from epochlog.store.sst.segment import Segment
+from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import show_epoch
 
 from .actor import Part
@@ -32,6 +34,7 @@ class JobPart(Part):
     _reported: tuple[int, int] | None = None
     _context: RefreshContext[Any, Any, Any] | None = None  # of the newest refresh, until its segments are committed
     _refreshed: CommittedStep | None = None  # of the newest refresh, without its epoch
+    _state: ViewState | None = None  # of a view after the newest refresh
 
     def step(self, refresh: PartRefresh, timeout: float | None = None) -> int | None:
         """Run the next barrier; return its epoch, or None after `timeout` seconds or when the job has finished.
@@ -79,7 +82,7 @@ class JobPart(Part):
                 return None
             sealed = segments
         with self._worker.changed:
-            self._report_barrier(inject, sealed, None)
+            self._report_barrier(inject, sealed, self._state)
             self._reported = (inject.prev, inject.curr)
             self._wait(lambda: self._committed[0] >= inject.barrier_id or self._aborted >= inject.barrier_id, None)
             epoch = self._committed[1] if self._committed[0] >= inject.barrier_id or self.finished else None
@@ -106,12 +109,15 @@ class JobPart(Part):
                 return None
             runner = JobRunner(handle, job.id, job.name)
             plan = runner.plan(job)
-            plan = replace(plan_chunk(handle.files, plan) if self.of == 1 else plan, engine=adapter.engine)
+            is_alone = self.of == 1
+            plan = replace(plan_chunk(handle.files, plan) if is_alone else plan, engine=adapter.engine)
             if plan.fully_loaded:
+                self._state = None
                 self._refreshed = CommittedStep.of(plan, 0, {}, "refresh")
                 return {}
             self.end_context()
             self._context = context = adapter.context(plan)
+            context.keeps_state = is_alone
             try:
                 segments = runner.run_refresh(plan, context, refresh, adapter)
             except EpochlogError as error:
@@ -121,7 +127,9 @@ class JobPart(Part):
                 self._decline(inject, f"the view was replaced or is to be rebuilt: {error}")
                 return None
             self._refreshed = CommittedStep.of(plan, 0, segments, context.operation, context.work)
+            self._state = context.state.kept
             if context.plan.next_cursor is None:
+                remove_segments(handle.files, context.state.unrecorded(is_last=False))
                 return segments
             try:
                 runner.commit(context.plan, segments)
@@ -168,5 +176,5 @@ class JobPart(Part):
         return True
 
     def _discard_uncommitted(self) -> None:
-        self._reported = None
+        self._reported = self._state = None
         self.end_context()

@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, Protocol, Self, TypeVar, get_args, get_type_hints
 
 import msgpack
+import pyarrow as pa
 
 from epochlog.errors import Corrupt
 from epochlog.store.env.lru_cache import LRUCache
@@ -113,6 +114,12 @@ def decode(kind: type[Decodable], key: bytes, value: bytes, *, keep: bool = True
     return kind.from_record(unpack(key, value)) if known is None else known[0]
 
 
+_SPOILT = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError),
+    *(OSError, pa.ArrowException, msgpack.UnpackException),  # of packed columns
+)
+
+
 def checked(make: Callable[[type[T], Record], T]) -> Callable[[type[T], Record], T]:
     """Decorate a `from_record`: it raises Corrupt for a record with a valid checksum that this library never wrote.
 
@@ -128,7 +135,7 @@ def checked(make: Callable[[type[T], Record], T]) -> Callable[[type[T], Record],
             return known[0]
         try:
             instance = make(cls, record)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        except _SPOILT as error:
             raise Corrupt(f"a catalog record of {cls.__name__}", f"{type(error).__name__}: {error}") from None
         for name, kinds in _plain_fields(cls):
             value = getattr(instance, name)

@@ -17,8 +17,9 @@ from epochlog.store.metadata.counters import move_counters
 from epochlog.store.metadata.definitions import Counters, JobRecord
 from epochlog.store.metadata.lookups import get_job, get_table
 from epochlog.store.metadata.staged_segments import discard_staged, forget_staged, list_staged
-from epochlog.store.metadata.state_tables import ViewState, replace_state
+from epochlog.store.metadata.state_tables import ViewState, read_state, replace_state
 from epochlog.store.metadata.step_times import StepTime, read_step_times
+from epochlog.store.session.write_intents import require_intents
 from epochlog.store.types.epoch import show_epoch
 
 from .change import CommitConflict, TableChange
@@ -127,8 +128,11 @@ class JobCommit:
         if self.step_time is not None:
             tx.put(step_times_key(job.id), self.step_time.after(read_step_times(tx, job.id)).to_record())
         if job.view is not None:
-            state = None if self.state is None or end else replace(self.state, epoch=self.curr)
-            replace_state(tx, job.outputs[0], state, now_ms)
+            state, output = None if self.state is None or end else replace(self.state, epoch=self.curr), job.outputs[0]
+            if state is not None:
+                new = state.new_segments(read_state(tx, output))
+                require_intents(tx, job.name, (segment.path for segment in new))
+            replace_state(tx, output, state, now_ms)
         move_counters(tx, Counters.read(tx), self.curr)
         return self.curr, written
 

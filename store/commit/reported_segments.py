@@ -8,6 +8,7 @@ from epochlog.errors import Corrupt, SegmentUnknown
 from epochlog.store.catalog.protocol import ReadTxn
 from epochlog.store.env.parallel import parallel_map
 from epochlog.store.metadata.lookups import find_table
+from epochlog.store.metadata.state_tables import ViewState, read_state
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.write_intents import require_intents
 from epochlog.store.sst.data_file import verified
@@ -18,14 +19,22 @@ from .prepared import Prepared
 from .transaction import check_unused
 
 
-def check_reported(handle: Handle, reported: Mapping[str, Sequence[Segment]]) -> None:
-    """Check the reported segments, by table name.
+def check_reported(
+    handle: Handle, reported: Mapping[str, Sequence[Segment]], states: Mapping[str, ViewState] | None = None
+) -> None:
+    """Check the reported segments and states of views, by table name. Segments that a state had before are not read.
 
     Raises SegmentUnknown unless every segment lies in its table's folder under a live write intent, was neither
     committed nor discarded, and its file has the reported size and checksum. A process reads each file once. Raises
     ReadFailed when a file cannot be read now.
     """
-    changes = handle.catalog.read(lambda view: [_check_records(view, *entry) for entry in reported.items()])
+
+    def check(view: ReadTxn) -> list[TableChange]:
+        new = [(name, state.new_segments(read_state(view, find_table(view, name).id))) for name, state in of_views]
+        return [_check_records(view, *entry) for entry in (*reported.items(), *new)]
+
+    of_views = (states or {}).items()
+    changes = handle.catalog.read(check)
     for change in changes:
         check_segments(handle, change)
     segments = [(change.name, segment) for change in changes for segment in change.segments]

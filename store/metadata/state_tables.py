@@ -62,7 +62,28 @@ class ViewState:
     @property
     def files(self) -> dict[str, int]:
         """Return the bytes of each file, by path."""
-        return {segment.path: segment.bytes for table in self.tables for segment in table.segments}
+        return {segment.path: segment.bytes for segment in self.segments}
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Return the segments of all tables."""
+        return [segment for table in self.tables for segment in table.segments]
+
+    def new_segments(self, before: ViewState | None) -> list[Segment]:
+        """Return the segments of files that the state before does not have."""
+        known = {} if before is None else before.files
+        return [segment for segment in self.segments if segment.path not in known]
+
+    def to_record(self) -> Record:
+        """Return the state as a report of a worker has it: without an epoch, which its commit gives it."""
+        tables = [table.to_record() for table in self.tables]
+        return {**_head(self, ("stamp", "without", "disagreements")), "tables": tables}
+
+    @classmethod
+    @checked
+    def from_record(cls, record: Record) -> ViewState:
+        tables = tuple(StateTable.from_record(table) for table in record["tables"])
+        return cls(0, record["stamp"], tables, record["without"], record["disagreements"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +135,11 @@ def replace_state(tx: Txn, table_id: int, state: ViewState | None, now_ms: int) 
     if state is None:
         tx.delete(state_key(table_id))
     else:
-        head = {name: getattr(state, name) for name in ("epoch", "stamp", "without", "disagreements")}
-        tx.put(state_key(table_id), head)
+        tx.put(state_key(table_id), _head(state, ("epoch", "stamp", "without", "disagreements")))
+
+
+def _head(state: ViewState, names: tuple[str, ...]) -> Record:
+    return {name: getattr(state, name) for name in names}
 
 
 def _tables(view: ReadTxn, table_id: int) -> tuple[StateTable, ...]:

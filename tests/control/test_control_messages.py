@@ -6,22 +6,28 @@ import contextlib
 from typing import Any
 
 import msgpack
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochlog.checkpoint import control_messages as wire
 from epochlog.errors import BadMessage
+from epochlog.store.metadata.state_tables import StateTable, ViewState
 from epochlog.store.sst.segment import Segment
+from epochlog.store.types.schema import TableSchema
 
 PART = wire.PartName("load", "clicks_load", 3)
 PATH = f"{'a' * 32}/t00000001/{'b' * 32}-{'c' * 32}.arrow"
 SEGMENT = Segment(PATH, 1, 10, 2, 400, 7, b"a", b"z", {"id": (b"a", b"z")}, None, (b"a", b"m"))
+GROUPS = TableSchema("groups", pa.schema([pa.field("g0", pa.int64(), False), ("n", pa.int64())]), ["g0"])
+STATE = ViewState(0, "stamp", (StateTable(GROUPS, (SEGMENT,)), StateTable(GROUPS)), "", 1)
 MESSAGES = [
     wire.Hello(wire.VERSION, "worker:1"),
     wire.Attach(PART, 4, ("clicks", "users"), True, 0, True),
     wire.Reported(PART, 1 << 40, 5, {"clicks": (SEGMENT, SEGMENT)}, b"state", False),
     wire.Reported(PART, 1, 5, {}, None, True),
+    wire.Reported(PART, 1, 5, {"clicks": (SEGMENT,)}, STATE, False),
     wire.Declined(PART, 1, 5, "cannot"),
     wire.Ended(PART, 1),
     wire.Progress(PART, 1),
@@ -65,6 +71,42 @@ def test_a_segment_that_no_writer_makes_is_refused(changed: dict[str, Any]) -> N
     assert wire.decode(reported()) == [wire.Reported(PART, 1, 5, {"clicks": (SEGMENT,)}, None, False)]
     with pytest.raises(BadMessage):
         wire.decode(reported(**changed))
+
+
+def reported_state(**changed: Any) -> bytes:
+    return packed([3, list(PART), 1, 5, {}, {**STATE.to_record(), **changed}, False])
+
+
+def table(**changed: Any) -> dict[str, Any]:
+    return {**STATE.tables[0].to_record(), **changed}
+
+
+@pytest.mark.parametrize("changed", [
+    {"stamp": None}, {"stamp": 5}, {"without": b""}, {"disagreements": -1}, {"disagreements": True}, {"tables": None},
+    {"tables": [5]}, {"tables": [{}]}, {"tables": [table()] * (wire.MAX_TABLES + 1)}, {"tables": [table(schema=b"")]},
+    {"tables": [table(schema=GROUPS.to_bytes()[:-9])]}, {"tables": [table(schema=msgpack.packb({"format": 99}))]},
+    {"tables": [table(schema=GROUPS.to_bytes().replace(b"\x40\x00\x00\x00", b"\x04\x00\x00\x00"))]},
+    {"tables": [table(segments=[{**SEGMENT.to_record(), "path": "/etc/passwd"}])]}, {"tables": [table(segments=5)]},
+])  # fmt: skip
+def test_a_state_that_no_step_makes_is_refused(changed: dict[str, Any]) -> None:
+    assert wire.decode(reported_state()) == [wire.Reported(PART, 1, 5, {}, STATE, False)]
+    with pytest.raises(BadMessage):
+        wire.decode(reported_state(**changed))
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_a_state_with_spoilt_columns(data: st.DataObject) -> None:
+    """Either it is refused, or what comes of it can be sent again."""
+    schema = bytearray(GROUPS.to_bytes())
+    for place in data.draw(st.lists(st.integers(0, len(schema) - 1), min_size=1, max_size=3)):
+        schema[place] = data.draw(st.integers(0, 255))
+    frame = reported_state(tables=[table(schema=bytes(schema))])
+    try:
+        decoded = wire.decode(frame)
+    except BadMessage:
+        return
+    assert wire.decode(wire.encode(decoded)) == decoded
 
 
 @pytest.mark.parametrize("frame", [
