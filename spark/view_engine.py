@@ -33,11 +33,11 @@ from epochlog.store.types.key_range import ALL_KEYS
 from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import step
+from epochlog.views.aggregate_state import FOLDED
 from epochlog.views.compiled_plan import NUMBER, CompiledPlan, CompiledQuery, spark_text
 from epochlog.views.derivation import ViewPlan
 from epochlog.views.duckdb_engine import key_outside, replace_groups, touched_keys
 from epochlog.views.engine import Row
-from epochlog.views.folding import FOLDED
 from epochlog.views.reads import OLD_IMAGES, Images, Reads
 from epochlog.views.restriction import TOUCHED
 from epochlog.views.stored import plan_of

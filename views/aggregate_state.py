@@ -26,11 +26,12 @@ from epochlog.store.types.schema import TableSchema
 
 from . import syntax
 from .delta_join import delta_join, is_inner_join
-from .folding import FOLDED
 from .stability import grouped_by, has_grouping_sets, is_aggregated, windows_of
 from .table_names import IS_NEW
 from .value_kinds import ValueKinds
 
+FOLDED = "epochlog_folded"
+"""Name of the table of groups with the values of their aggregates."""
 INPUT = "epochlog_input_"
 """Prefix of the columns with the arguments and conditions of aggregates."""
 GROUP = "epochlog_group_"

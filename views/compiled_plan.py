@@ -20,11 +20,10 @@ from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
-from .aggregate_state import Aggregates, StatePlan
+from .aggregate_state import FOLDED, Aggregates, StatePlan
 from .batches import Batch
 from .derivation import Coverage, NotCovered, ViewPlan, render
 from .duckdb_functions import duckdb_text, require_local
-from .folding import FOLDED, Fold
 from .restriction import TOUCHED
 from .row_changes import RowChanges
 from .state_changes import no_groups
@@ -62,7 +61,6 @@ class CompiledPlan:
         self.tables: tuple[str, ...] = plan.tables
         self.schemas: Mapping[str, TableSchema] = plan.schemas
         self.coverage: Coverage = plan.coverage
-        self.fold: Fold | None = plan.fold
         self.state: tuple[Aggregates, ...] = () if plan.state is None else tuple(b.kept for b in plan.state.blocks)
         """Of each block whose groups a state keeps, its aggregates; the block over tables first."""
         self.by_rows: bool = plan.by_rows
@@ -104,14 +102,6 @@ class CompiledPlan:
                     return None
                 queries[alias] = query
         return queries
-
-    def deltas(self, changed: Collection[str]) -> CompiledQuery:
-        """Return the query of the changes of sums and counts. The plan has a fold."""
-        return self._required(("deltas", *sorted(changed)), lambda plan: _fold_of(plan).deltas(changed))
-
-    def folded_rows(self) -> CompiledQuery:
-        """Return the query of the rows whose sums and counts are in the table FOLDED. The plan has a fold."""
-        return self._required(("folded",), lambda plan: _fold_of(plan).rows)
 
     def state_changes(self, changed: Collection[str]) -> CompiledQuery:
         """Return the query of the rows that the join of the state's first block gains and loses."""
@@ -211,11 +201,6 @@ def _keys_of(alias: str, scope: Sequence[str], plan: ViewPlan) -> CompiledQuery 
         return _compile(query, plan, "duckdb")
     except InvalidInput:
         return None
-
-
-def _fold_of(plan: ViewPlan) -> Fold:
-    assert plan.fold is not None
-    return plan.fold
 
 
 def _state_of(plan: ViewPlan) -> StatePlan:

@@ -21,7 +21,6 @@ from .batches import Batch, batches_of
 from .changed_keys import changed_keys
 from .clock_texts import require_no_clock
 from .flat_blocks import flattened
-from .folding import Fold, fold_of
 from .key_advice import KeyAdvice, key_advice
 from .normal_form import NormalForm, normal_form
 from .opening import Path, covered, holds, path_of
@@ -98,10 +97,8 @@ class ViewPlan:
     coverage: Coverage
     paths: Mapping[str, Path] = field(compare=False)
     """Path to each occurrence in the query, by alias."""
-    fold: Fold | None = None
-    """Plan that adds changes to sums where it can; None for a query of another kind."""
     state: StatePlan | None = None
-    """Plan that keeps a state of the groups where it can, and sums do not do; None for a query of another kind."""
+    """Plan that keeps a state of the groups where it can; None for a query of another kind."""
     row_changes: RowChanges | None = None
     """Plan that computes rows of the changes alone where it can; None for a query of another kind."""
     by_rows: bool = False
@@ -182,10 +179,8 @@ class ViewPlan:
 
     def explain(self) -> str:
         """Describe what the refresh recomputes when each of the tables changes."""
-        if self.coverage.full_reason is not None and self.fold is not None:
-            return "incremental: changes are added to the sums and counts; if a sum becomes 0, all rows are recomputed"
         if self.coverage.full_reason is not None and self.state is not None:
-            return "incremental with DuckDB: changes are added to a state of the groups, which the view keeps"
+            return "incremental: changes are added to a state of the groups, which the view keeps"
         if self.coverage.full_reason is not None:
             return f"full: each refresh recomputes all rows, because {self.coverage.full_reason}"
         scope = self.scope
@@ -196,16 +191,15 @@ class ViewPlan:
                 lines.append(f"  {occurrence.table}: a change touches ({', '.join(own)})")
             else:
                 lines.append(f"  {occurrence.table}: a change recomputes all rows, because {occurrence.reason}")
-        if self.fold is not None:
-            lines.append("  changes are added to the sums and counts; if a sum becomes 0, the groups are recomputed")
         if self.state is not None:
-            lines.append("  with DuckDB, changes are added to a state of the groups, which the view keeps")
+            lines.append("  changes are added to a state of the groups, which the view keeps")
         if self.row_changes is not None:
             lines.append("  rows are computed of the changed rows and those that they join with")
         if self.by_rows:
-            engine = "" if self.state is None else "on Spark, "
-            share = f"{SHARE_PERCENT} % of {LEAST_ROWS:,} rows"
-            lines.append(f"  {engine}a step that touches {share} or more recomputes all rows")
+            share = f"{SHARE_PERCENT} % of {LEAST_ROWS:,} rows or more"
+            without_state = f"a step that touches {share} recomputes all rows"
+            with_state = f"a step whose changes are {share} makes rows and state anew"
+            lines.append(f"  {without_state if self.state is None else with_state}")
         return "\n".join(lines)
 
 
@@ -254,13 +248,12 @@ def derive(
                 f"{lacking[0].reason}; create it with refresh='auto' or change the query"
             )
     query = flattened(form.query) if form.query.find(exp.Subquery) else form.query
-    fold = None if refresh == "full" else fold_of(query, form.occurrences, primary_key)
     batches = batches_of(form.query, form.occurrences)
     coverage = Coverage(tuple(form.outputs), tuple(primary_key), occurrences, reason, batches)
-    state = None if refresh == "full" or fold is not None else state_of(query, form.occurrences, tables, primary_key)
+    state = None if refresh == "full" else state_of(query, form.occurrences, tables, primary_key)
     rows = None if refresh == "full" else row_changes_of(query, form.occurrences, tables, primary_key)
     by_rows = refresh == "auto" and reason is None
-    return ViewPlan(sql, form, dict(tables), coverage, paths, fold, state, rows, by_rows)
+    return ViewPlan(sql, form, dict(tables), coverage, paths, state, rows, by_rows)
 
 
 def _occurrences(form: NormalForm, paths: Mapping[str, Path]) -> Iterator[Occurrence]:

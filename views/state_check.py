@@ -15,10 +15,10 @@ from epochlog.store.metadata.state_tables import read_state
 from epochlog.store.scan.scan_plan import ScanPlan
 from epochlog.store.session.handle import Handle
 
+from .aggregate_state import FOLDED
 from .compiled_plan import CompiledPlan, CompiledQuery
 from .derivation import ViewPlan
 from .duckdb_engine import rows_of
-from .folding import FOLDED
 from .state_changes import handed_on, no_rows, state_change
 from .state_step import stamp_of
 from .state_tables import Layout

@@ -24,8 +24,8 @@ from epochlog.store.types.key_codec import KeyCodec, contiguous
 from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 
+from .aggregate_state import FOLDED
 from .compiled_plan import CompiledPlan, CompiledQuery
-from .folding import FOLDED
 from .restriction import TOUCHED
 from .state_changes import (
     ChangedGroups,

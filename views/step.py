@@ -9,14 +9,12 @@ from typing import Any, Generic
 
 import pyarrow as pa
 
-from epochlog.checkpoint.job.local_context import read_groups
 from epochlog.checkpoint.job.refresh_context import RefreshContext
 from epochlog.checkpoint.job.row_groups import several_rows
 from epochlog.checkpoint.job.step_work import StepWork
 from epochlog.errors import InvalidInput, LimitExceeded
 from epochlog.store.env.log_events import VIEW_RECOMPUTED
 from epochlog.store.metadata.state_tables import StateWrites
-from epochlog.store.types.read_options import ReadOptions
 from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 
@@ -24,7 +22,6 @@ from .chunks import Merges, chunked_tables
 from .compiled_plan import CompiledPlan, CompiledQuery
 from .derivation import NotCovered
 from .engine import StepEngine
-from .folding import FOLDED, MOST_GROUPS, Fold, folded, groups_of_changes
 from .reads import R
 from .refresh_choice import recomputes_all
 from .restriction import TOUCHED
@@ -53,7 +50,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Step that adds the changes to the sums and counts of their groups (R9)."""
+    """Step that adds the changes to the state of their groups (R9)."""
 
     rows: Mapping[str, pa.Table]
     """New rows by output, of groups that have rows still."""
@@ -84,7 +81,7 @@ Step = AllRows | Groups | Changes | ChangedRows | ChunkRows
 _WAYS: Mapping[type[Step], str] = {
     AllRows: "all rows",
     Groups: "groups",
-    Changes: "sums",
+    Changes: "state",
     ChangedRows: "rows",
     ChunkRows: "chunk",
 }
@@ -126,7 +123,7 @@ class _Driver(Generic[R]):
             tables = chunked_tables(self.plan.derive(), self.output) if self.ctx.plan.by_chunks else {}
             table = self.ctx.take_chunk(tables)
             return AllRows("refresh") if table is None else ChunkRows(tables[table])
-        changes: Step | None = None if self.plan.fold is None else self._changes(self.plan.fold, changed)
+        changes: Step | None = None
         if self.state is not None and not self._changes_most_rows(changed):
             try:
                 changes = self._by_state(self.state, changed)
@@ -146,10 +143,9 @@ class _Driver(Generic[R]):
     def write(self, step: Step) -> None:
         """Compute and write the rows of a step. The state of a step that does not come of the state is made anew."""
         self._write(step)
-        by = "state" if isinstance(step, Changes) and self.ctx.state.kept is not None else _WAYS[type(step)]
         if self.state is not None and self.ctx.state.kept is None and not isinstance(step, ChunkRows):
             self.state.make_anew()
-        self.ctx.work = StepWork(by, () if self.state is None else tuple(self.state.blocks))
+        self.ctx.work = StepWork(_WAYS[type(step)], () if self.state is None else tuple(self.state.blocks))
 
     def _write(self, step: Step) -> None:
         if isinstance(step, AllRows):
@@ -199,31 +195,6 @@ class _Driver(Generic[R]):
         """Return the rows of a block by output. A view has one block and one output."""
         return {self.output.name: self.engine.conform(self.output, self.engine.run(query, known))}
 
-    def _changes(self, fold: Fold, changed: Sequence[str]) -> Changes | None:
-        """Return the step that adds the changes; None if it cannot give the view's rows.
-
-        The groups whose values the changes do not tell, such as one whose sums are all 0 now and that may have no rows
-        any more, are computed again, and are part of the rows.
-        """
-        try:
-            deltas = self.engine.collect(self.engine.run(self.plan.deltas(changed)), most=MOST_GROUPS + 1)
-            groups = groups_of_changes(fold, self.output.schema, deltas)
-            if groups is None:
-                return None
-            before = self._rows_before(groups)
-            result = folded(fold, groups, deltas, before)
-            if result is None:
-                return None
-            blocks = [self._rows(self.plan.folded_rows(), {FOLDED: result.rows})] if result.rows.num_rows else []
-            if result.unknown.num_rows:
-                blocks.append(self._rows(self.plan.refresh_query(list(fold.groups)), {TOUCHED: result.unknown}))
-            parts = [self.engine.collect(block[self.output.name], output=self.output) for block in blocks]
-        except (InvalidInput, pa.ArrowInvalid):
-            return None  # The query itself may not fail: these expressions are evaluated of other values.
-        schema = self.output.schema
-        rows = pa.concat_tables([schema.empty_table(), *(as_schema(part, schema) for part in parts)])
-        return Changes({self.output.name: rows}, result.groups)
-
     def _row_changes(self, changed: Sequence[str]) -> ChangedRows | None:
         """Return the step that writes the rows of the changes; None if they are too many, or cannot be computed."""
         most = self.engine.most_rows
@@ -254,11 +225,6 @@ class _Driver(Generic[R]):
         upstreams = self.ctx.plan.upstreams.values()
         changes = sum(self.ctx.plan.upstream(name).changes.rows for name in changed)
         return recomputes_all(changes, sum(upstream.current.rows_at_most for upstream in upstreams))
-
-    def _rows_before(self, groups: pa.Table) -> pa.Table:
-        """Return the view's rows with these primary keys; all rows for no columns."""
-        plan, files = self.ctx.plan.output(self.output.name).previous, self.ctx.files
-        return read_groups(files, plan, ReadOptions(), groups) if groups.column_names else plan.read(files)
 
     def _touched(self, changed: Sequence[str], scope: tuple[str, ...]) -> pa.Table | None:
         """Return the touched values of the scope; None if they cannot be computed in this step.

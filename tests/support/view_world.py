@@ -12,14 +12,16 @@ from typing import Protocol
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 from sqlglot import exp
 
 from confirmed import RawJudge, kept
 from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 from epochlog.views import syntax
+from epochlog.views.aggregate_state import StatePlan
+from epochlog.views.delta_join import TERM
 from epochlog.views.derivation import TOUCHED, ViewPlan, derive, render
-from epochlog.views.folding import FOLDED, Fold, folded, groups_of_changes
 from epochlog.views.normal_form import normal_form
 from epochlog.views.parsing import parse
 from epochlog.views.row_changes import gained_and_lost
@@ -206,17 +208,15 @@ def columns_of(name: str) -> tuple[str, ...]:
 class Outcome:
     """Counts of steps: incremental and full ones, touched groups and those of them that differ.
 
-    folded, unfolded: steps whose changes were added to sums, and those where that gives no rows. computed: groups of
-    the former that were computed again. by_changes: steps whose rows were computed of the changes alone.
+    joined: steps whose changes of a join were those of its rows. by_changes: steps whose rows were computed of the
+    changes alone.
     """
 
     incremental: int = 0
     full: int = 0
     touched: int = 0
     needed: int = 0
-    folded: int = 0
-    unfolded: int = 0
-    computed: int = 0
+    joined: int = 0
     by_changes: int = 0
 
     def plus(self, other: Outcome) -> Outcome:
@@ -271,39 +271,34 @@ def check_step(
     outcome.needed += len({tuple(row[place] for place in places) for row in differing})
 
 
-def check_fold(
-    world: ViewWorld, plan: ViewPlan, fold: Fold, engine: Engine, answers: Answers, changed: set[str], outcome: Outcome
-) -> None:
-    """Compare the view before, with the folded groups in place, with the query after. Raises Differs."""
-    if not changed:
-        return
-    outputs, groups_at = plan.form.outputs, [plan.form.outputs.index(name) for name in fold.groups]
-    engine.load(world.contents(plan.query()))
-    schema = in_64_bits(engine.arrow(plan.query()).slice(0, 0)).schema
-    query = fold.deltas(changed)
+def check_inputs(
+    world: ViewWorld, plan: ViewPlan, state: StatePlan, engine: Engine, before: Counter[Row], changed: set[str]
+) -> Counter[Row]:
+    """Compare the rows that the join of a state's first block had, and those that it gains and loses, with those that
+    it has; return these. changed: none at the beginning. Raises Differs.
+    """
+    query = plan.state_rows(())
     engine.load(world.contents(query))
-    deltas = in_64_bits(engine.arrow(query))
-    groups = groups_of_changes(fold, schema, deltas)
-    assert groups is not None, plan.sql
-    before = pa.Table.from_pylist([dict(zip(outputs, row, strict=True)) for row in answers.was], schema=schema)
-    result = folded(fold, groups, deltas, before)
-    if result is None:
-        outcome.unfolded += 1
-        return
-    outcome.folded += 1
-    outcome.computed += result.unknown.num_rows
-    engine.put(FOLDED, result.rows)
-    rows = engine.rows(fold.rows)
-    if result.unknown.num_rows:
-        engine.put(TOUCHED, result.unknown)
-        engine.load(world.contents(plan.query()))
-        rows += engine.rows(plan.refresh_query(list(fold.groups)))
-    replaced = {tuple(group.values()) for group in result.groups.to_pylist()} if groups_at else {()}
-    if groups_at or result.rows.num_rows:
-        rows += [row for row in answers.was if tuple(row[place] for place in groups_at) not in replaced]
-    else:
-        rows = answers.was
-    _require_equal(rows, answers.wanted, plan, "sums with the changes added")
+    after = _counted(engine.arrow(query), is_new=True)
+    if changed:
+        deltas = state.changes(changed)
+        engine.load(world.contents(deltas))
+        rows = engine.arrow(deltas)
+        gained, lost = _counted(rows, is_new=True), _counted(rows, is_new=False)
+        expected = Counter(before)
+        expected.update(gained)
+        expected.subtract(lost)
+        wanted, given = sorted(after.elements(), key=repr), sorted((+expected).elements(), key=repr)
+        if wanted != given or -expected:
+            raise Differs(f"changes of the join of a state: {given}, less {-expected}, not {wanted}")
+    return after
+
+
+def _counted(rows: pa.Table, *, is_new: bool) -> Counter[Row]:
+    """Count the rows of a join that it has, or gains, or that it loses."""
+    names = [name for name in rows.column_names if name not in (IS_NEW, TERM)]
+    some = rows.filter(pc.equal(rows.column(IS_NEW), is_new)).select(names)
+    return Counter(tuple(row.values()) for row in some.to_pylist())
 
 
 def check_row_changes(
@@ -329,27 +324,24 @@ def check_row_changes(
     outcome.by_changes += 1
 
 
-def in_64_bits(rows: pa.Table) -> pa.Table:
-    """Return the rows with integers of 64 bits in place of wider ones."""
-    kinds = [pa.int64() if pa.types.is_decimal(field.type) else field.type for field in rows.schema]
-    return rows.cast(pa.schema(list(zip(rows.column_names, kinds, strict=True))))
-
-
 def play(
     plan: ViewPlan, seed: object, steps: int, engine: Engine, judge: Judge, world: type[ViewWorld] = ViewWorld
 ) -> Outcome:
     """Check a plan over random changes; a difference names the seed and the query."""
     outcome = Outcome()
     tables = world(random.Random(f"world {seed}"), plan.tables)
-    was = judge(plan.sql, tables.now)
+    was, inputs = judge(plan.sql, tables.now), Counter[Row]()
+    if plan.state is not None:
+        inputs = check_inputs(tables, plan, plan.state, engine, inputs, set())
     for _ in range(steps):
         changed = tables.change()
         wanted = judge(plan.sql, tables.now)
         try:
             check_step(tables, plan, engine, Answers(was, wanted), changed, outcome)
             check_row_changes(tables, plan, engine, Answers(was, wanted), changed, outcome)
-            if plan.fold is not None:
-                check_fold(tables, plan, plan.fold, engine, Answers(was, wanted), changed, outcome)
+            if plan.state is not None:
+                inputs = check_inputs(tables, plan, plan.state, engine, inputs, changed)
+                outcome.joined += bool(changed)
         except Differs as error:
             raise Differs(f"seed {seed}, key {plan.coverage.primary_key}: {error}\n{plan.sql}") from error
         was = wanted

@@ -37,7 +37,7 @@ def planned(sql: str, tables: Mapping[str, TableSchema], key: tuple[str, ...]) -
 def columns_of_all_queries(plan: ViewPlan) -> dict[str, set[str]]:
     """Return the columns that the plan's queries read, by table: of a barrier in which all tables have changed."""
     scope, aliases = plan.scope, plan.form.occurrences
-    queries = [plan.query(), *([plan.fold.deltas(plan.tables)] if plan.fold else [])]
+    queries = [plan.query(), *([plan.state.changes(plan.tables), plan.state_rows(())] if plan.state else [])]
     if scope:
         queries += [plan.refresh_query(scope), *filter(None, (plan.keys_of(alias, scope) for alias in aliases))]
         with suppress(NotCovered):

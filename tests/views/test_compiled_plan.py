@@ -138,8 +138,8 @@ def visited(monkeypatch: pytest.MonkeyPatch, text: tuple[str, str, int]) -> int:
         scope = compiled.coverage.scope_of(["t"])
         for query in (compiled.query(), compiled.touched_query(["t"], scope), compiled.refresh_query(scope)):
             assert query.text
-        if compiled.fold is not None:
-            assert compiled.deltas(["t"]).text
+        if compiled.state:
+            assert compiled.state_changes(["t"]).text and compiled.state_rows(()).text
     return calls.count
 
 

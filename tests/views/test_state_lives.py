@@ -482,7 +482,7 @@ def test_a_join_of_too_many_rows_has_no_state(
 
 @pytest.mark.medium
 def test_a_context_whose_commit_records_no_state_makes_none(world: StateWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commit as a coordinator does, which has none of the states of its workers."""
+    """Refresh as a part of several does, none of which has the rows of all groups."""
     runner = world.view._runner
     change(world)
     world.store.checkpoint()

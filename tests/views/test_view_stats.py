@@ -41,7 +41,6 @@ def step(store: el.Store, view: el.View, ids: range, *, cents: int = 5) -> int:
 def test_each_step_says_what_it_was_computed_by(store: el.Store) -> None:
     texts = {
         "state": (GROUPS, "n"),
-        "sums": ("SELECT day, COUNT(*) AS n, SUM(cents) AS c FROM orders GROUP BY day", "day"),
         "rows": ("SELECT id, cents FROM orders WHERE day > 0", "id"),
         "groups": ("SELECT day, MAX(cents + 0D) AS s FROM orders GROUP BY day", "day"),
         "all rows": ("SELECT COUNT(*) AS n, MAX(cents + 0D) AS m FROM orders", "n"),

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from epochlog.views import folding
+from epochlog.views import aggregate_state
 from lab import Lab
 from width_work import Meter, superlinear
 
@@ -64,11 +64,13 @@ def test_a_search_of_each_sum_among_all_outputs_is_found(tmp_path: Path, monkeyp
     assert superlinear(lambda columns, meter: sums_alone(tmp_path, columns, meter), 8) == []
 
     class Searched(dict[Any, str]):
-        def get(self, value: Any, default: Any = None) -> Any:
-            return next((name for key, name in self.items() if key == value), default)
+        def __contains__(self, value: object) -> bool:
+            return any(key == value for key in self)
 
-    real = folding._outputs_by_value
-    monkeypatch.setattr(folding, "_outputs_by_value", lambda block: Searched(real(block)))
+    real = aggregate_state._rows
+    monkeypatch.setattr(
+        aggregate_state, "_rows", lambda block, groups, aggregates: real(block, groups, Searched(aggregates))
+    )
     growing = superlinear(lambda columns, meter: sums_alone(tmp_path, columns, meter), 8, also=[__file__])
     assert growing
     assert all("instructions in" in line and Path(__file__).name in line for line in growing)
