@@ -57,6 +57,7 @@ HISTORY_SCHEMA = pa.schema(
         ("txn", pa.struct([("application", pa.string()), ("id", pa.int64())])),
         ("job", pa.string()),
         ("operation", pa.string()),
+        ("engine", pa.string()),
         ("rows_upserted", pa.int64()),
         ("rows_deleted", pa.int64()),
         ("segments", pa.int64()),
@@ -375,7 +376,10 @@ class Table(OneProcess):
         truncate_log(self._handle, self._table, before)
 
     def history(self, limit: int | None = None) -> pa.Table:
-        """Return one row for each remembered commit, newest first."""
+        """Return one row for each remembered commit, newest first.
+
+        engine: of a refresh of a job, `local` (DuckDB, or the job's own function, in a process) or `spark`; else null.
+        """
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
             raise InvalidInput(f"limit must be a number of commits >= 0, not {limit!r}")
         commits = self._read(lambda view, table: read_commits(view, table, limit))
@@ -385,7 +389,8 @@ class Table(OneProcess):
                 "timestamp": commit.at_ms,
                 "txn": {"application": commit.txn[0], "id": commit.txn[1]} if commit.txn else None,
                 "job": commit.job,
-                "operation": commit.operation,
+                "operation": commit.kind,
+                "engine": commit.engine,
                 "rows_upserted": commit.rows_upserted,
                 "rows_deleted": commit.rows_deleted,
                 "segments": commit.segments,

@@ -26,6 +26,7 @@ from epochlog.exchange.transport.message_fields import (
     number,
     one_of,
 )
+from epochlog.store.catalog.records import Record, checked
 from epochlog.store.commit.loads import MAX_STATE, MOST_PARTS
 from epochlog.store.env.paths import is_segment_path
 from epochlog.store.metadata.state_tables import ViewState
@@ -52,6 +53,27 @@ class PartName(NamedTuple):
     number: int  # from 0
 
 
+@dataclass(frozen=True, slots=True)
+class RefreshReport:
+    """Report of a refresh by the part of a job, for the commit that a coordinator makes of it."""
+
+    operation: str
+    """Name of the commit in the history of the job's outputs."""
+    engine: str
+    state: ViewState | None = None
+    """State of a view after the refresh, of its only part; None if it keeps none."""
+
+    def to_record(self) -> Record:
+        state = None if self.state is None else self.state.to_record()
+        return {"operation": self.operation, "engine": self.engine, "state": state}
+
+    @classmethod
+    @checked
+    def from_record(cls, record: Record) -> RefreshReport:
+        state = None if record["state"] is None else ViewState.from_record(record["state"])
+        return cls(record["operation"], record["engine"], state)
+
+
 # ---- checks of one field -------------------------------------------------------------------------------------------
 
 
@@ -61,19 +83,27 @@ def _state(value: Any) -> bytes | None:
     return value
 
 
-def _reported_state(value: Any) -> bytes | ViewState | None:
+def _reported_state(value: Any) -> bytes | RefreshReport | None:
     if type(value) is not dict:
         return _state(value)
     try:
-        state = ViewState.from_record(value)
+        report = RefreshReport.from_record(value)
     except EpochlogError:
-        raise BadMessage("a view's state lacks a field, or has one of another type") from None
+        raise BadMessage("the report of a refresh lacks a field, or has one of another type") from None
+    if not is_name(report.operation) or not is_name(report.engine):
+        raise BadMessage("the operation or the engine of a refresh is no name")
+    if report.state is not None:
+        _require_state(report.state)
+    return report
+
+
+def _require_state(state: ViewState) -> None:
+    """Raise BadMessage for a state with a value that no step makes."""
     if len(state.segments) > MAX_SEGMENTS or len(state.tables) > MAX_TABLES:
         raise BadMessage(f"a view's state has more than {MAX_TABLES} tables or {MAX_SEGMENTS} segments")
     number(state.disagreements)
     for segment in state.segments:
         _require_segment(segment)
-    return state
 
 
 def _part(value: Any) -> PartName:
@@ -137,7 +167,7 @@ def _list(value: Any, length: int) -> list[Any]:
 
 
 State = Annotated[bytes | None, _state]
-ReportedState = Annotated[bytes | ViewState | None, _reported_state]
+ReportedState = Annotated[bytes | RefreshReport | None, _reported_state]
 
 # ---- messages ------------------------------------------------------------------------------------------------------
 
@@ -213,8 +243,7 @@ class Attach(PartMessage):
 class Reported(AttemptMessage):
     """Report of a part for one barrier: its sealed segments by table, and its state.
 
-    The state of a load's part is bytes (None: unchanged). That of a job is what the only part of a view has computed;
-    None if it keeps none.
+    The state of a load's part is bytes (None: unchanged), that of a job's part the report of its refresh.
     """
 
     segments: Annotated[Mapping[str, tuple[Segment, ...]], _segments]
@@ -368,7 +397,7 @@ def _plain(message: Message) -> list[Any]:
     if isinstance(message, Reported):
         records = {table: [segment.to_record() for segment in segments] for table, segments in message.segments.items()}
         values[FIELD_NAMES[Reported].index("segments")] = records
-        if isinstance(message.state, ViewState):
+        if isinstance(message.state, RefreshReport):
             values[FIELD_NAMES[Reported].index("state")] = message.state.to_record()
     return [_TAGS[type(message)], *values]
 

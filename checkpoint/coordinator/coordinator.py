@@ -27,7 +27,6 @@ from epochlog.exchange.transport.errors import encode_error
 from epochlog.store.commit.reported_segments import check_reported
 from epochlog.store.env.clock import Clock, SystemClock, monotonic_s
 from epochlog.store.env.log_events import REPORT_REFUSED, WORKER_SILENT
-from epochlog.store.metadata.state_tables import ViewState
 from epochlog.store.session.handle import Handle
 
 from .decision_executor import DecisionExecutor
@@ -160,14 +159,15 @@ class Coordinator:
             unknown = set(message.segments) - set(running.managed_job.tables)
             if unknown:
                 raise BadMessage(f"a report of {key} has segments of table {min(unknown)!r}, which it does not write")
-            is_of_view = isinstance(message.state, ViewState)
-            if message.state is not None and is_of_view != (part.kind == "job"):
+            is_of_job = isinstance(message.state, wire.RefreshReport)
+            if message.state is not None and is_of_job != (part.kind == "job"):
                 raise BadMessage(f"a report of {key} has a state that is none of a {part.kind}")
             state = message.state or b""
             report = commands.Report(
                 key, message.barrier_id, actor, message.incarnation, message.segments, state, message.ended
             )
-            if is_of_view or any(message.segments.values()):
+            has_state = isinstance(message.state, wire.RefreshReport) and message.state.state is not None
+            if has_state or any(message.segments.values()):
                 self._checks.submit(run_logged, self._check_report, running, part, report)
             else:
                 self._executor.execute(self._executor.manager.collect(report))
@@ -190,8 +190,9 @@ class Coordinator:
         """
         error: EpochlogError | None = None
         try:
-            (table, *_), state = running.managed_job.tables, report.state
-            check_reported(self._handle, report.segments, {table: state} if isinstance(state, ViewState) else {})
+            (table, *_), refresh = running.managed_job.tables, report.state
+            state = refresh.state if isinstance(refresh, wire.RefreshReport) else None
+            check_reported(self._handle, report.segments, {} if state is None else {table: state})
         except EpochlogError as check_error:
             error = check_error
             REPORT_REFUSED.log(job=report.job, part=part.number, error=error)

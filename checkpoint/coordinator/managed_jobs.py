@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from epochlog.checkpoint.control_messages import Attach
+from epochlog.checkpoint.control_messages import Attach, RefreshReport
 from epochlog.checkpoint.job.drain import record_drain
 from epochlog.checkpoint.job.job_looks import LookRequest
 from epochlog.checkpoint.job.next_barrier import Barrier
@@ -47,7 +47,7 @@ from epochlog.store.commit.root_commit import RootCommit
 from epochlog.store.commit.transaction import commit_changes
 from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.lookups import find_job, get_job, get_table
-from epochlog.store.metadata.state_tables import StateWrites, ViewState
+from epochlog.store.metadata.state_tables import StateWrites
 from epochlog.store.session.handle import Handle
 from epochlog.store.session.run_listener import Run
 from epochlog.store.sst.segment import Segment
@@ -346,9 +346,12 @@ class JobTask:
         outputs: Mapping[str, tuple[Segment, ...]] = {
             name: tuple(segment.labelled(label) for segment in segments) for name, segments in commit.segments.items()
         }
-        state = next((state for state in commit.states.values() if isinstance(state, ViewState)), None)
+        reports = [report for report in commit.states.values() if isinstance(report, RefreshReport)]
+        report = reports[0] if reports else RefreshReport("refresh", "")
+        state = StateWrites(report.state if self._parts == 1 else None)
+        plan = replace(self._plan, engine=report.engine)
         try:  # the next attempt commits refused segments
-            epoch = self._runner.commit(self._plan, outputs, keep=True, state=StateWrites(state))
+            epoch = self._runner.commit(plan, outputs, keep=True, operation=report.operation, state=state)
         except TableDropped as error:  # with its job, which is the cause to name
             raise self._runner.find_cause(error, self._plan) from None
         self._completed(epoch)

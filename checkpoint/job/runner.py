@@ -162,8 +162,9 @@ class JobRunner(JobClaims):
 
         For a backfill chunk, record its segments and return 0. A refused commit deletes its files; keep: it does not.
         """
+        named = _stored(operation, plan.engine)
         refreshed = [
-            TableChange(output.table, tuple(outputs.get(name, ())), operation) for name, output in plan.outputs.items()
+            TableChange(output.table, tuple(outputs.get(name, ())), named) for name, output in plan.outputs.items()
         ]
         changes, job, ends = refreshed, plan.job, list[JobEnd]()
 
@@ -222,7 +223,8 @@ class JobRunner(JobClaims):
                 output = plan.outputs[change.name]
                 assert output.replaced is not None
                 written = difference(output.target, output.replaced, output.previous.extended(change.segments))
-                changes.append(replace(change, segments=tuple(written), operation="rebuild", is_difference=True))
+                named = _stored("rebuild", plan.engine)
+                changes.append(replace(change, segments=tuple(written), operation=named, is_difference=True))
         except EpochlogError as error:
             discard_refused(self.handle, error, changes)
             raise
@@ -482,3 +484,8 @@ class JobRunner(JobClaims):
 
 def _is_runner(job: JobRecord, lease: RunnerLease) -> bool:
     return job.runner is not None and job.runner.holder == lease.holder
+
+
+def _stored(operation: str, engine: str) -> str:
+    """Return the operation of a refresh as a commit stores it. engine: "" if it is not known."""
+    return f"{operation}:{engine}" if engine else operation

@@ -39,7 +39,7 @@ class StepWork:
     """Work of the refresh of a view."""
 
     by: str = ""
-    """How it was computed: by `state`, `sums`, `rows`, `groups`, `chunk` or `all rows`; "" for a job with a refresh of
+    """How it was computed: by `state`, `rows`, `groups`, `chunk` or `all rows`; "" for a job with a refresh of
     the user's own.
     """
     blocks: tuple[BlockWork, ...] = ()

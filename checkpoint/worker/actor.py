@@ -18,7 +18,6 @@ from epochlog.store.commit.root_commit import refuse_unwritable
 from epochlog.store.env.clock import Deadline
 from epochlog.store.metadata.definitions import TableDef
 from epochlog.store.metadata.lookups import find_table
-from epochlog.store.metadata.state_tables import ViewState
 from epochlog.store.session.handle import Handle
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import SegmentWriter
@@ -213,7 +212,7 @@ class Part:
         """Discard the rows that are written but not committed."""
 
     def _report_barrier(
-        self, inject: wire.Injected, sealed: dict[str, list[Segment]], state: bytes | ViewState | None
+        self, inject: wire.Injected, sealed: dict[str, list[Segment]], state: bytes | wire.RefreshReport | None
     ) -> None:
         """Report for a barrier. Call under `changed`."""
         self._ended = self._ended or inject.drain

@@ -17,7 +17,6 @@ from epochlog.errors import BarrierChanged, EpochlogError, Fenced
 from epochlog.exchange.transport.message_fields import MAX_TEXT
 from epochlog.store.env.clock import Deadline
 from epochlog.store.metadata.lookups import find_job
-from epochlog.store.metadata.state_tables import ViewState
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import remove_segments
 from epochlog.store.types.epoch import show_epoch
@@ -34,7 +33,7 @@ class JobPart(Part):
     _reported: tuple[int, int] | None = None
     _context: RefreshContext[Any, Any, Any] | None = None  # of the newest refresh, until its segments are committed
     _refreshed: CommittedStep | None = None  # of the newest refresh, without its epoch
-    _state: ViewState | None = None  # of a view after the newest refresh
+    _of_refresh: wire.RefreshReport | None = None  # of the newest refresh
 
     def step(self, refresh: PartRefresh, timeout: float | None = None) -> int | None:
         """Run the next barrier; return its epoch, or None after `timeout` seconds or when the job has finished.
@@ -82,7 +81,7 @@ class JobPart(Part):
                 return None
             sealed = segments
         with self._worker.changed:
-            self._report_barrier(inject, sealed, self._state)
+            self._report_barrier(inject, sealed, self._of_refresh)
             self._reported = (inject.prev, inject.curr)
             self._wait(lambda: self._committed[0] >= inject.barrier_id or self._aborted >= inject.barrier_id, None)
             epoch = self._committed[1] if self._committed[0] >= inject.barrier_id or self.finished else None
@@ -112,7 +111,7 @@ class JobPart(Part):
             is_alone = self.of == 1
             plan = replace(plan_chunk(handle.files, plan) if is_alone else plan, engine=adapter.engine)
             if plan.fully_loaded:
-                self._state = None
+                self._of_refresh = wire.RefreshReport("refresh", plan.engine)
                 self._refreshed = CommittedStep.of(plan, 0, {}, "refresh")
                 return {}
             self.end_context()
@@ -127,7 +126,7 @@ class JobPart(Part):
                 self._decline(inject, f"the view was replaced or is to be rebuilt: {error}")
                 return None
             self._refreshed = CommittedStep.of(plan, 0, segments, context.operation, context.work)
-            self._state = context.state.kept
+            self._of_refresh = wire.RefreshReport(context.operation, context.plan.engine, context.state.kept)
             if context.plan.next_cursor is None:
                 remove_segments(handle.files, context.state.unrecorded(is_last=False))
                 return segments
@@ -176,5 +175,5 @@ class JobPart(Part):
         return True
 
     def _discard_uncommitted(self) -> None:
-        self._reported = self._state = None
+        self._reported = self._of_refresh = None
         self.end_context()

@@ -349,8 +349,8 @@ def commits_page(commits: Iterable[Facts]) -> Table:
 
 
 def _commit_row(commit: Facts) -> tuple[str, ...]:
-    txn = commit["txn"]
-    by = commit["job"] or (f"{txn['application']} {txn['id']}" if txn else NONE)
+    job = f"{commit['job']} ({commit['engine']})" if commit["engine"] else commit["job"]
+    by = job or (f"{txn['application']} {txn['id']}" if (txn := commit["txn"]) else NONE)
     counts = (count_text(commit[name]) for name in ("rows_upserted", "rows_deleted", "segments"))
     return epoch_text(commit["epoch"]), commit["operation"], by, *counts, bytes_text(commit["bytes"])
 

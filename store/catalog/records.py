@@ -12,7 +12,6 @@ from types import NoneType, UnionType
 from typing import Any, Protocol, Self, TypeVar, get_args, get_type_hints
 
 import msgpack
-import pyarrow as pa
 
 from epochlog.errors import Corrupt
 from epochlog.store.env.lru_cache import LRUCache
@@ -116,7 +115,7 @@ def decode(kind: type[Decodable], key: bytes, value: bytes, *, keep: bool = True
 
 _SPOILT = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError),
-    *(OSError, pa.ArrowException, msgpack.UnpackException),  # of packed columns
+    *(OSError, NotImplementedError, msgpack.UnpackException),  # of packed columns
 )
 
 

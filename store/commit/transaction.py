@@ -273,7 +273,7 @@ def _count(handle: Handle, changes: Sequence[Prepared], epoch: int, began_s: flo
     """Count and log a commit that has landed. began_s: monotonic time of its begin."""
     took_s = monotonic_s() - began_s
     for prepared in changes:
-        name, operation = prepared.change.name, prepared.change.operation
+        name, operation = prepared.change.name, prepared.change.operation.partition(":")[0]
         rows = sum(segment.rows for segment in prepared.segments)
         handle.recorder.add(COMMITS, name)
         handle.recorder.add(COMMITTED_ROWS, name, by=rows)

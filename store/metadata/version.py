@@ -216,6 +216,7 @@ class Commit:
     epoch: int
     at_ms: int
     operation: str
+    """Operation as it is stored: that of a job's refresh has the engine behind a colon, as in `refresh:spark`."""
     txn: tuple[str, int] | None
     job: str | None
     rows_upserted: int
@@ -224,6 +225,16 @@ class Commit:
     bytes: int
     changed: bool
     labels: tuple[int, ...]  # log epochs other than `epoch` itself
+
+    @property
+    def kind(self) -> str:
+        """Return the operation without an engine."""
+        return self.operation.partition(":")[0]
+
+    @property
+    def engine(self) -> str | None:
+        """Return the engine that has refreshed the job's outputs; None of other commits and earlier releases."""
+        return self.operation.partition(":")[2] or None
 
     def to_record(self) -> Record:
         record = {name: getattr(self, name) for name in self.__slots__}

@@ -119,6 +119,8 @@ def test_steps_under_a_coordinator_add_changes_to_the_state(tmp_path: Path, step
         world.check()
         assert set(steps) == {"Changes"} and steps["Changes"] >= 11, steps
         assert "state: groups" in world.view.explain()
+        history = world.store.table("v").history().select(["job", "operation", "engine"])
+        assert set(map(tuple, (row.values() for row in history.to_pylist()))) == {("v", "refresh", "local")}
 
 
 @pytest.mark.medium
@@ -198,7 +200,8 @@ def spoil_first(world: World, spoil: Callable[[Path], object], monkeypatch: pyte
     spoilt: list[str] = []
 
     def reported(part: JobPart, inject: wire.Injected, sealed: Any, state: Any) -> None:
-        if not spoilt and state is not None and (new := state.new_segments(world.state())):
+        kept = None if state is None else state.state
+        if not spoilt and kept is not None and (new := kept.new_segments(world.state())):
             spoil(Path(world.store.root) / new[0].path)
             spoilt.append(new[0].path)
             data_file._verified.clear()

@@ -27,7 +27,8 @@ MESSAGES = [
     wire.Attach(PART, 4, ("clicks", "users"), True, 0, True),
     wire.Reported(PART, 1 << 40, 5, {"clicks": (SEGMENT, SEGMENT)}, b"state", False),
     wire.Reported(PART, 1, 5, {}, None, True),
-    wire.Reported(PART, 1, 5, {"clicks": (SEGMENT,)}, STATE, False),
+    wire.Reported(PART, 1, 5, {"clicks": (SEGMENT,)}, wire.RefreshReport("recompute", "spark", STATE), False),
+    wire.Reported(PART, 1, 5, {}, wire.RefreshReport("refresh", "part"), False),
     wire.Declined(PART, 1, 5, "cannot"),
     wire.Ended(PART, 1),
     wire.Progress(PART, 1),
@@ -74,7 +75,8 @@ def test_a_segment_that_no_writer_makes_is_refused(changed: dict[str, Any]) -> N
 
 
 def reported_state(**changed: Any) -> bytes:
-    return packed([3, list(PART), 1, 5, {}, {**STATE.to_record(), **changed}, False])
+    report = {"operation": "refresh", "engine": "local", "state": {**STATE.to_record(), **changed}}
+    return packed([3, list(PART), 1, 5, {}, report, False])
 
 
 def table(**changed: Any) -> dict[str, Any]:
@@ -89,7 +91,8 @@ def table(**changed: Any) -> dict[str, Any]:
     {"tables": [table(segments=[{**SEGMENT.to_record(), "path": "/etc/passwd"}])]}, {"tables": [table(segments=5)]},
 ])  # fmt: skip
 def test_a_state_that_no_step_makes_is_refused(changed: dict[str, Any]) -> None:
-    assert wire.decode(reported_state()) == [wire.Reported(PART, 1, 5, {}, STATE, False)]
+    report = wire.RefreshReport("refresh", "local", STATE)
+    assert wire.decode(reported_state()) == [wire.Reported(PART, 1, 5, {}, report, False)]
     with pytest.raises(BadMessage):
         wire.decode(reported_state(**changed))
 
@@ -116,6 +119,9 @@ def test_a_state_with_spoilt_columns(data: st.DataObject) -> None:
     packed([1, 1, "x" * 4001]),
     packed([3, list(PART), 1, 5, {}, bytes((64 << 10) + 1), False]),
     packed([3, list(PART), 1, 5, {"../x": []}, None, False]),
+    packed([3, list(PART), 1, 5, {}, {}, False]),
+    packed([3, list(PART), 1, 5, {}, {"operation": "refresh", "engine": "a:b", "state": None}, False]),
+    packed([3, list(PART), 1, 5, {}, {"operation": 5, "engine": "local", "state": None}, False]),
     packed([3, list(PART), 1, 5, {"clicks": [1]}, None, False]), packed([2, list(PART), 4, ["a"] * 257, False, 0]),
     packed(*[[8, 1]] * (wire.MAX_FRAME + 1)), b"\x91" * 5000, msgpack.packb(msgpack.ExtType(1, b"x")),
     msgpack.packb({"a": 1}), b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",

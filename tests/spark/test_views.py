@@ -54,6 +54,7 @@ def test_each_change_of_a_join_is_added(tmp_path: Path, spark: SparkSession) -> 
             step()
             (last,) = store.view("by_region").stats().steps[-1:]
             assert last.work.by == "state", name
+            assert store.table("by_region").history(1)["engine"].to_pylist() == [last.engine]
 
 
 @pytest.mark.long

@@ -54,6 +54,8 @@ def test_each_step_says_what_it_was_computed_by(store: el.Store) -> None:
         assert (first.work.by, first.changes, first.operation) == ("all rows", 0, "refresh")
         assert (last.work.by, last.changes, last.epoch, last.engine) == (way, 2, epoch, "local"), view.explain()
         assert last.bytes > 0 and last.rows > 0 and last.job == view.name
+        history = store.table(view.name).history().select(["operation", "engine"])
+        assert history.to_pylist()[:2] == [{"operation": each.operation, "engine": "local"} for each in (last, first)]
         assert bool(last.work.blocks) is (way == "state")
 
 
