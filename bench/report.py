@@ -53,7 +53,7 @@ _SEVERAL = {
     "P28": 10,
 }
 _WHOLE = {
-    BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in (*range(1, 18), *range(19, 29)))},
+    BASE: {name: _SEVERAL.get(name, 1) for name in (f"P{number}" for number in (*range(1, 18), *range(19, 30)))},
     STRING: _OF_ANY_SHAPE,
     COMPOSITE: _OF_ANY_SHAPE,
     WIDE: {**_OF_ANY_SHAPE, "P7": 2},
