@@ -17,7 +17,7 @@ groups that the block below has changed: the old ones, of the old numbers and su
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sqlglot import exp
@@ -26,6 +26,7 @@ from epochlog.store.types.schema import TableSchema
 
 from . import syntax
 from .delta_join import delta_join, is_inner_join
+from .groups_below import groups_below
 from .stability import grouped_by, has_grouping_sets, is_aggregated, windows_of
 from .table_names import IS_NEW
 from .value_kinds import ValueKinds
@@ -116,6 +117,15 @@ class StatePlan:
     """The block over tables, then each block over the one before it; the last one has the view's rows."""
     tables: Mapping[str, str]
     """Table of each occurrence, by alias."""
+    above: exp.Query | None = None
+    """Query of the view's rows over all groups of the last block, in the table FOLDED; None if each of its groups is a
+    row of the view, or none.
+    """
+
+    @property
+    def outputs(self) -> exp.Query:
+        """Return the query of the view's rows over the table FOLDED."""
+        return self.blocks[-1].rows if self.above is None else self.above
 
     def changes(self, changed: Collection[str]) -> exp.Query:
         """Return the query of the rows that the join of the first block gains and loses in a barrier in which these
@@ -148,11 +158,35 @@ def state_of(
 
     tables: by alias of an occurrence.
     """
-    kinds = ValueKinds(query, tables, schemas)
     chain = _chain(syntax.unwrapped(query))
+    return _plan(chain, ValueKinds(query, tables, schemas), tables, schemas, primary_key)
+
+
+def state_below(query: exp.Query, tables: Mapping[str, str], schemas: Mapping[str, TableSchema]) -> StatePlan | None:
+    """Return the plan that keeps a state of the groups below a flat query in normal form, of all of which its rows are
+    computed (R14); None if the query is of another kind.
+    """
+    for whole, inner in groups_below(query):
+        plan = _plan(_chain(inner), ValueKinds(whole, tables, schemas), tables, schemas, None)
+        if plan is not None:
+            inner.replace(plan.blocks[-1].rows.copy())
+            return replace(plan, above=whole)
+    return None
+
+
+def _plan(
+    chain: Sequence[exp.Select],
+    kinds: ValueKinds,
+    tables: Mapping[str, str],
+    schemas: Mapping[str, TableSchema],
+    primary_key: Sequence[str] | None,
+) -> StatePlan | None:
+    """Return the plan of a chain of blocks of groups. primary_key: of the view whose rows are those of the last one;
+    None if another query reads these.
+    """
     blocks: list[KeptBlock] = []
     for block, above in zip(chain, [*chain[1:], None], strict=False):
-        kept = _kept_block(block, kinds, above, primary_key)
+        kept = _kept_block(block, kinds, above, None if above is not None else primary_key)
         if kept is None:
             return None
         blocks.append(kept)
@@ -201,24 +235,25 @@ def _is_of_groups(block: exp.Select, of_sources: bool) -> bool:
 
 
 def _kept_block(
-    block: exp.Select, kinds: ValueKinds, above: exp.Select | None, primary_key: Sequence[str]
+    block: exp.Select, kinds: ValueKinds, above: exp.Select | None, primary_key: Sequence[str] | None
 ) -> KeptBlock | None:
-    """Return a block of groups with its aggregates; None if no state keeps them. above: the block that reads it; None
-    for the last one, whose rows are the view's.
+    """Return a block of groups with its aggregates; None if no state keeps them. above: the block of groups that reads
+    it, if one does. primary_key: of the view whose rows are those of the block; None if they are not.
     """
-    is_last = above is None
     keys = _keys_of(block)
     leading = [] if above is None else _grouped_above(block, above)
-    groups = _view_groups(block, keys, primary_key) if above is None else _groups_below(keys, leading)
+    groups = _groups_below(keys, leading) if primary_key is None else _view_groups(block, keys, primary_key)
     nodes = list(dict.fromkeys(_aggregates(block)))
-    if groups is None or (is_last and not nodes) or (is_last and keys and not set(primary_key) <= set(groups)):
+    if groups is None or (primary_key is not None and not nodes):
+        return None
+    if primary_key is not None and keys and not set(primary_key) <= set(groups):
         return None
     inputs: dict[exp.Expr, str] = {}
     aggregates: list[Aggregate] = []
     for number, node in enumerate(nodes):
         aggregate = _aggregate(node, f"{VALUE}{number}", inputs)
-        if aggregate is None or (aggregate.kind == "average" and not is_last):  # its value may not follow of the state
-            return None
+        if aggregate is None or (aggregate.kind == "average" and primary_key is None):
+            return None  # an average may not follow of the state
         aggregates.append(aggregate)
     rows = _rows(block, {value: name for name, value in groups.items()}, dict(zip(nodes, aggregates, strict=True)))
     by_column = {name: value for value, name in inputs.items()}
@@ -356,4 +391,4 @@ def _rows(
     return rows
 
 
-__all__ = ["FOLDED", "VALUE", "Aggregate", "KeptBlock", "StatePlan", "state_of"]
+__all__ = ["FOLDED", "VALUE", "Aggregate", "KeptBlock", "StatePlan", "state_below", "state_of"]

@@ -63,6 +63,8 @@ class CompiledPlan:
         self.coverage: Coverage = plan.coverage
         self.state: tuple[Aggregates, ...] = () if plan.state is None else tuple(b.kept for b in plan.state.blocks)
         """Of each block whose groups a state keeps, its aggregates; the block over tables first."""
+        self.of_all_groups: bool = plan.state is not None and plan.state.above is not None
+        """True if the view's rows are computed of all groups of the state."""
         self.by_rows: bool = plan.by_rows
         self.has_row_changes: bool = plan.row_changes is not None
         self._dialect: Dialect = dialect
@@ -138,7 +140,7 @@ class CompiledPlan:
 
     def state_outputs(self) -> CompiledQuery:
         """Return the query of the view's rows whose aggregates are in the table FOLDED. The plan has a state."""
-        return self._required(("state outputs",), lambda plan: _state_of(plan).blocks[-1].rows)
+        return self._required(("state outputs",), lambda plan: _state_of(plan).outputs)
 
     def row_changes(self, changed: Collection[str]) -> CompiledQuery:
         """Return the query of the rows that the view gains and loses. The plan has row changes."""

@@ -16,7 +16,7 @@ from epochlog.errors import InvalidInput
 from epochlog.store.types.schema import TableSchema
 
 from . import syntax
-from .aggregate_state import StatePlan, state_of
+from .aggregate_state import StatePlan, state_below, state_of
 from .batches import Batch, batches_of
 from .changed_keys import changed_keys
 from .clock_texts import require_no_clock
@@ -180,7 +180,8 @@ class ViewPlan:
     def explain(self) -> str:
         """Describe what the refresh recomputes when each of the tables changes."""
         if self.coverage.full_reason is not None and self.state is not None:
-            return "incremental: changes are added to a state of the groups, which the view keeps"
+            of_all = "" if self.state.above is None else ", and its rows are computed of all of them"
+            return f"incremental: changes are added to a state of the groups, which the view keeps{of_all}"
         if self.coverage.full_reason is not None:
             return f"full: each refresh recomputes all rows, because {self.coverage.full_reason}"
         scope = self.scope
@@ -251,6 +252,8 @@ def derive(
     batches = batches_of(form.query, form.occurrences)
     coverage = Coverage(tuple(form.outputs), tuple(primary_key), occurrences, reason, batches)
     state = None if refresh == "full" else state_of(query, form.occurrences, tables, primary_key)
+    if state is None and reason is not None and refresh != "full":
+        state = state_below(query, form.occurrences, tables)
     rows = None if refresh == "full" else row_changes_of(query, form.occurrences, tables, primary_key)
     by_rows = refresh == "auto" and reason is None
     return ViewPlan(sql, form, dict(tables), coverage, paths, state, rows, by_rows)

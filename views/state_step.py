@@ -305,16 +305,19 @@ class StateStep:
             change = state_change(layout, inputs, block.finds)
             if pc.any(change.groups.redone).as_py():
                 change = replace(change, groups=self._redone(layout, change, below))
-            result = None if pending else self._outputs(layout, change)
-            if result is None and not pending:
+            of_all = not pending and self._here.of_all_groups
+            result = None if pending or of_all else self._outputs(layout, change)
+            if result is None and not pending and not of_all:
                 return None
             if inputs.num_rows:
                 self._write(block, change)
             recomputed = pc.sum(change.groups.redone.cast(pa.int64())).as_py() or 0
             self.blocks.append(block.work(inputs.num_rows, len(change.keys), recomputed))
             after += block.tables
-            if result is not None:
-                return result, tuple(after)
+            if of_all:
+                result = self._outputs_of_all(block)
+            if not pending:
+                return None if result is None else (result, tuple(after))
             try:
                 inputs = self._sql.run_here(
                     self._here.state_from_below(layout.place + 1), {FOLDED: handed_on(layout, change)}
@@ -343,6 +346,19 @@ class StateStep:
             new = scattered(values, places, len(change.keys))
             columns[name] = pc.if_else(redone, new, columns[name])
         return replace(change.groups, columns=columns)
+
+    def _outputs_of_all(self, block: BlockState) -> GroupRows | None:
+        """Return the view's rows of all groups; None if they have a NULL in its key. Raises LimitExceeded."""
+        most = min(MOST_ROWS, self._sql.most_changes or MOST_ROWS)
+        if block.groups.table.rows_at_most > most:
+            raise LimitExceeded(f"the view's rows are computed of more than {most} groups")
+        rows = pa.Table.from_batches(block.groups.batches(), block.layout.schemas[0].schema)
+        columns = {name: contiguous(rows.column(name)) for name in rows.column_names}
+        known = {FOLDED: folded_groups(block.layout, rows, columns)}
+        result = self._sql.conform(self._output, self._sql.run_here(self._here.state_outputs(), known))
+        if any(result.column(name).null_count for name in self._output.primary_key):
+            return None  # The view's own refresh refuses a key that is NULL.
+        return GroupRows(result, pa.table({}))
 
     def _outputs(self, layout: Layout, change: StateChange) -> GroupRows | None:
         """Return the view's rows of the groups; None if they have a NULL in its key."""

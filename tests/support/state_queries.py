@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from epochlog.errors import InvalidInput
 from epochlog.views.compiled_plan import CompiledPlan
@@ -34,8 +35,18 @@ NULLABLE = ("i.g", "i.s", "i.d", "i.f", "i.e")
 
 def random_state_case(chance: random.Random) -> StateCase:
     """Return a random view that keeps a state, and that DuckDB may compute."""
+    return _first_kept(lambda: _nested(chance) if chance.random() < 0.4 else _case(chance))
+
+
+def random_case_of_all_groups(chance: random.Random) -> StateCase:
+    """Return a random view whose rows are computed of all groups of its state, and that DuckDB may compute."""
+    return _first_kept(lambda: _above(chance))
+
+
+def _first_kept(make: Callable[[], StateCase]) -> StateCase:
+    """Return the first view that keeps a state, and that DuckDB may compute."""
     while True:
-        case = _nested(chance) if chance.random() < 0.4 else _case(chance)
+        case = make()
         try:
             plan = derive(case.sql, SCHEMAS, case.key)
             CompiledPlan(lambda plan=plan: plan, "duckdb").query()
@@ -67,6 +78,34 @@ def _case(chance: random.Random) -> StateCase:
     if having:
         sql += f" HAVING {' AND '.join(having)}"
     return StateCase(sql, tuple(f"g{place}" for place in range(len(named))))
+
+
+def _above(chance: random.Random) -> StateCase:
+    """Return a view with LIMIT or windows over the groups of another one."""
+    below = _nested(chance) if chance.random() < 0.3 else _case(chance)
+    names = [
+        name
+        for name in ("k", "g0", "g1", "g2", *(f"{c}{n}" for c in "xy" for n in range(6)))
+        if f" AS {name}" in below.sql.partition(" FROM ")[0]
+    ]
+    order = ", ".join(f"{name}{chance.choice(['', ' DESC'])}" for name in chance.sample(names, len(names)))
+    value = chance.choice(names)
+    windows = [
+        *(f"ROW_NUMBER() OVER (ORDER BY {order}) AS w", f"COUNT({value}) OVER () AS w"),
+        *(f"MAX({value}) OVER () AS w", f"LAG({value}) OVER (ORDER BY {order}) AS w"),
+        *(
+            "SUM(CASE WHEN " + value + " IS NULL THEN 1 ELSE 0 END) OVER () AS w",
+            f"DENSE_RANK() OVER (ORDER BY {value}) AS w",
+        ),
+    ]
+    listed, window = ", ".join(names), chance.choice(windows)
+    ways = [
+        f"{below.sql} ORDER BY {order} LIMIT {chance.randrange(1, 5)}",
+        f"SELECT {listed} FROM ({below.sql}) ORDER BY {order} LIMIT {chance.randrange(1, 5)}",
+        f"SELECT {listed}, {window} FROM ({below.sql})",
+        f"SELECT {listed}, w FROM (SELECT {listed}, {window} FROM ({below.sql})) WHERE w < 3 OR w IS NULL",
+    ]
+    return StateCase(chance.choice(ways), below.key)
 
 
 def _nested(chance: random.Random) -> StateCase:

@@ -169,6 +169,34 @@ CASES = {
         "GROUP BY COALESCE(high, -1)",
         ("high",),
     ),
+    "the largest groups": StateCase(
+        "SELECT g, s, COUNT(*) AS n, SUM(e) AS total, MAX(ts) AS last FROM items WHERE g IS NOT NULL AND s IS NOT NULL "
+        "GROUP BY g, s HAVING COUNT(*) > 0 ORDER BY n DESC, COUNT(DISTINCT w), g, s LIMIT 3",
+        ("g", "s"),
+    ),
+    "places of groups": StateCase(
+        "SELECT r, ROW_NUMBER() OVER (ORDER BY COUNT(*) DESC, r) AS place, n * 2 AS twice, SUM(n) OVER () AS of_all, "
+        "RANK() OVER (ORDER BY n) AS by_n, n FROM (SELECT kinds.r, COUNT(items.e) AS n, MIN(items.w) AS low "
+        "FROM items JOIN kinds ON kinds.id = items.k WHERE kinds.r IS NOT NULL GROUP BY kinds.r) GROUP BY r, n",
+        ("r",),
+    ),
+    "shares of all groups": StateCase(
+        "SELECT COALESCE(g, -1) AS g, COUNT(*) * 100 - SUM(COUNT(*)) OVER () AS share, MAX(SUM(w)) OVER () AS most, "
+        "LAG(COUNT(*)) OVER (ORDER BY COALESCE(g, -1)) AS before, SUM(COUNT(*) FILTER (WHERE f)) OVER (ORDER BY "
+        "COALESCE(g, -1)) AS so_far FROM items GROUP BY COALESCE(g, -1)",
+        ("g",),
+    ),
+    "first rows of places of groups": StateCase(
+        "SELECT g, s, n FROM (SELECT g, s, n, ROW_NUMBER() OVER (ORDER BY n DESC, s, g) AS place FROM "
+        "(SELECT g, s, COUNT(*) AS n FROM items WHERE g IS NOT NULL AND s IS NOT NULL AND e IS NOT NULL "
+        "GROUP BY g, s)) WHERE place <= 4",
+        ("g", "s"),
+    ),
+    "an aggregate of all rows, limited": StateCase(
+        "SELECT 1 AS one, COUNT(*) AS n, MIN(s) AS low, CAST(SUM(m) AS DECIMAL(20,2)) AS total FROM items "
+        "ORDER BY n LIMIT 1",
+        ("one",),
+    ),
     "rows of a join": StateCase(
         "WITH r AS (SELECT i.g AS k, i.e + COALESCE(o.x, 0) AS v, o.r FROM items i JOIN kinds o ON o.id = i.k "
         "WHERE i.f OR o.b), s AS (SELECT k, v - 1 AS v, r FROM r WHERE v > 0) "

@@ -21,7 +21,7 @@ from epochlog.views.state_step import GroupRows, StateStep
 from epochlog.views.state_tables import Layout, layout_of
 from epochlog.views.table_names import IS_NEW
 from seeds import seeds
-from state_queries import random_state_case
+from state_queries import random_case_of_all_groups, random_state_case
 from view_states import CASES, SCHEMAS, StateCase, StateWorld, count_steps, fail_on_disagreements, play_case
 
 
@@ -65,11 +65,22 @@ OTHER_QUERIES = {
     "no aggregate": ("SELECT id, e FROM items", "id"),
     "groups alone": ("SELECT g, s FROM items GROUP BY g, s", "g", "s"),
     "a DISTINCT block": ("SELECT DISTINCT g, MIN(e) AS low FROM items GROUP BY g", "g"),
-    "a window": (
-        "SELECT g, MIN(e) AS low, ROW_NUMBER() OVER (ORDER BY MIN(e), g) AS place FROM items GROUP BY g",
+    "a window of some groups": (
+        (
+            "SELECT g, s, MIN(e) AS low, ROW_NUMBER() OVER (PARTITION BY g ORDER BY MIN(e), s) AS p FROM items "
+            "GROUP BY g, s"
+        ),
+        "g",
+        "s",
+    ),
+    "a window beside an average": (
+        "SELECT g, AVG(e) AS mean, ROW_NUMBER() OVER (ORDER BY AVG(e), g) AS place FROM items GROUP BY g",
         "g",
     ),
-    "LIMIT": ("SELECT g, MIN(e) AS low FROM items GROUP BY g ORDER BY g LIMIT 3", "g"),
+    "groups that are read twice": (
+        "WITH t AS (SELECT g, COUNT(*) AS n FROM items GROUP BY g) SELECT g, n, (SELECT MAX(n) FROM t) AS most FROM t",
+        "g",
+    ),
     "a left join": (
         "SELECT i.g, COUNT(DISTINCT k.x) AS u FROM items i LEFT JOIN kinds k ON k.id = i.k GROUP BY i.g",
         "g",
@@ -208,6 +219,16 @@ def test_long_histories_have_the_rows_of_the_query(name: str, seed: int, tmp_pat
 @pytest.mark.parametrize("seed", seeds(range(100), 2))
 def test_views_of_random_queries_have_their_rows(seed: int, tmp_path: Path) -> None:
     case = random_state_case(random.Random(seed))
+    print(case.sql)
+    world = play_case(tmp_path / "store", case, seed, 12)
+    assert world.share >= 0.9, world.steps
+
+
+@pytest.mark.medium
+@pytest.mark.rule("R14")
+@pytest.mark.parametrize("seed", seeds(range(100), 2))
+def test_views_of_all_groups_have_their_rows(seed: int, tmp_path: Path) -> None:
+    case = random_case_of_all_groups(random.Random(seed))
     print(case.sql)
     world = play_case(tmp_path / "store", case, seed, 12)
     assert world.share >= 0.9, world.steps
