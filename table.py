@@ -378,7 +378,8 @@ class Table(OneProcess):
     def history(self, limit: int | None = None) -> pa.Table:
         """Return one row for each remembered commit, newest first.
 
-        engine: of a refresh of a job, `local` (DuckDB, or the job's own function, in a process) or `spark`; else null.
+        engine: that has refreshed the output of a job: `local` (DuckDB, or the job's own function, here), `spark`,
+        or `part` (the function of a part under a coordinator); else null.
         """
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
             raise InvalidInput(f"limit must be a number of commits >= 0, not {limit!r}")

@@ -251,7 +251,7 @@ def _kept_block(
     inputs: dict[exp.Expr, str] = {}
     aggregates: list[Aggregate] = []
     for number, node in enumerate(nodes):
-        aggregate = _aggregate(node, f"{VALUE}{number}", inputs)
+        aggregate = _aggregate(node, f"{VALUE}{number}", inputs, kinds)
         if aggregate is None or (aggregate.kind == "average" and primary_key is None):
             return None  # an average may not follow of the state
         aggregates.append(aggregate)
@@ -302,7 +302,7 @@ def _aggregates(block: exp.Select) -> Iterator[exp.Expr]:
             yield node.parent if isinstance(node.parent, exp.Filter) and node is not place else node
 
 
-def _aggregate(node: exp.Expr, name: str, inputs: dict[exp.Expr, str]) -> Aggregate | None:
+def _aggregate(node: exp.Expr, name: str, inputs: dict[exp.Expr, str], kinds: ValueKinds) -> Aggregate | None:
     """Return an aggregate, and note its arguments among the inputs; None if no state keeps it."""
 
     def column(value: exp.Expr) -> str:
@@ -329,6 +329,7 @@ def _aggregate(node: exp.Expr, name: str, inputs: dict[exp.Expr, str]) -> Aggreg
         return None
     if any(syntax.has_aggregate(value) for value in (*values, *([] if condition is None else [condition]))):
         return None
+    values = _counted(values, kinds, alone=kind == "count" and not distinct)
     if condition is not None and not distinct:
         if kind == "rows":
             return Aggregate(name, "true", (column(condition),))
@@ -336,6 +337,22 @@ def _aggregate(node: exp.Expr, name: str, inputs: dict[exp.Expr, str]) -> Aggreg
         condition = None
     columns = tuple(column(value) for value in values)
     return Aggregate(name, kind, columns, None if condition is None else column(condition), distinct)
+
+
+def _counted(values: list[exp.Expr], kinds: ValueKinds, *, alone: bool) -> list[exp.Expr]:
+    """Return the arguments of an aggregate; in place of one whose value is of a kind that no state keeps, whether there
+    is a value. alone: it counts rows with a value.
+    """
+    return [
+        exp.Case(
+            ifs=[
+                exp.If(this=exp.Not(this=exp.Is(this=value.copy(), expression=exp.Null())), true=exp.Literal.number(1))
+            ]
+        )
+        if alone and kinds.of(value) not in _KEPT
+        else value
+        for value in values
+    ]
 
 
 _KINDS: dict[Kind, tuple[type[exp.Expr], ...]] = {

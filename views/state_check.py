@@ -20,7 +20,7 @@ from .compiled_plan import CompiledPlan, CompiledQuery
 from .derivation import ViewPlan
 from .duckdb_engine import rows_of
 from .state_changes import handed_on, no_rows, state_change
-from .state_step import stamp_of
+from .state_step import has_shape, stamp_of
 from .state_tables import Layout
 
 _OF_STATE = "it is of the view's state: a step that cannot read it, or view.rebuild(), makes the state anew"
@@ -46,7 +46,7 @@ def check_state(handle: Handle, job: JobRecord, plan: ViewPlan, sample: int) -> 
                 query = compiled.state_rows()
                 rows = {name: upstreams[read.table].to_arrow() for name, read in query.reads.items()}
                 layouts = compiled.layouts(partial(_schema_of, rows))
-                if not layouts or state.stamp != stamp_of(job, compiled, layouts):
+                if not layouts or state.stamp != stamp_of(job, compiled, layouts) or not has_shape(state, layouts):
                     return {}
                 schemas = [schema for layout in layouts for schema in layout.schemas]
                 tables = _tables_of(compiled, layouts, rows_of(query, rows))

@@ -54,6 +54,10 @@ MOST_ROWS = 4 << 20
 """Most rows of a join that a step takes into this process at once."""
 MOST_DISAGREEMENTS = 2
 """Disagreements with the changes after which a view keeps no state until it is rebuilt."""
+MOST_FAILURES = 8
+"""Changes that could not be added, with disagreements, after which a view keeps no state until it is rebuilt: the state
+is made anew after each, of all rows.
+"""
 
 
 class EngineFailed(Exception):
@@ -140,7 +144,9 @@ class StateStep:
         self._layouts = self._here.layouts(sql.schema_of)
         self._stamp = stamp_of(ctx.plan.job, self._here, self._layouts)
         state = self._planned.state
-        self._before = state if state is not None and state.stamp == self._stamp else None
+        self._before = (
+            state if state is not None and state.stamp == self._stamp and has_shape(state, self._layouts) else None
+        )
         self.blocks: list[BlockWork] = []
         """Work of this step on the state, by block."""
 
@@ -168,7 +174,9 @@ class StateStep:
             return None
         except (InvalidInput, LimitExceeded) as error:
             # The query itself may not fail: these expressions are evaluated of other rows.
-            self._before = ViewState(0, self._stamp, (), f"a step could not add its changes: {error}")
+            count = before.disagreements + 1
+            without = f"steps could not add their changes: {error}" if count >= MOST_FAILURES else ""
+            self._before = replace(before, tables=(), disagreements=count, without=without)
             return None
         if result is None:
             return None
@@ -180,6 +188,7 @@ class StateStep:
         """Make the state of all rows, if the view can have one."""
         before = self._before
         if not self._layouts:
+            self._ctx.state = StateWrites(ViewState(0, self._stamp, (), "a value of it has a type that no state keeps"))
             return
         if before is not None and before.without:
             if before != self._planned.state:
@@ -442,6 +451,12 @@ def _of_groups(layout: Layout, inputs: pa.Table, keys: pa.Array) -> pa.Table:
     return inputs.filter(
         pc.is_in(KeyCodec(schema.schema, schema.primary_key).encode(key_columns(layout, inputs)), keys)
     )
+
+
+def has_shape(state: ViewState, layouts: Sequence[Layout]) -> bool:
+    """Return True if a state has the tables of these blocks, or none and says why."""
+    schemas = [schema for layout in layouts for schema in layout.schemas]
+    return bool(state.without) or [table.schema for table in state.tables] == schemas
 
 
 def stamp_of(job: JobRecord, plan: CompiledPlan, layouts: Sequence[Layout]) -> str:

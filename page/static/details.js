@@ -64,7 +64,7 @@ function renderTable(table) {
     ["holds", title("Who holds its past"), rows(["holder", "log after", "rows from", "age", "expires"], table.holds.map(
       (h) => [h.holder, h.log_epoch ?? "", h.read_epoch ?? "", span(h.age_ms), h.expires ? dateTime(h.expires) : ""]))],
     ["commits", title("Newest commits"), rows(["epoch", "of", "committed", "operation", "rows", "deleted", "bytes"], table.commits.map(
-      (c) => [c.epoch, when(c.epoch_at), when(c.at), c.operation, count(c.rows_upserted), count(c.rows_deleted), bytes(c.bytes)]))],
+      (c) => [c.epoch, when(c.epoch_at), when(c.at), c.engine ? `${c.operation} (${c.engine})` : c.operation, count(c.rows_upserted), count(c.rows_deleted), bytes(c.bytes)]))],
     ["runs", title("Runs"), rows(["after", "until", "rows", "history rows", "parts", "bytes"], table.run_list.map(
       (r) => [r.after, r.until, count(r.rows), count(r.history_rows), r.parts, bytes(r.bytes)]))],
     ["compactions", title("Newest compactions"), rows(["at", "reason", "by", "rows in", "rows out", "took"], table.compactions.map(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from epochlog.errors import Corrupt, SegmentUnknown
 from epochlog.store.catalog.protocol import ReadTxn
@@ -30,7 +30,10 @@ def check_reported(
     """
 
     def check(view: ReadTxn) -> list[TableChange]:
-        new = [(name, state.new_segments(read_state(view, find_table(view, name).id))) for name, state in of_views]
+        new = [
+            (name, _new_segments(name, state, read_state(view, find_table(view, name).id))) for name, state in of_views
+        ]
+        _require_own_files(reported, new)
         return [_check_records(view, *entry) for entry in (*reported.items(), *new)]
 
     of_views = (states or {}).items()
@@ -39,6 +42,26 @@ def check_reported(
         check_segments(handle, change)
     segments = [(change.name, segment) for change in changes for segment in change.segments]
     parallel_map(lambda entry: _check_file(handle, *entry), segments, sum(segment.rows for _, segment in segments))
+
+
+def _new_segments(name: str, state: ViewState, before: ViewState | None) -> list[Segment]:
+    """Return the segments that a state did not have before. Raises SegmentUnknown for another record of one that it
+    had.
+    """
+    known = {} if before is None else {segment.path: segment for segment in before.segments}
+    for segment in state.segments:
+        if known.get(segment.path, segment) != segment:
+            raise SegmentUnknown(f"segment {segment.path} of the state of table {name!r} is reported as another one")
+    return state.new_segments(before)
+
+
+def _require_own_files(reported: Mapping[str, Sequence[Segment]], states: Iterable[tuple[str, list[Segment]]]) -> None:
+    """Raise SegmentUnknown for a file that is reported twice, as rows and in a state."""
+    paths = {segment.path for segments in reported.values() for segment in segments}
+    for name, segments in states:
+        for segment in segments:
+            if segment.path in paths:
+                raise SegmentUnknown(f"segment {segment.path} of table {name!r} occurs twice in one report")
 
 
 def _check_records(view: ReadTxn, name: str, segments: Sequence[Segment]) -> TableChange:

@@ -57,7 +57,7 @@ class ViewState:
     without: str = ""
     """Why the view keeps no state until it is rebuilt, as a clause; "" if it keeps one."""
     disagreements: int = 0
-    """How often changes have not fitted the state since the view was last rebuilt."""
+    """How often changes have not fitted the state, or could not be added, since the view was last rebuilt."""
 
     @property
     def files(self) -> dict[str, int]:

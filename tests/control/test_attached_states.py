@@ -25,6 +25,7 @@ from epochlog.checkpoint.worker.job_part import JobPart
 from epochlog.store.metadata.state_tables import ViewState, read_state
 from epochlog.store.session.write_intents import all_intents, end_intents
 from epochlog.store.sst import data_file
+from epochlog.store.sst.segment import Segment
 from epochlog.views.state_step import StateStep
 from raw_check import raw_check
 from view_states import count_steps, fail_on_disagreements
@@ -232,6 +233,58 @@ def test_a_state_that_is_not_what_was_reported_is_not_committed(
         assert state is not None and spoilt[0] not in state.files
         world.play(2)
         world.check()
+
+
+Lie = Callable[[ViewState, dict[str, list[Segment]], ViewState], ViewState]
+
+
+def _no_tables(state: ViewState, rows: dict[str, list[Segment]], before: ViewState) -> ViewState:
+    return replace(state, tables=())
+
+
+def _tables_twice(state: ViewState, rows: dict[str, list[Segment]], before: ViewState) -> ViewState:
+    return replace(state, tables=(*state.tables, *state.tables))
+
+
+def _a_file_of_rows(state: ViewState, rows: dict[str, list[Segment]], before: ViewState) -> ViewState:
+    first = replace(state.tables[0], segments=(*state.tables[0].segments, *rows["v"][:1]))
+    return replace(state, tables=(first, *state.tables[1:]))
+
+
+def _another_record_of_an_old_file(state: ViewState, rows: dict[str, list[Segment]], before: ViewState) -> ViewState:
+    old = {segment.path for segment in before.segments}
+    tables = [
+        replace(
+            table,
+            segments=tuple(replace(each, rows=each.rows + 1) if each.path in old else each for each in table.segments),
+        )
+        for table in state.tables
+    ]
+    return replace(state, tables=tuple(tables))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("lie", [_no_tables, _tables_twice, _a_file_of_rows, _another_record_of_an_old_file])
+def test_a_false_state_is_refused_or_made_anew(tmp_path: Path, lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = JobPart._report_barrier
+    lies: list[ViewState] = []
+    with led(tmp_path) as world:
+
+        def reported(part: JobPart, inject: wire.Injected, sealed: Any, of_refresh: Any) -> None:
+            before, kept = world.state(), None if of_refresh is None else of_refresh.state
+            if kept is not None and before is not None and sealed.get("v") and not lies:
+                false = lie(kept, sealed, before)
+                if false != kept:
+                    lies.append(false)
+                    of_refresh = replace(of_refresh, state=false)
+            report(part, inject, sealed, of_refresh)
+
+        monkeypatch.setattr(JobPart, "_report_barrier", reported)
+        while not lies:
+            world.play(1)
+        world.play(3)
+        world.check()
+        assert not world.store.verify().problems
 
 
 @pytest.mark.medium

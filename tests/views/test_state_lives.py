@@ -475,7 +475,7 @@ def test_a_join_of_too_many_rows_has_no_state(
     for value in (5, 6):
         world.put("items", *({"id": n, "g": n % 3, "e": value} for n in range(12)))
         step_to(world, "Groups")
-    assert "because a step could not add its changes: a join of the view has more than 1 rows" in world.view.explain()
+    assert "because it cannot be made: a join of the view has more than 1 rows" in world.view.explain()
     assert len(logged(caplog, "view_state_lost")) == 1, "the second step does not try"
     world.check_rows()
 

@@ -11,7 +11,7 @@ import pytest
 from sqlglot import exp
 
 import epochlog as el
-from epochlog.views import aggregate_state, delta_join
+from epochlog.views import aggregate_state, delta_join, state_step
 from epochlog.views.derivation import derive
 from epochlog.views.table_names import NOW, OLD
 from judged_texts import SUMS
@@ -180,13 +180,69 @@ def test_an_expression_that_fails_for_rows_that_never_were_is_computed_of_those_
             store.create_table(name, pa.schema([("id", pa.int64()), ("v", pa.int64())]), ["id"])
         view = store.create_view("s", "SELECT 'all' AS k, SUM(t.v * u.v) AS s FROM t JOIN u ON t.id = u.id", ["k"])
         large = 2**40
-        for left, right in ((large, 1), (1, large)):  # the product of both large ones is no integer of 64 bits
+        for left, right in (
+            (large, 1),
+            (1, large),
+            (large, 1),
+        ):  # the product of both large ones is no integer of 64 bits
             with store.transaction() as tx:
                 tx.upsert("t", pa.table({"id": [1], "v": [left]}))
                 tx.upsert("u", pa.table({"id": [1], "v": [right]}))
             store.checkpoint()
             assert view.step()
             assert store.table("s").to_arrow().to_pylist() == [{"k": "all", "s": large}]
+        assert not is_by_state(view)
+        store.table("u").upsert(pa.table({"id": [1], "v": [2]}))
+        store.checkpoint()
+        assert view.step() and is_by_state(view), "the step after it has a state"
+
+
+@pytest.mark.medium
+def test_changes_that_can_never_be_added_end_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_step, "MOST_FAILURES", 2)
+    with el.open(tmp_path / "store", durability="os", checkpoint_interval_ms=10) as store:
+        for name in ("t", "u"):
+            store.create_table(name, pa.schema([("id", pa.int64()), ("v", pa.int64())]), ["id"])
+        view = store.create_view("s", "SELECT 'all' AS k, SUM(t.v * u.v) AS s FROM t JOIN u ON t.id = u.id", ["k"])
+        large = 2**40
+        for number in range(5):
+            left, right = (large, 1) if number % 2 else (1, large)
+            with store.transaction() as tx:
+                tx.upsert("t", pa.table({"id": [1], "v": [left]}))
+                tx.upsert("u", pa.table({"id": [1], "v": [right]}))
+            store.checkpoint()
+            assert view.step() and is_by_state(view) is (number == 2)  # the change of the others cannot be added
+            assert ("because steps could not add their changes" in view.explain()) is (number > 2)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", [pa.float64(), pa.binary()])
+def test_a_count_of_any_value_is_kept(tmp_path: Path, kind: pa.DataType) -> None:
+    with el.open(tmp_path / "store", durability="os", checkpoint_interval_ms=10) as store:
+        table = store.create_table("t", pa.schema([("id", pa.int64()), ("v", kind)]), ["id"])
+        sql = "SELECT 'all' AS k, COUNT(v) AS n, COUNT(v) FILTER (WHERE id > 1) AS some FROM t"
+        view = store.create_view("s", sql, ["k"])
+        for values, n in (([None, None, None], 0), ([1, None, 2], 2), ([None, None, 3], 1)):
+            texts = [None if value is None else str(value).encode() for value in values]
+            table.upsert(
+                pa.table([[1, 2, 3], pa.array(texts if pa.types.is_binary(kind) else values, kind)], ["id", "v"])
+            )
+            store.checkpoint()
+            assert view.step()
+            assert store.table("s").to_arrow()["n"].to_pylist() == [n] and raw_check(view).ok
+        assert is_by_state(view)
+
+
+@pytest.mark.medium
+def test_a_sum_of_a_type_that_no_state_keeps_says_so(tmp_path: Path) -> None:
+    with el.open(tmp_path / "store", durability="os", checkpoint_interval_ms=10) as store:
+        table = store.create_table("t", pa.schema([("id", pa.int64()), ("v", pa.decimal128(38, 2))]), ["id"])
+        view = store.create_view("s", "SELECT 'all' AS k, CAST(SUM(v) AS DECIMAL(38, 2)) AS s FROM t", ["k"])
+        for number in range(2):
+            table.upsert(pa.table({"id": [number], "v": pa.array([number], pa.decimal128(38, 2))}))
+            store.checkpoint()
+            assert view.step() and not is_by_state(view)
+            assert "state: none until the view is rebuilt, because a value of it has a type" in view.explain()
 
 
 def test_the_smallest_value_of_a_type_leaves_a_sum(tmp_path: Path) -> None:
