@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo demo test test-one lint check long redis spark-oldest spark-versions versions campaign format docs bench bench-quick microbench pypaimon clean
+.PHONY: help setup setup-demo demo test test-one lint check long redis spark-oldest spark-versions versions campaign format docs bench bench-quick microbench pypaimon peers clean
 
 # With it set, every test process would compile every test again: a seventh of the time of `make check`.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,8 +16,10 @@ PYTEST := $(BIN)/python -m pytest -q
 PASSES := $(BIN)/python scripts/passes.py --workers $(WORKERS) $(if $(CPU),--cpu $(CPU))
 
 BENCH := $(PYTEST) bench -p no:xdist -o console_output_style=classic -o python_files='bench_*.py'
-# If this environment cannot be made, .venv-pypaimon/failed has the reason, and the report shows it.
+# If such an environment cannot be made, .venv-NAME/failed has the reason, and the report shows it.
 export EPOCHLOG_BENCH_PYPAIMON ?= $(abspath .venv-pypaimon/bin/python)
+export EPOCHLOG_BENCH_FLINK ?= $(abspath .venv-flink/bin/python)
+export EPOCHLOG_BENCH_PATHWAY ?= $(abspath .venv-pathway/bin/python)
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | column -t -s $$'\t'
@@ -63,11 +65,11 @@ versions: setup  ## short tests with the lowest and newest packages, on each Pyt
 campaign: setup  ## the longest tests: each failpoint every time it is reached, random power cuts, races for minutes, thousands of seeds
 	@EPOCHLOG_SIM_SEEDS=$(SEEDS) $(PASSES) campaign
 
-bench: setup pypaimon  ## measure epochlog and its peers, and write docs/PERFORMANCE.md: three quarters of an hour on two slow cores
+bench: setup peers  ## measure epochlog and its peers, and write docs/PERFORMANCE.md: three quarters of an hour on two slow cores
 	@scripts/setup_spark.sh 4.0
 	@$(BENCH) --benchmark-columns=min,median,rounds --benchmark-sort=name
 
-bench-quick: setup pypaimon  ## print the tables of `make bench` at a tenth of the size, and what moved since the last of record
+bench-quick: setup peers  ## print the tables of `make bench` at a tenth of the size, and what moved since the last of record
 	@$(BENCH) $(if $(KEEP),--keep) --quick --benchmark-disable --ignore=bench/bench_tpch.py --ignore=bench/bench_attached.py
 
 microbench: setup  ## time single calls of the core operations beside their record; KEEP=1 writes a new record
@@ -76,7 +78,11 @@ microbench: setup  ## time single calls of the core operations beside their reco
 		$(if $(KEEP),--benchmark-json,--benchmark-compare)=bench/of_record/micro.json
 
 pypaimon: setup
-	@scripts/setup_pypaimon.sh
+	@scripts/setup_peer.sh pypaimon
+
+peers: pypaimon
+	@scripts/setup_peer.sh flink
+	@scripts/setup_peer.sh pathway
 
 format: setup  ## format the code and apply ruff's automatic fixes
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
@@ -86,5 +92,5 @@ docs: setup  ## build the site of all pages and the API reference in site/, and 
 	@echo "read site/index.html; its search needs a server: $(BIN)/python -m http.server --directory site"
 
 clean:  ## remove all environments and generated files
-	@rm -rf .venv .venv-pypaimon .venv-spark .venv-versions .redis build dist site demo-output *.egg-info src/*.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks spark-warehouse metastore_db
+	@rm -rf .venv .venv-pypaimon .venv-flink .venv-pathway .venv-spark .venv-versions .redis build dist site demo-output *.egg-info src/*.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks spark-warehouse metastore_db
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

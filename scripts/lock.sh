@@ -11,3 +11,6 @@ printf 'setuptools\nwheel\n' | "$UV" pip compile "${options[@]}" --constraint <(
     --output-file requirements-build.lock >/dev/null
 # pypaimon pins an old pyarrow, so the bench runs it in an environment of its own
 printf 'pypaimon>=2.1\n' | "$UV" pip compile "${options[@]}" "$@" - --output-file requirements-pypaimon.lock >/dev/null
+# Flink's jars with what drives Java, and pathway, which pins many packages
+printf 'apache-flink-libraries>=2.3\npy4j>=0.10.9\n' | "$UV" pip compile "${options[@]}" "$@" - --output-file requirements-flink.lock >/dev/null
+printf 'pathway>=0.33\npyarrow\n' | "$UV" pip compile "${options[@]}" "$@" - --output-file requirements-pathway.lock >/dev/null

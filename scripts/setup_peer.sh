@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Makes .venv-pypaimon, where the bench runs pypaimon: it pins an older pyarrow. Where that cannot be done, the bench goes on
-# without it and its rows say why, which stands in .venv-pypaimon/failed. scripts/setup.sh is to be run before.
+# Makes .venv-NAME of requirements-NAME.lock, for a peer that the bench runs in an environment of its own: pypaimon, flink, pathway.
+# Where that cannot be done, the bench goes on without it and its rows say why, which stands in .venv-NAME/failed. scripts/setup.sh
+# is to be run before.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-VENV=.venv-pypaimon
-LOCK=requirements-pypaimon.lock
+NAME=${1:?usage: scripts/setup_peer.sh NAME}
+VENV=.venv-$NAME
+LOCK=requirements-$NAME.lock
 STAMP=$VENV/.ready
 
 install() { # 2>&1: what is told last is why it failed
@@ -16,14 +18,14 @@ main() {
     local sum told
     sum=$(cat "$LOCK" .venv/pyvenv.cfg | sha256sum)
     [ "$(cat "$STAMP" 2>/dev/null)" != "$sum" ] || return 0
-    echo "setup: making $VENV with pypaimon, for the bench alone"
+    echo "setup: making $VENV with $NAME, for the bench alone"
     rm -rf "$VENV"
     if told=$(install 2>&1); then
         printf '%s\n' "$sum" >"$STAMP"
     else
         rm -rf "$VENV" && mkdir "$VENV"
         tail -n 1 <<<"$told" >"$VENV/failed"
-        echo "setup: pypaimon could not be installed: $(cat "$VENV/failed")"
+        echo "setup: $NAME could not be installed: $(cat "$VENV/failed")"
     fi
 }
 
