@@ -1,4 +1,4 @@
-"""P19 to P21: views in SQL on DuckDB: a refresh after few changes, the bank's totals, Nexmark."""
+"""P19 and P20: views in SQL on DuckDB: a refresh after few changes, and the bank's totals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import bank
-import nexmark
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -39,12 +38,9 @@ VIEWS = {
 LINE = pa.schema([("order_id", pa.int64()), ("number", pa.int64()), ("cents", pa.int64())])
 ORDERS = pa.schema([("order_id", pa.int64()), ("customer", pa.int64())])
 BANK, BEHIND = "reads with a wrong total", "behind the transfers"
-EIGHT = "a batch of 1,000 events, eight views"
-MERGE = "deltalake MERGE of the rows that differ"
 LEGS = [
     *(("P19", f"{view}", who) for view in VIEWS for who in (OURS, LARGE, ANEW)),
     *(("P20", what, who) for what in (BANK, BEHIND) for who in (*bank.POLICIES, bank.SPARK)),
-    *(("P21", EIGHT, who) for who in (OURS, ANEW, MERGE, *nexmark.VIEWS)),
 ]
 
 
@@ -156,20 +152,6 @@ def bank_plot(seen: dict[str, dict[str, Any]]) -> Plot:
     return Plot("bank", title, "seconds", panels)
 
 
-def nexmark_samples(folder: Path, scale: float) -> Samples:
-    """Return the milliseconds of each batch: of each view, of all by their changes, of all anew, and of the MERGEs."""
-    base, events = round(1_000_000 * scale), 5_000
-    seconds = nexmark.measure(folder, base, events, 1000, 1, compare=True)
-    names = {"all eight": OURS, "all eight, all rows anew": ANEW, "Delta MERGE of these rows": MERGE}
-    took = {names.get(name, name): [1000 * each for each in batches] for name, batches in seconds.items()}
-    return {name: took[name] for name in (OURS, ANEW, MERGE, *nexmark.VIEWS)}
-
-
-def nexmark_figure(samples: Samples) -> Figure:
-    targets = tuple(Target(OURS, peer, 1, "≤ 1") for peer in (ANEW, MERGE))
-    return Figure("P21", EIGHT, samples, targets)
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book) -> dict[tuple[str, str], Samples]:
     folder = tmp_path_factory.mktemp("views")
@@ -181,13 +163,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory, scale: float, book: Book)
     book.plot(refresh_plot(taken, lines))
     seen = bank_run(folder, scale)
     shares, behind = bank_figures(seen, max(20_000, round(TRANSFERS * scale)))
-    of_nexmark = nexmark_figure(nexmark_samples(folder / "nexmark", scale))
-    for figure in (shares, behind, of_nexmark):
+    for figure in (shares, behind):
         book.add(figure)
     book.plot(bank_plot(seen))
     parts: Sequence[tuple[str, str, Samples]] = [
         *(("P19", view, samples) for view, samples in taken.items()),
-        ("P20", BANK, shares.samples), ("P20", BEHIND, behind.samples), ("P21", EIGHT, of_nexmark.samples),
+        ("P20", BANK, shares.samples), ("P20", BEHIND, behind.samples),
     ]  # fmt: skip
     return {(each, what): samples for each, what, samples in parts}
 

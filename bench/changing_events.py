@@ -87,8 +87,9 @@ def write_arrow(folder: Path, batches: Iterable[Batch]) -> None:
     for batch in batches:
         for name, writer in writers.items():
             rows = batch.signed(name)
-            (one_batch,) = rows.to_batches() or [pa.record_batch(schemas[name].empty_table())]
-            writer.write_batch(one_batch)
+            writer.write_batch(
+                pa.RecordBatch.from_arrays([each.combine_chunks() for each in rows.columns], schema=schemas[name])
+            )
     for writer in writers.values():
         writer.close()
 

@@ -17,7 +17,8 @@ from contenders import Contender, Delta, Epochlog, Lance, result_cache, same_row
 from data import COMMITS, PLAIN, Shape, Workload, expected, make_workload
 from file_peers import IPC, IPC_PLAIN, PARQUET, PARQUET_DEFAULTS, IpcFile, ParquetFile
 from pairs import Samples, measure, timed, turned
-from pypaimon_peer import PAIMON, Paimon, why_absent
+from peers import PAIMON, PEERS
+from pypaimon_peer import Paimon
 from report import Figure, Target
 
 OURS, DELTA, LANCE, ROCKS, LMDB = (who.name for who in (Epochlog, Delta, Lance, Rocks, Lmdb))
@@ -56,7 +57,7 @@ class Course:
         self._ours, self._delta = Epochlog(folder / "e", shape), Delta(folder / "d", shape)
         self._lance, self._rocks = Lance(folder / "n", shape), Rocks(folder / "r", shape)
         self._lmdb = Lmdb(folder / "m", shape) if plain else None
-        why = why_absent() if plain else None
+        why = PEERS[PAIMON].why_absent() if plain else None
         self._paimon = Paimon(folder / "p", shape) if plain and why is None else None
         self._absent = {PAIMON: why} if why is not None else {}
         self._readers: list[Contender] = [self._ours, self._delta, self._lance, self._rocks]

@@ -11,24 +11,9 @@ from typing import Any
 import pyarrow as pa
 from data import PLAIN, Shape
 from pairs import Took
+from peers import PAIMON, PEERS
 
-VARIABLE = "EPOCHLOG_BENCH_PYPAIMON"
-PAIMON = "pypaimon"
 DRIVER = Path(__file__).with_name("pypaimon_driver.py")
-
-
-def why_absent() -> str | None:
-    """Explain the absence of pypaimon; None if it can run. If scripts/setup_pypaimon.sh could not make the environment,
-    the reason is in a file there.
-    """
-    named = os.environ.get(VARIABLE)
-    failed = Path(named).parents[1] / "failed" if named else None
-    if failed and failed.exists():
-        return f"could not be installed: {failed.read_text('utf-8').strip()}"
-    if not named or not Path(named).is_file():
-        return f"left out: {VARIABLE} does not name the Python of an environment with pypaimon"
-    process = subprocess.run([named, "-c", "import pypaimon"], capture_output=True, text=True, check=False)
-    return f"cannot be imported: {process.stderr.strip().splitlines()[-1]}" if process.returncode else None
 
 
 class Paimon:
@@ -43,7 +28,7 @@ class Paimon:
         folder.mkdir()
         self._folder, self._shape, self._files = folder, shape, 0
         self._log = folder / "driver.log"
-        command = [os.environ[VARIABLE], str(DRIVER), str(folder / "warehouse"), *shape.primary_key]
+        command = [os.environ[PEERS[PAIMON].variable], str(DRIVER), str(folder / "warehouse"), *shape.primary_key]
         with self._log.open("w") as errors:
             self._driver = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True

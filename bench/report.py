@@ -20,6 +20,7 @@ from pathlib import Path
 from time import perf_counter
 
 from pairs import Samples, ratio
+from peers import PEERS
 from plots import Panel, Plot, draw
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
@@ -44,6 +45,7 @@ _SEVERAL = {
     "P16": 2,
     "P19": 2,
     "P20": 2,
+    "P21": 8,
     "P22": 2,
     "P23": 4,
     "P24": 3,
@@ -59,7 +61,7 @@ _WHOLE = {
     WIDE: {**_OF_ANY_SHAPE, "P7": 2},
     LARGE: {"P1": 1, "P2": 6, "P5": 3, "P7": 2, "P10": 2},
 }
-_AT_FULL_SIZE = {"P13": 1, "P14": 2, "P16": 2, "P18": 1}
+_AT_FULL_SIZE = {"P13": 1, "P14": 2, "P16": 2, "P18": 1, "P21": 16}
 """Further figures, of benches that start many Spark drivers or take long."""
 PLOTS = "performance"
 PAGE_WIDTH = 140
@@ -303,7 +305,12 @@ def write_from_results(write: Callable[[Path, Iterable[Figure]], None], results:
 def environment() -> tuple[str, ...]:
     """Machine, disk, versions and revision, a line each."""
     packages = [f"{name} {version}" for name in PACKAGES if (version := _version(name))]
-    versions = [f"Python {platform.python_version()}", *packages, _pypaimon(), _java()]
+    versions = [
+        f"Python {platform.python_version()}",
+        *packages,
+        *(peer.versions() for peer in PEERS.values()),
+        _java(),
+    ]
     disk = _file_system(tempfile.gettempdir())
     lines = (
         f"Machine: {len(os.sched_getaffinity(0))} cores of {_cpu()}, {_memory()}, {_os()}",
@@ -367,18 +374,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _pypaimon() -> str | None:
-    """Of the environment that it has for itself."""
-    ask = 'from importlib.metadata import version as v; print(f\'pypaimon {v("pypaimon")} on pyarrow {v("pyarrow")}\')'
-    try:
-        process = subprocess.run(
-            [os.environ.get("EPOCHLOG_BENCH_PYPAIMON", ""), "-c", ask], capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return None
-    return process.stdout.strip() or None
 
 
 def _java() -> str | None:

@@ -1,77 +1,38 @@
-"""Flink SQL and pathway, each driven in an environment of its own, whose Python a variable names."""
+"""Flink SQL and pathway, each given the same events: what the steps of a course cost them, and their answers."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import duckdb
 import nexmark
 import pyarrow as pa
-from changing_events import Batch, plain, write_arrow, write_texts
+from changing_events import Batch, ChangingEvents, plain, write_arrow, write_texts
 from nexmark_data import KEYS, SCHEMAS
+from peers import FLINK, PATHWAY, PEERS
 from spent import Spent, settled, spent_by
 
 HERE = Path(__file__).parent
-FLINK, PATHWAY = "Flink SQL", "pathway"
+DRIVERS = {FLINK: "flink_driver.py", PATHWAY: "pathway_driver.py"}
 DAY_US, MINUTE_US = 86_400_000_000, 60_000_000
 ALL, SOURCES = "all eight", "sources alone"
 """What a peer may be given to do, beside a view."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """System that takes part if `variable` names the Python of an environment with `module`."""
-
-    name: str
-    variable: str
-    module: str
-    driver: str
-
-    def why_absent(self) -> str | None:
-        """Explain the absence; None if it can run. Why the environment could not be made is in a file there."""
-        named = os.environ.get(self.variable)
-        failed = Path(named).parents[1] / "failed" if named else None
-        if failed and failed.exists():
-            return f"could not be installed: {failed.read_text('utf-8').strip()}"
-        if not named or not Path(named).is_file():
-            return f"left out: {self.variable} does not name the Python of an environment with {self.name}"
-        process = subprocess.run([named, "-c", f"import {self.module}"], capture_output=True, text=True, check=False)
-        return f"cannot be imported: {process.stderr.strip().splitlines()[-1]}" if process.returncode else None
-
-    def version(self) -> str | None:
-        """Return its name and version; None if it is absent."""
-        package = "apache-flink-libraries" if self.name == FLINK else self.module
-        ask = f"from importlib.metadata import version; print(version({package!r}))"
-        try:
-            command = [os.environ.get(self.variable, ""), "-c", ask]
-            printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-        except OSError:
-            return None
-        return f"{self.name} {printed}" if printed else None
-
-
-PEERS = {
-    peer.name: peer
-    for peer in (
-        Peer(FLINK, "EPOCHLOG_BENCH_FLINK", "pyflink.version, py4j", "flink_driver.py"),
-        Peer(PATHWAY, "EPOCHLOG_BENCH_PATHWAY", "pathway", "pathway_driver.py"),
-    )
-}
-
-
 class Driver:
     """Process of a peer's driver. pid: of the process that does the work."""
 
-    def __init__(self, peer: Peer, log: Path, *arguments: str) -> None:
+    def __init__(self, peer: str, log: Path, *arguments: str) -> None:
         self._log = log
-        command = [os.environ[peer.variable], str(HERE / peer.driver), *arguments]
+        command = [os.environ[PEERS[peer].variable], str(HERE / DRIVERS[peer]), *arguments]
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -110,51 +71,93 @@ class Course:
 
     folder: Path
     batch: int
+    steps: int
     mixed: bool
 
-    @staticmethod
-    def write(folder: Path, base: Batch, steps: Iterable[Batch], batch: int, *, mixed: bool) -> Course:
+    def write(self, size: int) -> None:
+        """Write a base of so many events, and the steps after it."""
+        base, *steps = self.batches(size)
         for part, batches in (("base", [base]), ("steps", steps)):
-            write_arrow(folder / part, batches)
-            write_texts(folder / part, folder / "texts" / part, mixed=mixed)
-        return Course(folder, batch, mixed)
+            write_arrow(self.folder / part, batches)
+            write_texts(self.folder / part, self.folder / "texts" / part, mixed=self.mixed)
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Generate the base and the steps."""
+        events = ChangingEvents()
+        yield events.batch(size)
+        for _ in range(self.steps):
+            yield events.batch(self.batch, mixed=self.mixed)
 
 
-Measure = Callable[[Path, Course, Sequence[str]], Iterator[tuple[str, Spent]]]
-"""Measures each of these works in turn: a view, ALL or SOURCES. Yields what all steps of a course cost."""
+class StreamPeer(Protocol):
+    """Peer that is given courses one after the other."""
+
+    def measured(self, course: Course, works: Sequence[str]) -> Mapping[str, Spent]:
+        """Return for each of these works, a view, ALL or SOURCES, the mean of the steps of a course."""
+        ...
+
+    def close(self) -> None: ...
 
 
-def measured_by_pathway(scratch: Path, course: Course, works: Sequence[str]) -> Iterator[tuple[str, Spent]]:
-    """Measure in a process for each work, which is fed with one commit for each step."""
-    for number, work in enumerate(works):
-        arguments = [str(course.folder), *views_of(work)]
-        driver = Driver(PEERS[PATHWAY], scratch / f"pathway-{course.folder.name}-{number}.log", *arguments)
+class PathwayPeer:
+    """A process for each work, which is fed with one commit for each step."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        scratch.mkdir()
+
+    def measured(self, course: Course, works: Sequence[str]) -> Mapping[str, Spent]:
+        return {work: self._measured(course, work).by(course.steps) for work in works}
+
+    def _measured(self, course: Course, work: str) -> Spent:
+        driver = Driver(PATHWAY, self._scratch / "driver.log", str(course.folder), *views_of(work))
         settled(driver.pid)
         before = spent_by(driver.pid)
         driver.send("steps")
-        yield work, settled(driver.pid) - before
+        after = settled(driver.pid)
         driver.close()
+        return after - before
+
+    def close(self) -> None: ...
 
 
-def measured_by_flink(scratch: Path, course: Course, works: Sequence[str]) -> Iterator[tuple[str, Spent]]:
-    """Measure in one process of Java, in a job for each work, whose sources find the files when they are there."""
-    with flink(scratch / f"flink-{course.folder.name}.log", course.batch) as driver:
-        for number, work in enumerate(works):
-            sources = scratch / f"flink-{course.folder.name}-{number}"
+class FlinkPeer:
+    """One process of Java, with a job for each work, whose sources find the files of a course when these are there."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._jobs = scratch, 0
+        scratch.mkdir()
+        self._driver = Driver(FLINK, scratch / "driver.log")
+
+    def measured(self, course: Course, works: Sequence[str]) -> Mapping[str, Spent]:
+        self._driver.ask(set=flink_settings(course.batch))
+        if not self._jobs:  # Java compiles at first what all works need
+            self._measured(course, SOURCES)
+        return {work: self._measured(course, work).by(course.steps) for work in works}
+
+    def _measured(self, course: Course, work: str) -> Spent:
+        self._jobs += 1
+        sources = self._scratch / f"sources-{self._jobs}"
+        for name in SCHEMAS:
+            (sources / name).mkdir(parents=True)
+        self._driver.ask(sql=[*flink_tables(sources, mixed=course.mixed, watched=True), *blackholes()])
+        self._driver.ask(start=flink_inserts(work))
+        before = after = Spent()
+        for part in ("base", "steps"):
+            settled(self._driver.pid)
+            before = spent_by(self._driver.pid)
             for name in SCHEMAS:
-                (sources / name).mkdir(parents=True)
-            driver.ask(sql=[*flink_tables(sources, mixed=course.mixed, watched=True), *blackholes()])
-            driver.ask(start=flink_inserts(work))
-            for part in ("base", "steps"):
-                settled(driver.pid)
-                before = spent_by(driver.pid)
-                for name in SCHEMAS:
-                    (sources / name / part).hardlink_to(course.folder / "texts" / part / name)
-            yield work, settled(driver.pid) - before
-            driver.ask(stop=None)
+                (sources / name / part).hardlink_to(course.folder / "texts" / part / name)
+            after = settled(self._driver.pid)
+        self._driver.ask(stop=None)
+        shutil.rmtree(sources)
+        return after - before
+
+    def close(self) -> None:
+        self._driver.close()
 
 
-MEASURES: Mapping[str, Measure] = {FLINK: measured_by_flink, PATHWAY: measured_by_pathway}
+STREAM_PEERS: Mapping[str, Callable[[Path], StreamPeer]] = {FLINK: FlinkPeer, PATHWAY: PathwayPeer}
 
 
 def views_of(work: str) -> list[str]:
@@ -164,23 +167,15 @@ def views_of(work: str) -> list[str]:
 # ---- Flink ----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def flink(log: Path, batch: int) -> Iterator[Driver]:
-    """Start Flink with its recommended settings, and mini-batches of this size."""
-    driver = Driver(PEERS[FLINK], log)
-    driver.ask(
-        set={
-            "parallelism.default": "1",
-            "pipeline.object-reuse": "true",
-            "table.exec.mini-batch.enabled": "true",
-            "table.exec.mini-batch.allow-latency": "500 ms",
-            "table.exec.mini-batch.size": str(batch),
-        }
-    )
-    try:
-        yield driver
-    finally:
-        driver.close()
+def flink_settings(batch: int) -> dict[str, str]:
+    """Return the settings that its documentation recommends, with mini-batches of this size."""
+    return {
+        "parallelism.default": "1",
+        "pipeline.object-reuse": "true",
+        "table.exec.mini-batch.enabled": "true",
+        "table.exec.mini-batch.allow-latency": "500 ms",
+        "table.exec.mini-batch.size": str(batch),
+    }
 
 
 def flink_columns(name: str) -> str:
@@ -217,18 +212,12 @@ def flink_query(view: str) -> str:
 
 def answer_columns(view: str) -> dict[str, str]:
     """Return the columns of a view, each with its type in Flink's SQL."""
-    import duckdb
-
     with duckdb.connect() as connection:
         for name, schema in SCHEMAS.items():
-            connection.register(name, plain_text_answers(schema))
+            connection.register(name, plain(schema.empty_table()))
         answer = connection.sql(duckdb_query(view)).to_arrow_table().schema
     kinds = {pa.float64(): "DOUBLE", pa.string(): "STRING"}
     return {field.name: kinds.get(field.type, "BIGINT") for field in answer}
-
-
-def plain_text_answers(schema: pa.Schema) -> pa.Table:
-    return plain(schema.empty_table())
 
 
 def duckdb_query(view: str) -> str:
@@ -269,9 +258,11 @@ def answers_of_flink(scratch: Path, course: Course) -> dict[str, Counter[tuple[A
         f"('connector' = 'filesystem', 'path' = 'file://{scratch / f'of_{view}'}', 'format' = 'debezium-json')"
         for view in nexmark.VIEWS
     ]
-    with flink(scratch / "flink.log", course.batch) as driver:
-        driver.ask(sql=[*flink_tables(scratch, mixed=course.mixed, watched=False), *sinks])
-        driver.ask(run=flink_inserts(ALL))
+    driver = Driver(FLINK, scratch / "flink.log")
+    driver.ask(set=flink_settings(course.batch))
+    driver.ask(sql=[*flink_tables(scratch, mixed=course.mixed, watched=False), *sinks])
+    driver.ask(run=flink_inserts(ALL))
+    driver.close()
     answers: dict[str, Counter[tuple[Any, ...]]] = {}
     for view in nexmark.VIEWS:
         changes = [json.loads(line) for path in (scratch / f"of_{view}").glob("*") for line in path.open()]
@@ -284,7 +275,7 @@ def answers_of_pathway(scratch: Path, course: Course) -> dict[str, Counter[tuple
     """Return the rows of each view after a whole course."""
     scratch.mkdir()
     arguments = [str(course.folder), *nexmark.VIEWS, "--output", str(scratch)]
-    Driver(PEERS[PATHWAY], scratch / "pathway.log", *arguments).close()
+    Driver(PATHWAY, scratch / "pathway.log", *arguments).close()
     answers: dict[str, Counter[tuple[Any, ...]]] = {}
     for view in nexmark.VIEWS:
         changes = [json.loads(line) for line in (scratch / view).open()]
@@ -294,8 +285,6 @@ def answers_of_pathway(scratch: Path, course: Course) -> dict[str, Counter[tuple
 
 def answers_of_duckdb(batches: Iterable[Batch]) -> dict[str, Counter[tuple[Any, ...]]]:
     """Return the rows of each query over the rows that are there after all batches."""
-    import duckdb
-
     held: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {name: {} for name in SCHEMAS}
     for batch in batches:
         for name, own in held.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import nexmark
@@ -19,21 +19,14 @@ STEPS_OF_COMPACTION = 8
 ROUNDS_ANEW, MERGES = 2, 5
 
 
-@dataclass
+@dataclass(frozen=True)
 class KeptViews:
-    """Store with the eight views, and what was spent on them."""
+    """Store with the eight views, stepped one by one. Each call returns what it cost."""
 
     nexmark: nexmark.Nexmark
-    spent: dict[str, Spent] = field(default_factory=dict)
 
-    def begin(self, base: Batch) -> None:
-        """Fill tables and views; that does not count."""
-        self.step(base)
-        self.nexmark.store.compact()
-        self.spent.clear()
-
-    def step(self, batch: Batch) -> None:
-        """Commit a batch, and step each view until it has it."""
+    def commit(self, batch: Batch) -> Spent:
+        """Commit a batch of events, in one epoch."""
         began = spent()
         with self.nexmark.store.transaction() as tx:
             for name in SCHEMAS:
@@ -41,24 +34,25 @@ class KeptViews:
             if len(batch.deleted):
                 tx.delete("bid", batch.deleted.select(["auction", "number"]))
         self.nexmark.store.checkpoint()
-        began = self._add(COMMIT, began)
+        return spent() - began
+
+    def step(self) -> dict[str, Spent]:
+        """Step each view until it has all that was committed."""
+        took: dict[str, Spent] = {}
         for name, view in self.nexmark.views.items():
+            began = spent()
             while view.step() is not None:
                 pass
-            began = self._add(name, began)
+            took[name] = spent() - began
+        return took
 
-    def compact(self) -> None:
+    def compact(self) -> Spent:
         began = spent()
         self.nexmark.store.compact()
-        self._add(COMPACTION, began)
-
-    def _add(self, what: str, began: Spent) -> Spent:
-        now = spent()
-        self.spent[what] = self.spent.get(what, Spent()) + (now - began)
-        return now
+        return spent() - began
 
     def anew(self) -> Spent:
-        """Return what the eight queries cost DuckDB for all rows, which are in memory before."""
+        """Run the eight queries by DuckDB over all rows, which are in memory before."""
         with self.nexmark.store.snapshot([*SCHEMAS], consistency="aligned") as moment, moment.duckdb() as connection:
             for name in SCHEMAS:
                 connection.register(name, moment[name].to_arrow())
@@ -78,12 +72,16 @@ def kept_by_epochlog(
     """
     events = ChangingEvents()
     kept = KeptViews(nexmark.Nexmark(folder))
-    kept.begin(events.batch(size))
+    kept.commit(events.batch(size))
+    kept.step()
+    kept.compact()
+    total = {what: Spent() for what in (COMMIT, *nexmark.VIEWS, COMPACTION)}
     for number in range(1, steps + 1):
-        kept.step(events.batch(batch, mixed=mixed))
+        took = {COMMIT: kept.commit(events.batch(batch, mixed=mixed)), **kept.step()}
         if number % STEPS_OF_COMPACTION == 0 or number == steps:
-            kept.compact()
-    means = {what: own.by(steps) for what, own in kept.spent.items()}
+            took[COMPACTION] = kept.compact()
+        total |= {what: total[what] + own for what, own in took.items()}
+    means = {what: own.by(steps) for what, own in total.items()}
     means = {OURS: sum(means.values(), Spent()), **means}
     if compare:
         means[ANEW] = sum((kept.anew() for _ in range(ROUNDS_ANEW)), Spent()).by(ROUNDS_ANEW)
@@ -101,7 +99,8 @@ def merged(kept: KeptViews, events: ChangingEvents, batch: int, folder: Path, *,
     delta.merge(delta.changes(kept.nexmark))
     total = Spent()
     for _ in range(MERGES):
-        kept.step(events.batch(batch, mixed=mixed))
+        kept.commit(events.batch(batch, mixed=mixed))
+        kept.step()
         changes = delta.changes(kept.nexmark)
         began = spent()
         delta.merge(changes)

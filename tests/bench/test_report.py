@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-import pypaimon_peer
 import pytest
 from pairs import ratio
+from peers import PAIMON, PEERS
 from plots import Panel, Plot, at, draw
 from report import BASE, LARGE, STRING, Book, Figure, Target, whole, write_between
 
@@ -52,20 +52,20 @@ def test_a_peer_that_could_not_take_part_is_named_with_the_reason_and_not_judged
 def test_why_there_is_no_pypaimon_is_what_its_installation_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = tmp_path / "bin" / "python"
-    monkeypatch.setenv(pypaimon_peer.VARIABLE, str(python))
-    assert "does not name" in str(pypaimon_peer.why_absent())
+    pypaimon, python = PEERS[PAIMON], tmp_path / "bin" / "python"
+    monkeypatch.setenv(pypaimon.variable, str(python))
+    assert "does not name" in str(pypaimon.why_absent())
     (tmp_path / "failed").write_text("ERROR: no matching distribution\n")
-    assert pypaimon_peer.why_absent() == "could not be installed: ERROR: no matching distribution"
+    assert pypaimon.why_absent() == "could not be installed: ERROR: no matching distribution"
     python.parent.mkdir()
     (tmp_path / "failed").unlink()
     python.write_text("#!/bin/sh\necho ModuleNotFoundError: No module named pypaimon >&2\nexit 1\n")
     python.chmod(0o755)
-    assert pypaimon_peer.why_absent() == "cannot be imported: ModuleNotFoundError: No module named pypaimon"
+    assert pypaimon.why_absent() == "cannot be imported: ModuleNotFoundError: No module named pypaimon"
     python.write_text("#!/bin/sh\n")
-    assert pypaimon_peer.why_absent() is None
-    monkeypatch.delenv(pypaimon_peer.VARIABLE)
-    assert "does not name" in str(pypaimon_peer.why_absent())
+    assert pypaimon.why_absent() is None
+    monkeypatch.delenv(pypaimon.variable)
+    assert "does not name" in str(pypaimon.why_absent())
 
 
 @pytest.mark.medium
