@@ -65,7 +65,7 @@ versions: setup  ## short tests with the lowest and newest packages, on each Pyt
 campaign: setup  ## the longest tests: each failpoint every time it is reached, random power cuts, races for minutes, thousands of seeds
 	@EPOCHLOG_SIM_SEEDS=$(SEEDS) $(PASSES) campaign
 
-bench: setup peers  ## measure epochlog and its peers, and write docs/PERFORMANCE.md: three quarters of an hour on two slow cores
+bench: setup peers  ## measure epochlog and its peers, and write docs/PERFORMANCE.md: three quarters of an hour on two slow cores, and 4 ½ hours for P21
 	@scripts/setup_spark.sh 4.0
 	@$(BENCH) --benchmark-columns=min,median,rounds --benchmark-sort=name
 
