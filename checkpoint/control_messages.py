@@ -26,7 +26,7 @@ from epochlog.exchange.transport.message_fields import (
     number,
     one_of,
 )
-from epochlog.store.catalog.records import Record, checked
+from epochlog.store.catalog.records import Record
 from epochlog.store.commit.loads import MAX_STATE, MOST_PARTS
 from epochlog.store.env.paths import is_segment_path
 from epochlog.store.metadata.state_tables import ViewState
@@ -53,27 +53,6 @@ class PartName(NamedTuple):
     number: int  # from 0
 
 
-@dataclass(frozen=True, slots=True)
-class RefreshReport:
-    """Report of a refresh by the part of a job, for the commit that a coordinator makes of it."""
-
-    operation: str
-    """Name of the commit in the history of the job's outputs."""
-    engine: str
-    state: ViewState | None = None
-    """State of a view after the refresh, of its only part; None if it keeps none."""
-
-    def to_record(self) -> Record:
-        state = None if self.state is None else self.state.to_record()
-        return {"operation": self.operation, "engine": self.engine, "state": state}
-
-    @classmethod
-    @checked
-    def from_record(cls, record: Record) -> RefreshReport:
-        state = None if record["state"] is None else ViewState.from_record(record["state"])
-        return cls(record["operation"], record["engine"], state)
-
-
 # ---- checks of one field -------------------------------------------------------------------------------------------
 
 
@@ -83,27 +62,32 @@ def _state(value: Any) -> bytes | None:
     return value
 
 
-def _reported_state(value: Any) -> bytes | RefreshReport | None:
-    if type(value) is not dict:
-        return _state(value)
-    try:
-        report = RefreshReport.from_record(value)
-    except EpochlogError:
-        raise BadMessage("the report of a refresh lacks a field, or has one of another type") from None
-    if not is_name(report.operation) or not is_name(report.engine):
+def _name(value: Any) -> str:
+    if not is_name(value):
         raise BadMessage("the operation or the engine of a refresh is no name")
-    if report.state is not None:
-        _require_state(report.state)
-    return report
+    return value
 
 
-def _require_state(state: ViewState) -> None:
-    """Raise BadMessage for a state with a value that no step makes."""
+def _view_state(value: Any) -> ViewState | None:
+    """Decode the state of a view. Raises BadMessage for one that no step makes."""
+    if value is None:
+        return None
+    if type(value) is not dict:
+        raise BadMessage("a view's state is neither null nor a map")
+    try:
+        state = ViewState.from_record(value)
+    except EpochlogError:
+        raise BadMessage("a view's state lacks a field, or has one of another type") from None
     if len(state.segments) > MAX_SEGMENTS or len(state.tables) > MAX_TABLES:
         raise BadMessage(f"a view's state has more than {MAX_TABLES} tables or {MAX_SEGMENTS} segments")
     number(state.disagreements)
     for segment in state.segments:
         _require_segment(segment)
+    return state
+
+
+def _reported_state(value: Any) -> bytes | RefreshReport | None:
+    return RefreshReport(**exactly(value, checks_of(RefreshReport))) if type(value) is dict else _state(value)
 
 
 def _part(value: Any) -> PartName:
@@ -164,6 +148,21 @@ def _list(value: Any, length: int) -> list[Any]:
     if type(value) is not list or len(value) != length:
         raise BadMessage("a message lacks a field, or has too many")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshReport:
+    """Report of a refresh by the part of a job, for the commit that a coordinator makes of it."""
+
+    operation: Annotated[str, _name]
+    """Name of the commit in the history of the job's outputs."""
+    engine: Annotated[str, _name]
+    state: Annotated[ViewState | None, _view_state] = None
+    """State of a view after the refresh, of its only part; None if it keeps none."""
+
+    def to_record(self) -> Record:
+        state = None if self.state is None else self.state.to_record()
+        return {"operation": self.operation, "engine": self.engine, "state": state}
 
 
 State = Annotated[bytes | None, _state]

@@ -246,9 +246,9 @@ class StateChange:
 
     def rows(self, layout: Layout) -> list[tuple[pa.Table, pa.Array | None]]:
         """Return of each state table the rows that change, and which of them leave it; None for none."""
-        own = self.keys.columns
-        for name in layout.schemas[0].schema.names[own.num_columns :]:
-            own = own.append_column(name, self.groups.columns[name])
+        keys, names = self.keys.columns, layout.schemas[0].schema.names
+        others = [self.groups.columns[name] for name in names[keys.num_columns :]]
+        own = pa.table([*keys.columns, *others], names=names)
         leaves = pc.equal(self.groups.columns["n"], 0) if layout.kept.groups else None
         of_values = [(value.columns, pc.equal(value.columns.column("c0"), 0)) for value in self.values]
         return [(own, leaves), *of_values]

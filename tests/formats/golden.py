@@ -138,7 +138,7 @@ def readings(store: el.Store) -> dict[str, Any]:
             "states": {str(epoch): rows(table.to_arrow(epoch=epoch)) for epoch in epochs},
             "changes": rows(table.changes(mark).read_all()),
             "images": rows(table.changes(mark, mode="net", pre_images=True).read_all()),
-            "history": rows(table.history()),
+            "history": rows(table.history().drop_columns(["engine"])),
         }
     readings["jobs"] = [[job.name, job.state, job.committed_epoch] for job in store.jobs()]
     return json.loads(json.dumps(readings))

@@ -57,7 +57,7 @@ def readings(store: el.Store) -> dict[str, Any]:
             "net": {
                 str(epoch): rows(table.changes(0, epoch, mode="net", pre_images=True).read_all()) for epoch in epochs
             },
-            "history": rows(table.history()),
+            "history": rows(table.history().drop_columns(["engine"])),
         }
     return json.loads(json.dumps(readings))
 

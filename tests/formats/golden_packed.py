@@ -78,7 +78,7 @@ def readings(store: el.Store) -> dict[str, Any]:
             "net": [
                 rows(table.changes(after, until, mode="net", pre_images=True).read_all()) for after, until in parts
             ],
-            "history": rows(table.history()),
+            "history": rows(table.history().drop_columns(["engine"])),
         }
     return json.loads(json.dumps(readings))
 
