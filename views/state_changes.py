@@ -378,8 +378,14 @@ def folded_groups(layout: Layout, keys: pa.Table, columns: Mapping[str, pa.Array
 
 def no_groups(layout: Layout) -> pa.Table:
     """Return the table FOLDED without groups."""
-    empty = layout.schemas[0].schema.empty_table()
-    return folded_groups(layout, empty, {name: contiguous(empty.column(name)) for name in empty.column_names})
+    return stored_groups(layout, layout.schemas[0].schema.empty_table())
+
+
+def stored_groups(layout: Layout, rows: pa.Table) -> pa.Table:
+    """Return rows of the table of groups with the values of their aggregates: the table FOLDED. Raises pa.ArrowInvalid
+    for a sum that does not fit its type.
+    """
+    return folded_groups(layout, rows, {name: contiguous(rows.column(name)) for name in rows.column_names})
 
 
 def handed_on(layout: Layout, change: StateChange) -> pa.Table:

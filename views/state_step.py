@@ -20,7 +20,7 @@ from epochlog.store.metadata.definitions import JobRecord
 from epochlog.store.metadata.state_tables import StateTable, StateWrites, ViewState
 from epochlog.store.sst.segment import Segment
 from epochlog.store.sst.segment_writer import WriteTarget
-from epochlog.store.types.key_codec import KeyCodec, contiguous
+from epochlog.store.types.key_codec import KeyCodec
 from epochlog.store.types.retyping import as_schema
 from epochlog.store.types.schema import TableSchema
 
@@ -41,6 +41,7 @@ from .state_changes import (
     no_groups,
     scattered,
     state_change,
+    stored_groups,
 )
 from .state_tables import Layout
 
@@ -264,8 +265,7 @@ class StateStep:
         query = self._here.state_from_below(below.layout.place + 1)
         some = False
         for rows in [below.groups.among(keys)] if keys is not None else map(_as_table, below.groups.batches()):
-            columns = {name: contiguous(rows.column(name)) for name in rows.column_names}
-            yield self._sql.run_here(query, {FOLDED: folded_groups(below.layout, rows, columns)})
+            yield self._sql.run_here(query, {FOLDED: stored_groups(below.layout, rows)})
             some = True
         if not some:
             yield self._sql.run_here(query, {FOLDED: no_groups(below.layout)})
@@ -362,9 +362,11 @@ class StateStep:
         if block.groups.table.rows_at_most > most:
             raise LimitExceeded(f"the view's rows are computed of more than {most} groups")
         rows = pa.Table.from_batches(block.groups.batches(), block.layout.schemas[0].schema)
-        columns = {name: contiguous(rows.column(name)) for name in rows.column_names}
-        known = {FOLDED: folded_groups(block.layout, rows, columns)}
-        result = self._sql.conform(self._output, self._sql.run_here(self._here.state_outputs(), known))
+        try:
+            folded = stored_groups(block.layout, rows)
+        except pa.ArrowInvalid:
+            return None  # The query itself says what does not fit.
+        result = self._sql.conform(self._output, self._sql.run_here(self._here.state_outputs(), {FOLDED: folded}))
         if any(result.column(name).null_count for name in self._output.primary_key):
             return None  # The view's own refresh refuses a key that is NULL.
         return GroupRows(result, pa.table({}))

@@ -125,7 +125,7 @@ class JobPart(Part):
                 self.end_context()
                 self._decline(inject, f"the view was replaced or is to be rebuilt: {error}")
                 return None
-            self._refreshed = CommittedStep.of(plan, 0, segments, context.operation, context.work)
+            self._refreshed = CommittedStep.of(context.plan, 0, segments, context.operation, context.work)
             self._of_refresh = wire.RefreshReport(context.operation, context.plan.engine, context.state.kept)
             if context.plan.next_cursor is None:
                 remove_segments(handle.files, context.state.unrecorded(is_last=False))

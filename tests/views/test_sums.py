@@ -245,6 +245,27 @@ def test_a_sum_of_a_type_that_no_state_keeps_says_so(tmp_path: Path) -> None:
             assert "state: none until the view is rebuilt, because a value of it has a type" in view.explain()
 
 
+@pytest.mark.medium
+def test_a_sum_of_all_groups_that_does_not_fit_is_refused_with_the_views_error(tmp_path: Path) -> None:
+    with el.open(tmp_path / "store", durability="os", checkpoint_interval_ms=10) as store:
+        table = store.create_table("t", pa.schema([("id", pa.int64()), ("v", pa.int64())]), ["id"])
+        sql = "SELECT id % 2 AS g, SUM(v) AS s FROM t GROUP BY id % 2 ORDER BY s DESC, g LIMIT 1"
+        view = store.create_view("s", sql, ["g"])
+        for number in (2, 4, 6):
+            table.upsert(pa.table({"id": [number], "v": [2**62]}))
+            store.checkpoint()
+            if number == 2:
+                assert view.step()
+            else:
+                with pytest.raises(el.InvalidInput, match="does not fit BIGINT"):
+                    view.step()
+        table.delete(pa.table({"id": [4, 6]}))
+        store.checkpoint()
+        while view.step(until="newest") is not None:
+            pass
+        assert store.table("s").to_arrow().to_pylist() == [{"g": 0, "s": 2**62}] and raw_check(view).ok
+
+
 def test_the_smallest_value_of_a_type_leaves_a_sum(tmp_path: Path) -> None:
     with el.open(tmp_path / "store", durability="os", checkpoint_interval_ms=10) as store:
         table = store.create_table("t", pa.schema([("id", pa.int64()), ("v", pa.int64())]), ["id"])
